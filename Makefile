@@ -1,0 +1,47 @@
+# Two commands: `make quickstart` and `make test`. Both set up what they need first.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+WORKERS ?= auto
+
+.PHONY: help setup quickstart test lint types unit format clean
+
+help:
+	@echo "make quickstart   set up, then run the main job on an embedded default"
+	@echo "make test         set up, then lint, types and tests"
+	@echo "make format       rewrite the code in the house's format"
+	@echo "make clean        remove the environment and what the tools left behind"
+
+setup: $(VENV)/.ready
+
+# The stamp makes a second set-up a no-op; constraints.txt holds the exact versions CI installs.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "steepen needs Python 3.11 or newer; this is %d.%d (choose one with PYTHON=...)" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: setup
+	@echo "The main job (a ladder and its verdict) is not built yet; this is the planner."
+	@$(BIN)/steepen arms
+	@$(BIN)/steepen plan --arm untied-grow --depth 8
+
+test: setup lint types unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/basedpyright
+
+unit: setup
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""Assembles the commands and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import click
+import typer
+
+from steepen.errors import SteepenError
+
+app = typer.Typer(
+    name="steepen",
+    help="Does a change make the scaling law steeper, or only lower?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Every command takes --debug to show the full traceback of an error.",
+)
+
+
+@app.callback()
+def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
+    """Does a change make the scaling law steeper, or only lower?"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
+    words = [word for word in words if word != "--debug"]
+    try:
+        result = app(args=words, prog_name="steepen", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _say("stopped by the user.")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left; python would complain again at shutdown.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SteepenError as error:
+        if debug:
+            raise
+        _say(str(error))
+        return error.exit_code
+    except OSError as error:
+        if debug:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        if error.errno == errno.ENOSPC:
+            _say(f"the disk is full{where}; free some space and run the same command again.")
+        else:
+            _say(f"{error.strerror or error}{where}.")
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"internal error: {type(error).__name__}: {error} (add --debug for the traceback).")
+        return 70
+
+
+def _say(sentence: str) -> None:
+    print(f"steepen: {sentence}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""Fixtures every room's tests may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def reference_data() -> Callable[[str], Path]:
+    """Finds optional reference data (public measurements, corpora); skips the test where it is absent.
+
+    The suite is complete without it. Point STEEPEN_REFERENCE_DATA at a copy to run these tests too.
+    """
+    root = Path(os.environ.get("STEEPEN_REFERENCE_DATA", REPOSITORY.parent / "shared"))
+
+    def find(relative: str) -> Path:
+        path = root / relative
+        if not path.exists():
+            pytest.skip(f"reference data {relative} is not here (set STEEPEN_REFERENCE_DATA to its folder)")
+        return path
+
+    return find

@@ -1,0 +1,24 @@
+"""The front door answers fast, and says what went wrong in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from steepen.cli.app import main
+
+
+def test_help_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, steepen.cli.app; "
+        "heavy = {'torch', 'scipy', 'matplotlib', 'pyarrow', 'tokenizers', 'numpy'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_command_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no-such-command"]) == 2
+    assert "no-such-command" in capsys.readouterr().err
