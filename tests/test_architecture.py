@@ -72,5 +72,8 @@ def test_rooms_that_only_reason_never_import_torch() -> None:
         for file in (target.rglob("*.py") if target.is_dir() else [target.with_suffix(".py")])
         if file.exists()
     ]
-    code = f"import sys, importlib; [importlib.import_module(m) for m in {modules!r}]; sys.exit('torch' in sys.modules)"
+    code = (
+        f"import sys, importlib; [importlib.import_module(m) for m in {modules!r}]; "
+        "sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

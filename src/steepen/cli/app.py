@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 
-import click
 import typer
 
 from steepen.errors import SteepenError
@@ -34,14 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
     try:
-        result = app(args=words, prog_name="steepen", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+        app(args=words, prog_name="steepen")
+        return 0
+    except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
         _say("stopped by the user.")
         return 130
     except BrokenPipeError:
