@@ -25,7 +25,17 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"laws", "runs.record", "runs.store", "runs.spec"},
 }
 
-TORCH_FREE = ["laws", "runs", "studies", "report", "recipe", "model.shape", "model.arm", "model.options"]
+TORCH_FREE = [
+    "laws",
+    "runs",
+    "studies",
+    "report",
+    "recipe",
+    "model.shape",
+    "model.arm",
+    "model.arms",
+    "model.options",
+]
 
 
 def imports_of(file: Path) -> set[str]:

@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from steepen.cli import family
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -25,6 +26,10 @@ app = typer.Typer(
 @app.callback()
 def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
     """Does a change make the scaling law steeper, or only lower?"""
+
+
+app.command("arms")(family.arms)
+app.command("plan")(family.plan)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,180 @@
+"""An arm: a rule for the split, two boundary operators, tied or untied cores, and a pass schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from steepen.errors import UsageError, nearest
+from steepen.model.shape import Scale, Shape, Split, require
+
+BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
+BLOCKS = ("transformer",)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of training with one rule for the number of core passes.
+
+    `passes` holds one count, or several from which one is drawn uniformly at every optimizer step.
+    `start` is the share of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
+    """
+
+    passes: tuple[int, ...]
+    start: float | None = 0.0
+
+    def __post_init__(self) -> None:
+        good = bool(self.passes) and all(isinstance(k, int) and k >= 1 for k in self.passes)
+        require(good, "Stage", "passes", self.passes, "one or more whole numbers of at least 1")
+        inside = self.start is None or 0.0 <= self.start < 1.0
+        require(inside, "Stage", "start", self.start, "a share of tokens in [0, 1), or None for the recipe's")
+
+    @property
+    def most(self) -> int:
+        """The largest count this stage can draw."""
+        return max(self.passes)
+
+    @property
+    def mean(self) -> Fraction:
+        """The expected count per step."""
+        return Fraction(sum(self.passes), len(self.passes))
+
+
+@dataclass(frozen=True)
+class PassSchedule:
+    """The number of core passes over the course of training. Growth and random recurrence are schedules."""
+
+    stages: tuple[Stage, ...] = (Stage((1,)),)
+
+    def __post_init__(self) -> None:
+        require(bool(self.stages), "PassSchedule", "stages", self.stages, "at least one stage")
+        require(
+            self.stages[0].start == 0.0, "PassSchedule", "stages", self.stages, "begun by a stage at share 0"
+        )
+        starts = [stage.start for stage in self.stages[1:]]
+        open_starts = starts.count(None)
+        alone = open_starts == 0 or len(starts) == 1
+        require(
+            alone, "PassSchedule", "stages", self.stages, "given every start when there are several changes"
+        )
+        known = [0.0, *[start for start in starts if start is not None]]
+        require(
+            known == sorted(set(known)), "PassSchedule", "stages", self.stages, "in order of their starts"
+        )
+
+    @staticmethod
+    def fixed(passes: int) -> PassSchedule:
+        """The same count throughout."""
+        return PassSchedule((Stage((passes,)),))
+
+    @staticmethod
+    def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
+        """One count, then another; several counts after the change are drawn from at every step."""
+        return PassSchedule((Stage((first,)), Stage(then, start)))
+
+    @staticmethod
+    def staged(*steps: tuple[float, int]) -> PassSchedule:
+        """Counts by the share of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
+        return PassSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the count changes between stages."""
+        return len(self.stages) > 1
+
+    @property
+    def initial(self) -> int:
+        """Passes the network is built with."""
+        return self.stages[0].most
+
+    @property
+    def final(self) -> int:
+        """Passes a finished network is evaluated at: the last stage's middle count."""
+        return sorted(self.stages[-1].passes)[len(self.stages[-1].passes) // 2]
+
+    @property
+    def most(self) -> int:
+        """The largest count of all stages."""
+        return max(stage.most for stage in self.stages)
+
+    def resolve(self, rho: float | None) -> PassSchedule:
+        """The schedule with the recipe's ρ (share of tokens after the change) put in where it was open."""
+        if all(stage.start is not None for stage in self.stages):
+            return self
+        if rho is None or not 0.0 < rho <= 1.0:
+            raise UsageError(
+                f"rho = {rho!r} is not valid: a growing schedule needs a share of tokens in (0, 1]."
+            )
+        # ρ = 1 would start the second stage at share 0, where the first stands; it is then the whole run.
+        if rho == 1.0:
+            return PassSchedule((Stage(self.stages[-1].passes, 0.0),))
+        return PassSchedule((self.stages[0], Stage(self.stages[1].passes, 1.0 - rho)))
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """How many blocks a nominal depth has, and how they are divided."""
+
+    per_depth: int = 1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
+    blocks: int | None = None  # a fixed number of blocks whatever the depth (width-only ladders)
+    prelude: int | None = None  # fixed ends, as in 2/C/3; None divides evenly
+    coda: int | None = None
+    unsplit: bool = False  # a plain stack: every block in the prelude
+
+    def at(self, depth: int) -> Split:
+        """The split at a nominal depth."""
+        blocks = self.blocks if self.blocks is not None else self.per_depth * depth
+        if self.unsplit:
+            return Split(blocks, 0, 0)
+        if self.prelude is None or self.coda is None:
+            return Split.even(blocks)
+        core = blocks - self.prelude - self.coda
+        if core < 1:
+            raise UsageError(
+                f"depth {depth} is too small for the split {self.prelude}/C/{self.coda}: "
+                f"it needs a depth of at least {self.prelude + self.coda + 1}."
+            )
+        return Split(self.prelude, core, self.coda)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the family's table.
+
+    Boundaries and blocks are named: one of the built-in names, or "module:attribute" for one of your own,
+    so that an arm stays plain data that can be hashed, stored and sent to another process.
+    """
+
+    name: str
+    title: str = ""
+    core_boundary: str = "identity"  # φ, before each core pass
+    coda_boundary: str = "identity"  # ρ, before the coda
+    tied: bool = True
+    passes: PassSchedule = field(default_factory=PassSchedule)
+    split: SplitRule = field(default_factory=SplitRule)
+    block: str = "transformer"
+    recipe: str = "vanilla"  # the arm whose recipe this one follows
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        for name, known in (("core_boundary", BOUNDARIES), ("coda_boundary", BOUNDARIES), ("block", BLOCKS)):
+            value = getattr(self, name)
+            if value not in known and ":" not in value:
+                raise UsageError(
+                    f"Arm.{name} = {value!r} is not known: use one of {nearest(value, known, 4)}, "
+                    'or "module:attribute" for one of your own.'
+                )
+        if not self.title:
+            object.__setattr__(self, "title", self.name)
+
+    def shape(self, depth: int, scale: Scale | None = None) -> Shape:
+        """The shape of this arm at a nominal depth."""
+        return Shape.at(depth, self.split.at(depth), scale)
+
+    def cores(self, passes: int) -> int:
+        """Cores stored to run this many passes."""
+        return 1 if self.tied else passes
+
+    def stored_blocks(self, split: Split, passes: int) -> int:
+        """Blocks stored to run this many passes."""
+        return split.executed(self.cores(passes))

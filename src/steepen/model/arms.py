@@ -1,0 +1,257 @@
+"""The family's table: the paper's eight arms and every ablation, one row each."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import replace
+
+from steepen.errors import UsageError, nearest
+from steepen.model.arm import Arm, PassSchedule, SplitRule
+
+FULL = "norm+inject"
+UNSPLIT = SplitRule(unsplit=True)
+
+
+def _operator(name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str) -> Arm:
+    return Arm(name, title, FULL, FULL, tied=tied, passes=passes, recipe=recipe, about=about)
+
+
+def _plain(name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str) -> Arm:
+    return Arm(name, title, tied=tied, passes=passes, recipe=recipe, about=about)
+
+
+def loop(passes: int) -> Arm:
+    """Loop-K: one core, applied K times, with the boundary operator."""
+    about = f"one core applied {passes}×, boundary operator"
+    recipe = "operator-1" if passes == 1 else "loop-2"
+    return _operator(
+        f"loop-{passes}", f"Loop-{passes}", PassSchedule.fixed(passes), tied=True, recipe=recipe, about=about
+    )
+
+
+def untied(passes: int) -> Arm:
+    """Untied-K: K cores of their own, with the boundary operator."""
+    about = f"{passes} cores of their own, boundary operator"
+    recipe = "operator-1" if passes == 1 else "untied-2"
+    return _operator(
+        f"untied-{passes}",
+        f"Untied-{passes}",
+        PassSchedule.fixed(passes),
+        tied=False,
+        recipe=recipe,
+        about=about,
+    )
+
+
+def tied_vanilla(passes: int) -> Arm:
+    """Tied Vanilla-K: a plain transformer that repeats its core, no operator."""
+    return _plain(
+        f"tied-vanilla-{passes}",
+        f"Tied Vanilla-{passes}",
+        PassSchedule.fixed(passes),
+        tied=True,
+        recipe="vanilla",
+        about=f"plain blocks, one core applied {passes}×",
+    )
+
+
+def untied_vanilla(passes: int) -> Arm:
+    """Untied Vanilla-K: a deeper plain transformer under Vanilla's frozen recipe."""
+    return _plain(
+        f"untied-vanilla-{passes}",
+        f"Untied Vanilla-{passes}",
+        PassSchedule.fixed(passes),
+        tied=False,
+        recipe="vanilla",
+        about=f"plain blocks, {passes} cores of their own, Vanilla's recipe",
+    )
+
+
+def _ablations(base: Arm) -> list[Arm]:
+    """The three operator ablations of one arm (Table "Boundary-operator ablations…")."""
+    rows = [
+        ("norm-only", "norm only", "norm", "norm", "normalises at the boundaries, injects nothing"),
+        (
+            "inject-only",
+            "injection only",
+            "inject",
+            "inject",
+            "injects at the boundaries, normalises nothing",
+        ),
+        (
+            "no-coda-injection",
+            "no coda injection",
+            FULL,
+            "norm",
+            "full operator in the core, norm before the coda",
+        ),
+    ]
+    return [
+        replace(
+            base,
+            name=f"{base.name}-{key}",
+            title=f"{base.title}, {words}",
+            core_boundary=core,
+            coda_boundary=coda,
+            about=about,
+        )
+        for key, words, core, coda, about in rows
+    ]
+
+
+def _width_only(base: Arm, blocks: int) -> Arm:
+    """An arm whose blocks stay those of executed depth 11 while its width grows (Figure "Width-only…")."""
+    return replace(
+        base,
+        name=f"width-only-{base.name}",
+        title=f"{base.title}, width only",
+        split=replace(base.split, blocks=blocks),
+        about="executed depth 11 at every width",
+    )
+
+
+def _build() -> dict[str, Arm]:
+    vanilla = replace(
+        _plain(
+            "vanilla", "Vanilla", PassSchedule.fixed(1), tied=True, recipe="vanilla", about="the plain stack"
+        ),
+        split=UNSPLIT,
+    )
+    deep_vanilla = _plain(
+        "deep-vanilla",
+        "Deep Vanilla",
+        PassSchedule.fixed(2),
+        tied=False,
+        recipe="deep-vanilla",
+        about="the blocks of Untied-2 without the operator",
+    )
+    operator_1 = _operator(
+        "operator-1",
+        "Operator-1",
+        PassSchedule.fixed(1),
+        tied=True,
+        recipe="operator-1",
+        about="Vanilla's blocks with the boundary operator",
+    )
+    loop_2, untied_2 = loop(2), untied(2)
+    grow = PassSchedule.growing(2, 4)
+    loop_grow = _operator(
+        "loop-grow",
+        "Loop-Grow",
+        grow,
+        tied=True,
+        recipe="loop-grow",
+        about="Loop-2 whose passes double in mid-run",
+    )
+    untied_grow = _operator(
+        "untied-grow",
+        "Untied-Grow",
+        grow,
+        tied=False,
+        recipe="untied-grow",
+        about="Untied-2 whose cores are copied in mid-run",
+    )
+    deep_vanilla_grow = _plain(
+        "deep-vanilla-grow",
+        "Deep Vanilla Grow",
+        grow,
+        tied=False,
+        recipe="deep-vanilla-grow",
+        about="Deep Vanilla whose core blocks are copied in mid-run",
+    )
+    deeper = SplitRule(per_depth=2)
+    rows = [
+        vanilla,
+        deep_vanilla,
+        operator_1,
+        loop_2,
+        untied_2,
+        loop_grow,
+        untied_grow,
+        deep_vanilla_grow,
+        *_ablations(loop_2),
+        *_ablations(untied_2),
+        replace(
+            loop_2,
+            name="loop-2-2-c-3",
+            title="Loop-2, 2/C/3",
+            split=SplitRule(prelude=2, coda=3),
+            about="only the core grows with depth",
+        ),
+        replace(
+            operator_1,
+            name="operator-1-1-c-2",
+            title="Operator-1, 1/C/2",
+            split=SplitRule(prelude=1, coda=2),
+            about="only the core grows with depth",
+        ),
+        replace(
+            vanilla,
+            name="deeper-vanilla",
+            title="Deeper Vanilla",
+            split=SplitRule(per_depth=2, unsplit=True),
+            about="twice the blocks at the same width (1:64)",
+        ),
+        replace(
+            operator_1,
+            name="deeper-operator-1",
+            title="Deeper Operator-1",
+            split=deeper,
+            about="twice the blocks at the same width (1:64)",
+        ),
+        _width_only(deep_vanilla, 8),
+        _width_only(operator_1, 11),
+        _width_only(loop_2, 8),
+        _width_only(untied_2, 8),
+        tied_vanilla(2),
+        untied_vanilla(2),
+        replace(
+            loop_grow,
+            name="random-loop-grow",
+            title="Random Loop-Grow",
+            passes=PassSchedule.growing(2, 2, 3, 4, 5, 6),
+            about="after growth K is drawn from 2..6 at every step",
+        ),
+    ]
+    return {arm.name: arm for arm in rows}
+
+
+ARMS: dict[str, Arm] = _build()
+MAIN_ARMS = tuple(list(ARMS)[:8])
+
+_FAMILIES = {"loop": loop, "untied": untied, "tied-vanilla": tied_vanilla, "untied-vanilla": untied_vanilla}
+
+
+def find_arm(name: str) -> Arm:
+    """The arm of this name: a row of the table, a family with its K (loop-3), or "module:attribute"."""
+    if ":" in name:
+        return _from_module(name)
+    key = name.strip().lower().replace("_", "-").replace("/", "-").replace(" ", "-")
+    if key in ARMS:
+        return ARMS[key]
+    family, _, count = key.rpartition("-")
+    if key in _FAMILIES:  # K defaults to 2
+        return _FAMILIES[key](2)
+    if family in _FAMILIES and re.fullmatch(r"[1-9]\d*", count):
+        return _FAMILIES[family](int(count))
+    choices = [*ARMS, *(f"{family}-K" for family in _FAMILIES)]
+    raise UsageError(
+        f"there is no arm {name!r}; the nearest are {nearest(key, choices)} (`steepen arms` lists all)."
+    )
+
+
+def load_attribute(path: str, what: str) -> object:
+    """What "module:attribute" names, or one sentence on why it could not be had."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the {what} {path!r} could not be loaded: {error}.") from error
+
+
+def _from_module(path: str) -> Arm:
+    arm = load_attribute(path, "arm")
+    if not isinstance(arm, Arm):
+        raise UsageError(f"{path!r} is a {type(arm).__name__}, not a steepen.model.arm.Arm.")
+    return arm

@@ -1,0 +1,89 @@
+"""The transformer block: pre-norm attention with RoPE and QK norm, then a pre-norm SwiGLU.
+
+Matrices that share an input are stored as one stack of logical matrices, (count, out, in): one product
+computes them all, and the optimizer still sees each matrix on its own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.model.arms import load_attribute
+from steepen.model.options import Multipliers, Options
+from steepen.model.shape import Shape
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x times a matrix or a stack of matrices (their outputs side by side), in x's precision."""
+    return functional.linear(x, weight.to(x.dtype).flatten(0, -2))
+
+
+def rotary_table(shape: Shape, options: Options, length: int | None = None) -> Tensor:
+    """cos and sin of the rotation angles, stacked: (2, context, head_dim/2)."""
+    half = shape.head_dim // 2
+    frequency = options.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.outer(torch.arange(length or shape.context, dtype=torch.float64), frequency)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Apply RoPE to (..., time, heads, head_dim), pairing each half of the head with the other."""
+    cos, sin = table[0].unsqueeze(-2), table[1].unsqueeze(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class TransformerBlock(nn.Module):
+    """One block. A block of your own has the same constructor, forward, `starts` and `attention_flops`."""
+
+    # Parameters that start at a constant; every other one starts uniform (see init.py).
+    starts: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
+
+    def __init__(self, shape: Shape, multipliers: Multipliers, options: Options) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.residual = multipliers.residual
+        self.eps = options.norm_eps
+        self.attention_scale = options.qk_scale * shape.head_dim**-0.5
+        width, hidden = shape.width, shape.hidden
+        self.qkv = nn.Parameter(torch.empty(3, width, width))
+        self.out = nn.Parameter(torch.empty(width, width))
+        self.gate_up = nn.Parameter(torch.empty(2, hidden, width))
+        self.down = nn.Parameter(torch.empty(width, hidden))
+
+    @staticmethod
+    def attention_flops(shape: Shape, context: int) -> int:
+        """FLOPs per token of scores and values, forward and backward, causal (half the square)."""
+        return 6 * shape.width * context
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        """Add the block's attention and MLP to the residual stream."""
+        x = x + self._attend(self._norm(x), rotary)
+        gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
+        return x + self.residual * linear(functional.silu(gate) * up, self.down)
+
+    def _attend(self, x: Tensor, rotary: Tensor) -> Tensor:
+        query, key, value = linear(x, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        query, key = (self._norm(rotate(part, rotary)) for part in (query, key))
+        attended = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            scale=self.attention_scale,
+        )
+        return self.residual * linear(attended.transpose(1, 2).flatten(-2), self.out)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+
+def find_block(name: str) -> type[TransformerBlock]:
+    """The built-in block, or the class that "module:attribute" names."""
+    if name == "transformer":
+        return TransformerBlock
+    return cast("type[TransformerBlock]", load_attribute(name, "block"))

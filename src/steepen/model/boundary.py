@@ -1,0 +1,51 @@
+"""Boundary operators: what mixes the state h with the prelude's output e before a core pass or the coda.
+
+A boundary is a function (h, e, alpha, norm) → stream. Before the first core pass there is no state yet and h
+is None: an injecting boundary then gives α·e (h₀ = 0, and RMSNorm(0) = 0), and one that does not inject
+starts from e, its only way to see the input. Any function of this form can be an arm's boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from steepen.model.arms import load_attribute
+
+Norm = Callable[[Tensor], Tensor]
+Boundary = Callable[[Tensor | None, Tensor, float, Norm], Tensor]
+
+
+def identity(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+    """Pass the state on: a plain transformer."""
+    return e if h is None else h
+
+
+def normalise(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+    """Norm(h)."""
+    return norm(e if h is None else h)
+
+
+def inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+    """h + α·e."""
+    return alpha * e if h is None else h + alpha * e
+
+
+def normalise_and_inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+    """BO(h, e) = Norm(h) + α·e (Equation "boundary-operator")."""
+    return alpha * e if h is None else norm(h) + alpha * e
+
+
+_BUILT_IN: dict[str, Boundary] = {
+    "identity": identity,
+    "norm": normalise,
+    "inject": inject,
+    "norm+inject": normalise_and_inject,
+}
+
+
+def find_boundary(name: str) -> Boundary:
+    """A built-in boundary by name, or the function that "module:attribute" names."""
+    return _BUILT_IN[name] if name in _BUILT_IN else cast("Boundary", load_attribute(name, "boundary"))

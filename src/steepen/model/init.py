@@ -1,0 +1,78 @@
+"""Initial weights, all in one function.
+
+Every parameter draws from a generator of its own, seeded by the run's seed and the parameter's name, so a
+weight does not depend on what else the network holds or on the order in which it is filled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from steepen.model.arm import Arm
+from steepen.model.block import rotary_table
+from steepen.model.network import Network
+from steepen.model.options import Multipliers, Options
+from steepen.model.shape import Shape
+
+
+def name_seed(seed: int, name: str) -> int:
+    """A 63-bit seed from the run's seed and a name."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+@torch.no_grad()
+def initialise(network: Network, *, embedding_std: float, input_scale: float, seed: int) -> None:
+    """Fill the weights as the paper states (Appendix "Architecture").
+
+    The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
+    projections are zero; input matrices are uniform with standard deviation `input_scale`/√fan_in (UIS).
+    """
+    starts: dict[str, float] = {"head": 0.0}
+    for path, module in network.named_modules():
+        for name, value in getattr(type(module), "starts", {}).items():
+            starts[f"{path}.{name}"] = value
+    for name, parameter in network.named_parameters():
+        generator = torch.Generator(parameter.device).manual_seed(name_seed(seed, name))
+        if name in starts:
+            nn.init.constant_(parameter, starts[name])
+        elif name == "embedding":
+            nn.init.normal_(parameter, std=embedding_std, generator=generator)
+        else:
+            bound = input_scale * math.sqrt(3.0 / parameter.shape[-1])
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    network.rotary.copy_(rotary_table(network.shape, network.options))
+
+
+def on_meta(
+    shape: Shape,
+    arm: Arm,
+    multipliers: Multipliers | None = None,
+    options: Options | None = None,
+    *,
+    passes: int | None = None,
+) -> Network:
+    """A network without memory: its modules and shapes are there to be counted, sharded or materialised."""
+    with torch.device("meta"):
+        return Network(shape, arm, multipliers, options, passes=passes)
+
+
+def materialise(
+    network: Network,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    embedding_std: float = 0.02,
+    input_scale: float = 1.0,
+    seed: int = 0,
+) -> Network:
+    """Give a meta network memory on a device, and its initial weights."""
+    network.to_empty(device=device).to(dtype)
+    # The rotary table keeps double precision's angles only where it is used in double precision.
+    network.rotary = network.rotary.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    initialise(network, embedding_std=embedding_std, input_scale=input_scale, seed=seed)
+    return network

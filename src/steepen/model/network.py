@@ -1,0 +1,126 @@
+"""The one network of the family: prelude, a core applied K times, coda (Equation "looped-general")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm
+from steepen.model.block import find_block, linear, rotary_table
+from steepen.model.boundary import find_boundary
+from steepen.model.options import Multipliers, Options
+from steepen.model.shape import Shape
+
+
+class Network(nn.Module):
+    """A prelude-core-coda transformer.
+
+    `passes` is given per call (default: the arm's count in the stage the network was built for), so growth,
+    random recurrence and test-time passes need no other class. Build it under `torch.device("meta")` to
+    cost no memory; `init.materialise` gives it weights.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        arm: Arm,
+        multipliers: Multipliers | None = None,
+        options: Options | None = None,
+        *,
+        passes: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape, self.arm = shape, arm
+        self.multipliers, self.options = multipliers or Multipliers(), options or Options()
+        self.passes = passes or arm.passes.initial
+        self.compute_dtype: torch.dtype | None = None  # None: compute in the weights' own precision
+        self.core_boundary = find_boundary(arm.core_boundary)
+        self.coda_boundary = find_boundary(arm.coda_boundary)
+
+        split = shape.split
+        self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        self.prelude = self.stage(split.prelude)
+        self.cores = nn.ModuleList(self.stage(split.core) for _ in range(arm.cores(self.passes)))
+        self.coda = self.stage(split.coda)
+        self.head = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
+        self.rotary: Tensor
+        self.register_buffer("rotary", rotary_table(shape, self.options), persistent=False)
+
+    def stage(self, blocks: int) -> nn.ModuleList:
+        """A new list of blocks of this network's kind."""
+        block = find_block(self.arm.block)
+        return nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, passes: int | None = None) -> Tensor:
+        """Logits (batch, time, vocabulary) in fp32 or wider, or with targets the mean cross-entropy."""
+        logits = self.logits(self.features(tokens, passes))
+        if targets is None:
+            return logits
+        return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+    def features(
+        self, tokens: Tensor, passes: int | None = None, visit: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """The stream after the last block. `visit` is shown the stream after every executed block."""
+        passes = self.passes if passes is None else passes
+        self._check(tokens, passes)
+        dtype = self.compute_dtype or self.embedding.dtype
+        rotary = self.rotary[:, : tokens.shape[-1]].to(dtype)
+
+        def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+            for block in blocks:
+                x = block(x, rotary)
+                if visit is not None:
+                    visit(x)
+            return x
+
+        alpha = self.multipliers.injection
+        e = run(self.prelude, self.norm(functional.embedding(tokens, self.embedding).to(dtype)))
+        h: Tensor | None = None
+        for core in self.applied_cores(passes):
+            h = run(core, self.core_boundary(h, e, alpha, self.norm))
+        return run(self.coda, self.coda_boundary(h, e, alpha, self.norm))
+
+    def logits(self, stream: Tensor) -> Tensor:
+        """What a stream predicts: final norm, head and its multiplier (also the logit lens)."""
+        raw = self.multipliers.output * linear(self.norm(stream), self.head)
+        raw = raw if raw.dtype == torch.float64 else raw.float()
+        cap = self.options.softcap
+        return raw if cap is None else cap * torch.tanh(raw / cap)
+
+    def norm(self, x: Tensor) -> Tensor:
+        """RMSNorm without gain."""
+        return functional.rms_norm(x, x.shape[-1:], eps=self.options.norm_eps)
+
+    def applied_cores(self, passes: int) -> Iterator[nn.ModuleList]:
+        """The core of each pass in turn: the one tied core again and again, or each untied core once."""
+        for index in range(passes):
+            core = self.cores[0 if self.arm.tied else index]
+            assert isinstance(core, nn.ModuleList)
+            yield core
+
+    def blocks(self) -> Iterator[nn.Module]:
+        """Every stored block, once."""
+        yield from self.prelude
+        for core in self.cores:
+            assert isinstance(core, nn.ModuleList)
+            yield from core
+        yield from self.coda
+
+    def _check(self, tokens: Tensor, passes: int) -> None:
+        if passes < 1:
+            raise UsageError(f"passes = {passes} is not valid: the core is applied at least once.")
+        if not self.arm.tied and passes > len(self.cores):
+            raise UsageError(
+                f"passes = {passes} is not valid: this untied network has {len(self.cores)} cores "
+                "(grow it first, or ask for fewer passes)."
+            )
+        if tokens.shape[-1] > self.rotary.shape[1]:
+            raise UsageError(
+                f"a sequence of {tokens.shape[-1]} tokens is longer than the network's context of "
+                f"{self.rotary.shape[1]}."
+            )

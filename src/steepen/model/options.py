@@ -1,0 +1,43 @@
+"""Choices about the network that are not its size: the multipliers, and what the paper leaves open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steepen.model.shape import require
+
+FP32_EPSILON = 1.1920929e-07
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Fixed factors F(aΘ) on weights (Appendix "Multipliers"); none is trained."""
+
+    residual: float = 1.0  # RM: attention-out and MLP-down
+    output: float = 1.0  # OM: lm_head
+    injection: float = 1.0  # α of the boundary operator
+
+    def __post_init__(self) -> None:
+        for name in ("residual", "output", "injection"):
+            value = getattr(self, name)
+            require(math.isfinite(value), "Multipliers", name, value, "a finite number")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the paper does not state, each with a default that can be changed."""
+
+    # Explicit because the embedding starts at a standard deviation of 0.005: an implicit eps would matter.
+    norm_eps: float = FP32_EPSILON
+    rope_base: float = 10_000.0
+    qk_scale: float = 1.0  # on top of 1/sqrt(head_dim)
+    softcap: float | None = None  # logits → softcap·tanh(logits/softcap)
+
+    def __post_init__(self) -> None:
+        require(self.norm_eps > 0, "Options", "norm_eps", self.norm_eps, "positive")
+        require(self.rope_base > 1, "Options", "rope_base", self.rope_base, "greater than 1")
+        require(self.qk_scale > 0, "Options", "qk_scale", self.qk_scale, "positive")
+        require(
+            self.softcap is None or self.softcap > 0, "Options", "softcap", self.softcap, "positive or None"
+        )

@@ -1,0 +1,128 @@
+"""The size of a network: how a nominal depth becomes blocks, width, heads and matrices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from steepen.errors import UsageError
+
+
+def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
+    """Refuse a bad value at construction, naming the field, the value and what would be accepted."""
+    if not holds:
+        raise UsageError(f"{owner}.{field} = {value!r} is not valid: it must be {accepted}.")
+
+
+def require_positive(instance: object, names: tuple[str, ...]) -> None:
+    """Every named field of a dataclass must be a whole number of at least 1."""
+    for name in names:
+        value = getattr(instance, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole and value >= 1, type(instance).__name__, name, value, "a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Blocks in the prelude, the core (one pass of it) and the coda; written P/C/D."""
+
+    prelude: int
+    core: int
+    coda: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            require(isinstance(value, int) and value >= 0, "Split", field.name, value, "a whole number ≥ 0")
+        require(self.blocks >= 1, "Split", "blocks", self.blocks, "at least one block in all")
+
+    def __str__(self) -> str:
+        return f"{self.prelude}/{self.core}/{self.coda}"
+
+    @property
+    def blocks(self) -> int:
+        """Blocks stored when there is one core."""
+        return self.prelude + self.core + self.coda
+
+    def executed(self, passes: int) -> int:
+        """Blocks a token passes through with this many core passes."""
+        return self.prelude + passes * self.core + self.coda
+
+    @staticmethod
+    def even(blocks: int) -> Split:
+        """As even as possible, remainder first to the core, then to the coda (Table "Model depths…")."""
+        third, rest = divmod(blocks, 3)
+        return Split(third, third + (rest >= 1), third + (rest == 2))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a nominal depth is multiplied out to; by default the paper's (Table "Fixed architecture…")."""
+
+    aspect: int = 128  # width per unit of nominal depth
+    head_dim: int = 128
+    mlp_multiple: int = 256  # the hidden width is 8w/3 rounded up to a multiple of this
+    context: int = 2048
+    vocabulary: int = 50_304  # GPT-2's 50,257 padded to a multiple of 128
+
+    def __post_init__(self) -> None:
+        require_positive(self, tuple(field.name for field in fields(self)))
+        require(self.head_dim % 2 == 0, "Scale", "head_dim", self.head_dim, "even (RoPE turns pairs)")
+
+    def width(self, depth: int) -> int:
+        """The width at a nominal depth."""
+        return self.aspect * depth
+
+    def hidden(self, width: int) -> int:
+        """The SwiGLU hidden width: rounding to 256 is the only rule that fits the paper's size table."""
+        return self.mlp_multiple * math.ceil(8 * width / 3 / self.mlp_multiple)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything about a network's size. `depth` is the nominal depth, the ℓ of "dℓ"."""
+
+    depth: int
+    width: int
+    heads: int
+    hidden: int
+    context: int
+    vocabulary: int
+    split: Split
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("depth", "width", "heads", "hidden", "context", "vocabulary"))
+        divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
+        require(
+            divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"
+        )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+    @staticmethod
+    def at(depth: int, split: Split, scale: Scale | None = None) -> Shape:
+        """The shape of nominal depth `depth` at a scale."""
+        scale = scale or Scale()
+        require(
+            isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
+        )
+        width = scale.width(depth)
+        require(
+            width % scale.head_dim == 0,
+            "Scale",
+            "head_dim",
+            scale.head_dim,
+            f"a divisor of the width ({width} at depth {depth})",
+        )
+        return Shape(
+            depth=depth,
+            width=width,
+            heads=width // scale.head_dim,
+            hidden=scale.hidden(width),
+            context=scale.context,
+            vocabulary=scale.vocabulary,
+            split=split,
+        )

@@ -1,0 +1,82 @@
+"""Accelerators by name, and what a run needs of them: memory, hours, money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steepen.errors import UsageError, nearest
+from steepen.recipe.recipe import Rung
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """Dense bf16 peak and memory, from the vendor's data sheet."""
+
+    name: str
+    peak_flops: float
+    memory_gib: float
+
+
+ACCELERATORS = {
+    gpu.name: gpu
+    for gpu in (
+        Accelerator("a100", 312e12, 74.5),  # the 80 GB part
+        Accelerator("h100", 989.4e12, 74.5),
+        Accelerator("h200", 989.4e12, 131.3),
+        Accelerator("b200", 2250e12, 167.6),
+        Accelerator("gh200", 989.4e12, 89.4),
+        Accelerator("l40s", 362e12, 44.7),
+        Accelerator("rtx4090", 165.2e12, 22.4),
+        Accelerator("mi300x", 1307.4e12, 178.8),
+    )
+}
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """An accelerator by name."""
+    key = name.strip().lower().replace(" ", "").replace("-", "")
+    if key not in ACCELERATORS:
+        raise UsageError(f"there is no accelerator {name!r}; known are {nearest(key, ACCELERATORS, 4)}.")
+    return ACCELERATORS[key]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU while training, by what they hold; activations are an estimate."""
+
+    state: float  # fp32 weights, gradients and optimizer state
+    compute_weights: float  # bf16 copies
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.state + self.compute_weights + self.activations + self.logits
+
+    def to_dict(self) -> dict[str, float]:
+        """In GiB, by part."""
+        parts = {name: getattr(self, name) for name in ("state", "compute_weights", "activations", "logits")}
+        return {name: value / 2**30 for name, value in {**parts, "total": self.total}.items()}
+
+
+def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -> Memory:
+    """Memory per GPU at the end of the run, when a growing network is largest.
+
+    Muon keeps one fp32 number per block weight beside weight and gradient (12 bytes), AdamW two per embedding
+    and head weight (16 bytes). Sharding divides these by the GPUs; one gathered block in bf16 remains.
+    Activations are kept for every executed block, without recomputation: about 12 widths and 3 hidden
+    widths of bf16 per token and block. Logits and their gradient are held once in fp32.
+    """
+    shape, passes = rung.shape, rung.schedule.most
+    ends = 2 * shape.vocabulary * shape.width
+    blocks = rung.stored_parameters - ends
+    share = gpus if sharded else 1
+    block = blocks / max(1, rung.arm.stored_blocks(shape.split, passes))
+    tokens = micro_batch * shape.context
+    return Memory(
+        state=(12 * blocks + 16 * ends) / share,
+        compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
+        activations=2.0 * tokens * shape.split.executed(passes) * (12 * shape.width + 3 * shape.hidden),
+        logits=8.0 * tokens * shape.vocabulary,
+    )

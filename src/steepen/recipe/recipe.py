@@ -1,0 +1,163 @@
+"""A recipe: base hyperparameters and the rules that carry them to every size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm, PassSchedule
+from steepen.model.shape import Scale, Shape, require, require_positive
+from steepen.recipe.accounting import (
+    Flops,
+    flops_per_token,
+    mean_flops_per_token,
+    stage_shares,
+    stored_parameters,
+)
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.laws import GrowthLaw
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one arm is trained at any depth.
+
+    Tokens: `tpp` tokens per stored parameter. For a growing arm `tpp` is t_ref: t_ref·N_ref tokens without
+    growth set the compute, and the tokens follow from it and from ρ.
+    """
+
+    base: Hyperparameters
+    glr_exponent: (
+        float  # β of GLR(N) = GLR_base·(N/N_base)^β, N the initial stored count (Equation "glr-scaling")
+    )
+    tpp: float
+    base_depth: int = 8
+    glr_base: float | None = None  # where it differs from the base table's
+    rho: float | None = None  # a fixed share of tokens after growth…
+    growth_law: GrowthLaw | None = None  # …or the fitted law for it
+    batch_tokens: int = 524_288
+    measured: tuple[int, int] | None = None  # the depths its ladder was measured at
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("base_depth", "batch_tokens"))
+        require(self.tpp > 0, "Recipe", "tpp", self.tpp, "positive")
+        require(self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a share in (0, 1] or None")
+
+    def glr(self, arm: Arm, depth: int, scale: Scale | None = None) -> float:
+        """The learning rate at a depth, by the anchored rule."""
+        anchor = self.base.glr if self.glr_base is None else self.glr_base
+        size = stored_parameters(arm, arm.shape(depth, scale), arm.passes.initial)
+        base = stored_parameters(arm, arm.shape(self.base_depth, scale), arm.passes.initial)
+        return anchor * (size / base) ** self.glr_exponent
+
+    def hyperparameters(self, arm: Arm, depth: int, scale: Scale | None = None) -> Hyperparameters:
+        """The base values with the learning rate of this depth."""
+        return replace(self.base, glr=self.glr(arm, depth, scale))
+
+    def growth_share(self, arm: Arm, shape: Shape) -> float | None:
+        """ρ for this shape: None where the arm does not grow, or its schedule says itself when."""
+        if all(stage.start is not None for stage in arm.passes.stages):
+            return None
+        if self.rho is not None:
+            return self.rho
+        if self.growth_law is None:
+            raise UsageError(
+                f"the recipe for {arm.name} does not say when it grows: give rho, or a law for it."
+            )
+        return self.growth_law.rho(arm, shape, self.tpp)
+
+    def at(self, arm: Arm, depth: int, scale: Scale | None = None, *, rho: float | None = None) -> Rung:
+        """The compute-optimal run of this arm at a depth."""
+        shape = arm.shape(depth, scale)
+        share = self.growth_share(arm, shape) if rho is None else rho
+        reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
+        flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
+        return self.spend(arm, depth, scale, flops=flops, rho=share)
+
+    def spend(
+        self,
+        arm: Arm,
+        depth: int,
+        scale: Scale | None = None,
+        *,
+        flops: float | None = None,
+        tokens: float | None = None,
+        rho: float | None = None,
+    ) -> Rung:
+        """A run at a depth whose length is set by compute or by tokens instead of by TPP."""
+        if (flops is None) == (tokens is None):
+            raise UsageError("give either flops or tokens to set the length of a run.")
+        shape = arm.shape(depth, scale)
+        share = self.growth_share(arm, shape) if rho is None else rho
+        schedule = arm.passes.resolve(share)
+        if tokens is None:
+            assert flops is not None
+            tokens = flops / mean_flops_per_token(arm, shape, schedule).total
+        steps = max(1, round(tokens / self.batch_tokens))
+        return Rung(
+            arm=arm,
+            shape=shape,
+            schedule=schedule,
+            rho=share,
+            hyperparameters=self.hyperparameters(arm, depth, scale),
+            batch_tokens=self.batch_tokens,
+            steps=steps,
+        )
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One planned run: an arm at a size, for so many steps, with its pass schedule and hyperparameters."""
+
+    arm: Arm
+    shape: Shape
+    schedule: PassSchedule
+    rho: float | None
+    hyperparameters: Hyperparameters
+    batch_tokens: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on: whole steps of the global batch."""
+        return self.steps * self.batch_tokens
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The step at which each stage of the schedule begins."""
+        starts: list[int] = [0]
+        for share, _ in stage_shares(self.schedule)[:-1]:
+            starts.append(starts[-1] + round(share * self.steps))
+        return tuple(starts)
+
+    @property
+    def growth_step(self) -> int | None:
+        """The first step with more passes; g of Algorithm 1 steps come before it."""
+        return self.starts[1] if self.schedule.grows else None
+
+    @property
+    def stage_flops(self) -> tuple[Flops, ...]:
+        """Expected FLOPs per token in each stage."""
+        return tuple(
+            mean_flops_per_token(self.arm, self.shape, PassSchedule((replace(stage, start=0.0),)))
+            for stage in self.schedule.stages
+        )
+
+    @property
+    def flops(self) -> Flops:
+        """Expected FLOPs of the whole run, stage by stage at its whole steps."""
+        ends = [*self.starts[1:], self.steps]
+        total = Flops(0.0, 0.0, 0.0)
+        for start, end, per_token in zip(self.starts, ends, self.stage_flops, strict=True):
+            total += per_token * ((end - start) * self.batch_tokens)
+        return total
+
+    @property
+    def stored_parameters(self) -> int:
+        """What the finished network stores."""
+        return stored_parameters(self.arm, self.shape, self.schedule.most)
+
+    @property
+    def initial_stored_parameters(self) -> int:
+        """What the network stores at the start; TPP and the learning-rate rule are by this count."""
+        return stored_parameters(self.arm, self.shape, self.arm.passes.initial)

@@ -1,0 +1,141 @@
+"""Every arm of the table trains, and a user can add one from outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arms import ARMS, MAIN_ARMS, find_arm
+from steepen.model.block import TransformerBlock
+from steepen.model.boundary import Norm
+from steepen.model.growth import grow
+from steepen.model.init import materialise, on_meta
+from steepen.model.shape import Scale, Shape
+from steepen.recipe.accounting import flops_per_token, stored_parameters
+
+SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=64)
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
+def test_every_arm_learns_on_cpu_through_its_growth(arm: Arm) -> None:
+    network = materialise(on_meta(arm.shape(6, SCALE), arm), embedding_std=0.1)
+    generator = torch.Generator().manual_seed(0)
+    # A sequence a model can learn: each token follows from the one before.
+    first = torch.randint(0, 64, (8, 1), generator=generator)
+    text = (first + 5 * torch.arange(17)) % 64
+    losses: list[float] = []
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    for step in range(12):
+        if step == 6 and arm.passes.grows:
+            grow(network, {}, arm.passes.final)
+            optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+        loss = network(text[:, :-1], text[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(64.0).log().item())  # the head starts at zero
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_the_table_holds_the_paper_s_eight_arms_and_every_ablation() -> None:
+    assert MAIN_ARMS == (
+        "vanilla", "deep-vanilla", "operator-1", "loop-2", "untied-2",
+        "loop-grow", "untied-grow", "deep-vanilla-grow",
+    )  # fmt: skip
+    for base in ("loop-2", "untied-2"):
+        for ablation in ("norm-only", "inject-only", "no-coda-injection"):
+            assert f"{base}-{ablation}" in ARMS
+    assert ARMS["random-loop-grow"].passes.stages[1].passes == (2, 3, 4, 5, 6)
+    assert ARMS["random-loop-grow"].passes.final == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "passes"),
+    [("loop", "loop-2", 2), ("loop-1", "loop-1", 1), ("untied-12", "untied-12", 12), ("Loop_2", "loop-2", 2)],
+)
+def test_any_pass_count_is_an_arm(asked: str, name: str, passes: int) -> None:
+    arm = find_arm(asked)
+    assert (arm.name, arm.passes.initial) == (name, passes)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["lop-2", "loop-0", "loop-x", "", "no.such.module:arm", "json:dumps", "json:nothing"]
+)
+def test_a_wrong_arm_is_one_sentence(wrong: str) -> None:
+    with pytest.raises(UsageError) as error:
+        find_arm(wrong)
+    assert "\n" not in str(error.value)
+
+
+# An arm of the user's own: another block, another boundary, another schedule, in a few lines.
+class ReluSquaredBlock(TransformerBlock):
+    def __init__(self, shape: Shape, *rest: object) -> None:
+        super().__init__(shape, *rest)  # type: ignore[arg-type]
+        self.gate_up = nn.Parameter(torch.empty(1, 2 * shape.width, shape.width))
+        self.down = nn.Parameter(torch.empty(shape.width, 2 * shape.width))
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        x = x + self._attend(self._norm(x), rotary)
+        return x + (self._norm(x) @ self.gate_up[0].T).relu().square() @ self.down.T
+
+
+def gated(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+    return e if h is None else (1 - alpha) * norm(h) + alpha * e
+
+
+MINE = Arm(
+    "mine",
+    core_boundary=f"{__name__}:gated",
+    tied=False,
+    passes=PassSchedule.staged((0, 1), (0.5, 2), (0.75, 3)),
+    block=f"{__name__}:ReluSquaredBlock",
+)
+
+
+def test_a_user_adds_an_arm_without_editing_the_package() -> None:
+    arm = find_arm(f"{__name__}:MINE")
+    shape = arm.shape(4, SCALE)
+    network = materialise(on_meta(shape, arm), embedding_std=0.1)
+    for passes in (2, 3):
+        grow(network, {}, passes)
+    network(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
+    assert stored_parameters(arm, shape, 3) == sum(p.numel() for p in network.parameters())
+    width = shape.width
+    assert flops_per_token(arm, shape, 3).matmul == 6 * 8 * width**2 * shape.split.executed(3)
+
+
+def test_building_d26_costs_no_memory() -> None:
+    arm = ARMS["untied-grow"]
+    network = on_meta(arm.shape(26), arm, passes=4)
+    assert all(p.is_meta for p in network.parameters())
+    assert sum(p.numel() for p in network.parameters()) == 7_424_049_152
+
+
+def test_initial_weights_are_the_stated_ones() -> None:
+    arm = ARMS["operator-1"]
+    scale = replace(SCALE, aspect=64, head_dim=64, vocabulary=512)
+    network = materialise(on_meta(arm.shape(4, scale), arm), embedding_std=0.05, input_scale=0.5, seed=3)
+    assert network.embedding.std().item() == pytest.approx(0.05, rel=0.02)
+    assert network.head.count_nonzero() == 0
+    for block in network.blocks():
+        assert block.get_parameter("out").count_nonzero() == block.get_parameter("down").count_nonzero() == 0
+        for name in ("qkv", "gate_up"):
+            weight = block.get_parameter(name)
+            assert weight.std().item() == pytest.approx(0.5 * 256**-0.5, rel=0.02)
+            assert weight.abs().max().item() <= 0.5 * (3 / 256) ** 0.5
+
+
+def test_a_weight_does_not_depend_on_what_else_the_network_holds() -> None:
+    one = materialise(on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=5)
+    other = materialise(on_meta(find_arm("untied-5").shape(6, SCALE), find_arm("untied-5")), seed=5)
+    ours = dict(other.named_parameters())
+    assert all(torch.equal(p, ours[name]) for name, p in one.named_parameters())
+    again = materialise(on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=6)
+    assert not torch.equal(again.embedding, one.embedding)

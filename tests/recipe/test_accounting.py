@@ -1,0 +1,157 @@
+"""Parameters and FLOPs: the closed form equals the modules, and both give the paper's numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steepen.errors import UsageError
+from steepen.model.arm import PassSchedule, SplitRule, Stage
+from steepen.model.arms import ARMS, find_arm
+from steepen.model.count import count
+from steepen.model.init import on_meta
+from steepen.model.shape import Scale, Split
+from steepen.recipe.accounting import (
+    compute_active_parameters,
+    expansion,
+    flops_per_token,
+    mean_flops_per_token,
+    stored_expansion,
+    stored_parameters,
+)
+from steepen.recipe.laws import tpp_at_passes
+
+# Table "Model depths, layer splits, executed depths, and stored parameters", as printed.
+PRINTED = """
+d6  2/2/2 8 12   768 120M 120M 130M 160M
+d8  2/3/3 11 17 1024 210M 210M 240M 320M
+d10 3/4/3 14 22 1280 330M 330M 410M 580M
+d12 4/4/4 16 24 1536 490M 490M 610M 830M
+d14 4/5/5 19 29 1792 730M 730M 920M 1.3B
+d16 5/6/5 22 34 2048 1.0B 1.0B 1.3B 2.0B
+d18 6/6/6 24 36 2304 1.4B 1.4B 1.8B 2.5B
+d20 6/7/7 27 41 2560 1.8B 1.8B 2.4B 3.5B
+d22 7/8/7 30 46 2816 2.4B 2.4B 3.2B 4.7B
+d24 8/8/8 32 48 3072 3.0B 3.0B 3.9B 5.7B
+d26 8/9/9 35 53 3328 3.8B 3.8B 5.0B 7.4B
+"""
+
+
+def two_digits(value: int) -> str:
+    """A count as the paper prints it."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    if int(exponent) >= 9:
+        return f"{float(mantissa) * 10 ** (int(exponent) - 9):.1f}B"
+    return f"{float(mantissa) * 10 ** (int(exponent) - 6):.0f}M"
+
+
+@pytest.mark.parametrize("row", PRINTED.strip().splitlines())
+def test_every_entry_of_the_paper_s_size_table(row: str) -> None:
+    name, split, first, last, width, *sizes = row.split()
+    depth = int(name[1:])
+    shape = ARMS["untied-grow"].shape(depth)
+    assert (str(shape.split), shape.width) == (split, int(width))
+    assert (shape.split.executed(2), shape.split.executed(4)) == (int(first), int(last))
+    arms = (("vanilla", 1), ("loop-grow", 4), ("untied-2", 2), ("untied-grow", 4))
+    found = [two_digits(stored_parameters(ARMS[a], ARMS[a].shape(depth), k)) for a, k in arms]
+    assert found == sizes
+
+
+@pytest.mark.parametrize("depth", [3, 6, 8, 13, 26])
+@pytest.mark.parametrize("name", ARMS)
+def test_the_closed_form_equals_the_modules(name: str, depth: int) -> None:
+    arm = ARMS[name]
+    try:
+        shape = arm.shape(depth)
+    except UsageError:
+        assert depth <= 5 and arm.split.prelude is not None
+        return
+    for passes in {arm.passes.initial, arm.passes.most}:
+        counted = count(on_meta(shape, arm, passes=passes))
+        flops = flops_per_token(arm, shape, passes)
+        assert counted.stored == stored_parameters(arm, shape, passes)
+        assert counted.compute_active == compute_active_parameters(arm, shape, passes)
+        assert (counted.matmul_flops, counted.attention_flops, counted.head_flops) == (
+            flops.matmul,
+            flops.attention,
+            flops.head,
+        )
+
+
+def test_loops_store_what_vanilla_stores_and_cost_what_untied_costs() -> None:
+    shape = ARMS["loop-2"].shape(8)
+    assert stored_parameters(ARMS["loop-2"], shape, 2) == stored_parameters(
+        ARMS["vanilla"], ARMS["vanilla"].shape(8), 1
+    )
+    assert flops_per_token(ARMS["loop-2"], shape, 2) == flops_per_token(ARMS["untied-2"], shape, 2)
+
+
+@given(st.integers(1, 400))
+def test_the_split_is_even_with_remainders_to_core_then_coda(blocks: int) -> None:
+    split = Split.even(blocks)
+    assert split.blocks == blocks
+    assert split.prelude <= split.coda <= split.core <= split.prelude + 1
+
+
+@given(st.integers(3, 40), st.integers(1, 12), st.booleans(), st.floats(1, 100))
+def test_tokens_per_parameter_at_k_passes_follow_the_identity(
+    depth: int, passes: int, tied: bool, tpp: float
+) -> None:
+    arm = find_arm(f"{'loop' if tied else 'untied'}-{passes}")
+    shape = arm.shape(depth)
+    # Equation "recurrence-tpp-identity", from its definitions: equal leading-order compute.
+    tokens_one = tpp * stored_parameters(arm, shape, 1)
+    one, many = (compute_active_parameters(arm, shape, k) for k in (1, passes))
+    tokens_many = tokens_one * one / many
+    direct = tokens_many / stored_parameters(arm, shape, passes)
+    assert tpp_at_passes(arm, shape, tpp, passes) == pytest.approx(direct, rel=1e-12)
+    assert expansion(arm, shape, passes) == pytest.approx(many / one)
+    assert not tied or stored_expansion(arm, shape, passes) == 1.0
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    st.floats(0.05, 0.95),
+)
+def test_the_mean_over_a_schedule_weighs_stages_by_their_tokens(after: list[int], start: float) -> None:
+    arm = ARMS["loop-grow"]
+    shape = arm.shape(8)
+    schedule = PassSchedule((Stage((2,)), Stage(tuple(after), start)))
+    expected = start * flops_per_token(arm, shape, 2).total + (1 - start) * sum(
+        flops_per_token(arm, shape, k).total for k in after
+    ) / len(after)
+    assert mean_flops_per_token(arm, shape, schedule).total == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.sampled_from([16, 64, 128]), st.sampled_from([1, 64, 256]))
+def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
+    depth: int, aspect: int, multiple: int
+) -> None:
+    scale = Scale(aspect=aspect, head_dim=aspect, mlp_multiple=multiple)
+    hidden = scale.hidden(scale.width(depth))
+    assert hidden % multiple == 0
+    assert 0 <= 3 * hidden - 8 * scale.width(depth) < 3 * multiple
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Split(0, 0, 0),
+        lambda: Split(-1, 2, 2),
+        lambda: Scale(aspect=0),
+        lambda: Scale(head_dim=5),
+        lambda: Stage(()),
+        lambda: Stage((2,), 1.5),
+        lambda: PassSchedule.staged((0, 2), (0.8, 4), (0.5, 6)),
+        lambda: PassSchedule((Stage((2,), 0.5),)),
+        lambda: SplitRule(prelude=2, coda=3).at(5),
+        lambda: ARMS["vanilla"].shape(0),
+        lambda: ARMS["vanilla"].shape(3, Scale(aspect=10, head_dim=128)),
+    ],
+)
+def test_a_bad_value_is_refused_before_anything_runs(make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UsageError) as error:
+        make()
+    assert "\n" not in str(error.value)

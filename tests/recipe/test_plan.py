@@ -1,0 +1,215 @@
+"""The recipes and the planner give the paper's budgets, and say so where a rule is stretched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steepen.cli.app import main
+from steepen.errors import UsageError
+from steepen.model.arm import PassSchedule
+from steepen.model.arms import ARMS, find_arm
+from steepen.recipe.accounting import flops_per_token, stored_parameters
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.laws import OPTIMAL_EXPANSION, OPTIMAL_TPP, TIED_GROWTH, UNTIED_GROWTH, optimal_passes
+from steepen.recipe.paper import BASE, INITIAL, PAPER, recipe_of
+from steepen.recipe.plan import make_plan
+
+KEYS = {
+    "arm", "depth", "width", "heads", "split", "stored_parameters", "initial_stored_parameters",
+    "compute_active_parameters", "executed_depth", "flops_per_token", "tokens", "steps", "growth_step", "rho",
+    "flops", "hyperparameters",
+}  # fmt: skip
+
+
+def plan_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arm", "depth", "flops"),
+    [("untied-grow", 26, "1.225e+21"), ("vanilla", 6, "3.25e+17"), ("vanilla", 20, "1.01e+20")],
+)
+def test_the_paper_s_budgets(arm: str, depth: int, flops: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_json(capsys, "--arm", arm, "--depth", str(depth))
+    digits = len(flops.split("e", maxsplit=1)[0]) - 2
+    assert f"{plan['flops']:.{digits}e}" == flops
+    assert set(plan) >= KEYS
+
+
+def test_untied_grow_d26_is_set_by_its_reference_budget() -> None:
+    rung = PAPER["untied-grow"].at(ARMS["untied-grow"], 26)
+    assert rung.initial_stored_parameters == 5_016_387_584
+    reference = 8 * 5_016_387_584 * flops_per_token(rung.arm, rung.shape, 2).total
+    assert reference == pytest.approx(1.2250e21, rel=5e-5)
+    # Whole steps and a whole growth step move the budget by less than a step's worth.
+    assert rung.flops.total == pytest.approx(reference, rel=2 / rung.steps)
+
+
+@pytest.mark.parametrize(
+    ("arm", "rho"), [("loop-grow", 0.18), ("untied-grow", 0.29), ("deep-vanilla-grow", 0.5)]
+)
+def test_growth_fractions_at_d8(arm: str, rho: float) -> None:
+    rung = PAPER[arm].at(ARMS[arm], 8)
+    assert rung.rho == pytest.approx(rho, abs=0.005)
+    assert rung.growth_step == pytest.approx((1 - rung.rho) * rung.steps, abs=0.5)
+
+
+def test_the_growth_law_inverts_the_affine_law_of_tokens() -> None:
+    for law, name in ((TIED_GROWTH, "loop-grow"), (UNTIED_GROWTH, "untied-grow")):
+        arm = ARMS[name]
+        shape = arm.shape(9)
+        for tpp in (4.0, 7.0, 12.0):
+            rho = law.rho(arm, shape, tpp)
+            from steepen.recipe.accounting import compute_active_parameters as active
+
+            two, four = active(arm, shape, 2), active(arm, shape, 4)
+            grown_tpp = tpp * two / ((1 - rho) * two + rho * four)  # Equation "growth-tpp-expansion"
+            assert grown_tpp == pytest.approx(law.a * tpp + law.b, rel=1e-12)
+
+
+def test_a_growth_law_outside_its_reach_says_so() -> None:
+    with pytest.raises(UsageError, match="rho"):
+        TIED_GROWTH.rho(ARMS["loop-grow"], ARMS["loop-grow"].shape(8), 1.0)
+
+
+def test_the_learning_rate_rule_is_anchored_at_d8() -> None:
+    for name, recipe in PAPER.items():
+        arm = ARMS[name]
+        anchor = 0.036 if name == "deep-vanilla-grow" else 0.04
+        assert recipe.glr(arm, 8) == pytest.approx(anchor)
+        sizes = [stored_parameters(arm, arm.shape(d), arm.passes.initial) for d in (8, 18)]
+        assert recipe.glr(arm, 18) == pytest.approx(anchor * (sizes[1] / sizes[0]) ** recipe.glr_exponent)
+    assert {name: r.glr_exponent for name, r in PAPER.items()} == {
+        "vanilla": -0.8, "deep-vanilla": -0.7, "operator-1": -0.6, "loop-2": -0.6, "untied-2": -0.6,
+        "deep-vanilla-grow": -0.8, "untied-grow": -0.6, "loop-grow": -0.5,
+    }  # fmt: skip
+    assert {name: r.tpp for name, r in PAPER.items()} == {
+        "vanilla": 5, "deep-vanilla": 6, "operator-1": 6, "loop-2": 6, "untied-2": 6,
+        "deep-vanilla-grow": 6, "untied-grow": 8, "loop-grow": 7,
+    }  # fmt: skip
+
+
+def test_the_base_table_has_fourteen_columns_and_growth_inherits() -> None:
+    assert len(fields(Hyperparameters)) == 14
+    assert PAPER["untied-grow"].base is BASE["untied-2"]
+    assert PAPER["loop-grow"].base is BASE["loop-2"]
+    assert PAPER["deep-vanilla-grow"].base is BASE["deep-vanilla"]
+    assert BASE["operator-1"].embedding_lr == pytest.approx(0.04 * 0.905)
+    assert (INITIAL.glr, INITIAL.wdr, INITIAL.wu) == (0.04, 0.4, 40)
+
+
+def test_fitted_laws_of_passes() -> None:
+    assert OPTIMAL_EXPANSION["tied"].at(20) == pytest.approx(0.82 * 20**0.15)
+    assert OPTIMAL_TPP["untied"].at(20) == pytest.approx(1.34 * 20**0.74)
+    arm = find_arm("loop-2")
+    shape = arm.shape(8)
+    # More tokens per parameter favour more passes, and K = 1 is where the fitted expansion is one.
+    few, many = (optimal_passes(arm, shape, tpp) for tpp in (5.0, 50.0))
+    assert 0.5 < few < many < 6
+    assert optimal_passes(arm, shape, (1 / 0.82) ** (1 / 0.15)) == pytest.approx(1.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(PAPER)), st.floats(16.5, 22.5))
+def test_a_flops_budget_is_spent_exactly_at_the_nearest_depth(name: str, exponent: float) -> None:
+    flops = 10.0**exponent
+    plan = make_plan(ARMS[name], flops=flops)
+    rung = plan.rung
+    assert rung.flops.total == pytest.approx(flops, rel=max(2e-3, 2 / rung.steps))
+    recipe = recipe_of(ARMS[name])
+
+    def distance(depth: int) -> float:
+        own = recipe.at(ARMS[name], depth).flops.total
+        return max(own / flops, flops / own)
+
+    here = rung.shape.depth
+    assert all(distance(here) <= distance(d) * 1.0001 for d in (here - 1, here + 1) if d >= 1)
+
+
+def test_depth_and_tokens_together_spend_the_tokens_at_that_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_json(capsys, "--arm", "loop-2", "--depth", "8", "--tokens", "1e9")
+    assert plan["depth"] == 8 and plan["tokens"] == round(1e9 / 524_288) * 524_288
+    plan = plan_json(capsys, "--arm", "loop-2", "--tokens", "1.2e9")
+    assert plan["depth"] == 8
+
+
+def test_the_cluster_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--gpu", "h100", "--mfu", "0.4"]
+    plan = plan_json(capsys, *words, "--dollars-per-hour", "2")
+    cluster = plan["cluster"]
+    assert cluster["hours"] == pytest.approx(plan["flops"] / (16 * 989.4e12 * 0.4) / 3600)
+    assert cluster["dollars"] == pytest.approx(2 * 16 * cluster["hours"])
+    memory = cluster["memory_gib_per_gpu"]
+    # fp32 weights and gradients alone are 59 GB replicated; sharding must divide the state by the GPUs.
+    assert memory["replicated"]["state"] > 59e9 / 2**30
+    assert memory["sharded"]["state"] == pytest.approx(memory["replicated"]["state"] / 16)
+
+
+def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(
+        "outside d6-d18" in w for w in plan_json(capsys, "--arm", "untied-grow", "--depth", "26")["warnings"]
+    )
+    assert plan_json(capsys, "--arm", "vanilla", "--depth", "10")["warnings"] == []
+    assert any("25%" in w for w in make_plan(ARMS["vanilla"], depth=8, tokens=1e10).warnings)
+    assert any("loop-2's" in w for w in make_plan(ARMS["loop-2-norm-only"], depth=8).warnings)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--arm", "vanila", "--depth", "8"],
+        ["--arm", "vanilla"],
+        ["--arm", "vanilla", "--depth", "0"],
+        ["--arm", "vanilla", "--depth", "eight"],
+        ["--arm", "vanilla", "--flops", "-1"],
+        ["--arm", "vanilla", "--flops", "1e19", "--tokens", "1e9"],
+        ["--arm", "vanilla", "--depth", "8", "--rho", "0.3"],
+        ["--arm", "untied-grow", "--depth", "8", "--rho", "1.3"],
+        ["--arm", "loop-2-2-c-3", "--depth", "4"],
+        ["--arm", "vanilla", "--depth", "8", "--gpu", "h1000"],
+        ["--arm", "vanilla", "--depth", "8", "--gpus", "0"],
+        ["--arm", "vanilla", "--depth", "8", "--mfu", "40"],
+        ["--arm", "vanilla", "--flops", "1e40"],
+    ],
+)
+def test_a_wrong_request_exits_2_with_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.strip()
+    assert "Traceback" not in captured.err
+
+
+def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["arms", "--depth", "8"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ARMS) and "244.3M → 321.4M" in text
+    assert main(["plan", "--arm", "untied-grow", "--depth", "8"]) == 0
+    assert "2/3/3" in capsys.readouterr().out
+    assert main(["arms", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["arms"]) == len(ARMS)
+
+
+def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:
+    arm = replace(ARMS["untied-2"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
+    rung = recipe_of(arm).at(arm, 8)
+    assert rung.starts == (0, round(0.5 * rung.steps), round(0.5 * rung.steps) + round(0.3 * rung.steps))
+    assert rung.stored_parameters == stored_parameters(arm, rung.shape, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("glr", 0), ("wdr", 1.5), ("beta2", 1.0), ("wu", 2.5), ("wd", -1), ("eps", float("nan"))],
+)
+def test_a_bad_hyperparameter_names_itself(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=name):
+        replace(INITIAL, **{name: value})
