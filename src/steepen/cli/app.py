@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import family
+from steepen.cli import data, family
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -21,6 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Every command takes --debug to show the full traceback of an error.",
 )
+
+
+app.add_typer(data.app, name="data")
 
 
 @app.callback()

@@ -1,1 +1,12 @@
-"""Text to token shards to batches."""
+"""Text to token shards to batches. numpy only; torch is imported where tensors are made."""
+
+from __future__ import annotations
+
+from steepen.data.batches import Batches
+from steepen.data.dataset import Dataset
+from steepen.data.manifest import Manifest
+from steepen.data.prefetch import Prefetcher
+from steepen.data.tokenizer import Tokenizer
+from steepen.data.validation import Validation
+
+__all__ = ["Batches", "Dataset", "Manifest", "Prefetcher", "Tokenizer", "Validation"]

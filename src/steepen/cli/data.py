@@ -1,0 +1,236 @@
+"""`steepen data`: prepare text for training, check it, show what is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from steepen.data import Dataset
+    from steepen.data.request import Progress
+
+app = typer.Typer(
+    help="Text to token shards: prepare, verify, show.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a script to read.")]
+
+
+@app.command()
+def prepare(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); or "
+            "[bold]embedded[/bold]; or [bold]fineweb[/bold], [bold]fineweb-edu[/bold] with a config, "
+            "as in fineweb-edu:sample-10BT.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path, typer.Option(help="Directory to make. DIR.partial until it is whole.", show_default=False)
+    ],
+    tokenizer: Annotated[str, typer.Option(help="gpt2, or bpe:SIZE trained on the source.")] = "gpt2",
+    val_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Validation tokens to set aside, by document.", show_default="1/50, at most 10,485,760"
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
+    ] = None,
+    field: Annotated[str, typer.Option(help="Field of JSON lines or Parquet that holds the text.")] = "text",
+    format: Annotated[str, typer.Option(help="auto, text, jsonl or parquet.")] = "auto",
+    separator: Annotated[
+        str, typer.Option(help="What stands between documents in plain text; \\n is a line break.")
+    ] = "<|endoftext|>",
+    replace_invalid: Annotated[
+        bool, typer.Option("--replace-invalid", help="Read bytes that are no UTF-8 as U+FFFD.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="auto, uint16 or uint32.")] = "auto",
+    shard_tokens: Annotated[int, typer.Option(help="Tokens in one shard file.")] = 100_000_000,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Tokenizer threads; the result does not depend on it.", show_default="all cores"),
+    ] = None,
+    hub: Annotated[
+        str | None,
+        typer.Option(
+            help="Another hub: its URL, or a directory laid out like it.", show_default="huggingface.co"
+        ),
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw an unfinished preparation away.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize a source into shards, split by document. Killed and run again, it continues.
+
+    [bold]steepen data prepare embedded --out data/embedded --tokenizer bpe:4096[/bold]
+
+    [bold]steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1000000[/bold]
+
+    [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2000000000[/bold]
+    """
+    from steepen.data.prepare import prepare as run
+    from steepen.data.readers import Reading
+    from steepen.data.request import Request
+
+    reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
+    request = Request(
+        source=tuple(source),
+        tokenizer=tokenizer,
+        val_tokens=val_tokens,
+        max_tokens=max_tokens,
+        reading=reading,
+        dtype=dtype,
+        shard_tokens=shard_tokens,
+        hub=hub,
+    )
+    if threads is not None and threads < 1:
+        raise typer.BadParameter("it must be 1 or more", param_hint="--threads")
+    try:
+        with _progress(quiet=as_json) as report:
+            dataset = run(request, out, report, threads, restart)
+    except KeyboardInterrupt:
+        typer.echo("Run the same command again to continue where this stopped.", err=True)
+        raise
+    _print(dataset, as_json)
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A prepared directory.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Check every byte: shards by SHA-256, ids against the tokenizer, counts against the manifest."""
+    from steepen.data import Dataset
+
+    dataset = Dataset.open(directory)
+    tty = sys.stderr.isatty() and not as_json
+
+    def say(file: str, size: int) -> None:
+        if tty:
+            typer.echo(f"{file}: {size:,} bytes, whole", err=True)
+
+    dataset.verify(say)
+    if as_json:
+        typer.echo(json.dumps({"directory": str(directory), "identity": dataset.identity, "whole": True}))
+    else:
+        shards = len(dataset.manifest.shards)
+        typer.echo(
+            f"{directory} is whole: {shards} shards and the tokenizer match identity {dataset.identity}."
+        )
+
+
+@app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(help="A prepared directory.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """What a prepared directory holds: source, tokenizer, documents and tokens per split, identity."""
+    from steepen.data import Dataset
+
+    _print(Dataset.open(directory), as_json)
+
+
+def _print(dataset: Dataset, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    manifest = dataset.manifest
+    if as_json:
+        head = {"directory": str(dataset.directory), "identity": dataset.identity}
+        sizes = {"vocabulary": dataset.vocabulary, "padded_vocabulary": dataset.padded_vocabulary}
+        typer.echo(json.dumps({**head, **sizes, **asdict(manifest)}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=str(dataset.directory), title_justify="left")
+    for name, justify in (
+        ("split", "left"),
+        ("documents", "right"),
+        ("tokens", "right"),
+        ("shards", "right"),
+    ):
+        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+    for name, split in manifest.splits.items():
+        shards = sum(shard.split == name for shard in manifest.shards)
+        table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", str(shards))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    padded = f"{dataset.vocabulary:,} ids, {dataset.padded_vocabulary:,} padded"
+    console.print(f"source     {manifest.source.get('name', '?')}", markup=False)
+    console.print(f"tokenizer  {manifest.tokenizer.name} ({padded}), {manifest.dtype}", markup=False)
+    console.print(f"identity   {dataset.identity}", markup=False)
+    wanted = manifest.notes.get("validation_tokens_wanted", 0)
+    if manifest.splits["val"].tokens < wanted:
+        got = manifest.splits["val"].tokens
+        console.print(f"note       the source gave {got:,} validation tokens of {wanted:,} wanted")
+
+
+@contextmanager
+def _progress(quiet: bool) -> Generator[Callable[[Progress], None]]:
+    """A bar with rate and ETA on a terminal, a line every ten seconds elsewhere."""
+    first: list[tuple[float, Progress]] = []  # where this run, or its present stage, began
+
+    def rate(now: Progress) -> tuple[float, float]:
+        """Tokens a second, and seconds to go."""
+        if not first or first[0][1].stage != now.stage:
+            first[:] = [(time.monotonic(), now)]
+        since, then = first[0]
+        spent = max(time.monotonic() - since, 1e-9)
+        characters = (now.characters - then.characters) / spent
+        return (now.tokens - then.tokens) / spent, (now.total - now.characters) / max(characters, 1e-9)
+
+    if quiet:
+        yield lambda _: None
+    elif not sys.stderr.isatty():
+        said = [time.monotonic()]
+
+        def line(now: Progress) -> None:
+            speed, left = rate(now)
+            if time.monotonic() - said[0] >= 10:
+                said[0] = time.monotonic()
+                share = now.characters / max(now.total, 1)
+                typer.echo(
+                    f"{now.stage}: {share:.0%}, {now.tokens:,} tokens, "
+                    f"{speed:,.0f} tokens/s, {left:,.0f} s left",
+                    err=True,
+                )
+
+        yield line
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        figures = (
+            TextColumn("{task.fields[tokens]:,} tokens"),
+            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        )
+        with Bar(
+            *columns, *figures, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+        ) as bar:
+            task = bar.add_task("reading the source", total=None, tokens=0, speed=0.0)
+
+            def show_bar(now: Progress) -> None:
+                speed, _ = rate(now)
+                bar.update(
+                    task,
+                    description=now.stage,
+                    completed=now.characters,
+                    total=now.total,
+                    tokens=now.tokens,
+                    speed=speed,
+                )
+
+            yield show_bar

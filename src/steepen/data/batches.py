@@ -1,0 +1,153 @@
+"""Batches by step number: one global order per seed and epoch, whatever the world size or micro-batch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.data.dataset import Dataset
+from steepen.data.permutation import Permutation
+from steepen.errors import UsageError
+
+BLOCK = 8192  # positions permuted at a time: large enough that numpy's call overhead disappears
+
+Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Batches:
+    """Training batches of `batch_tokens` tokens; `at(step)` depends on nothing but its arguments.
+
+    The training split is cut in flat chunks of context+1 tokens. Epoch e visits every chunk once, in the
+    order of a pseudo-random permutation keyed by (seed, e); a batch may straddle two epochs, so no chunk is
+    dropped. The position is the step number: row r of step s is item s·rows + r of the endless order.
+
+    `pool_tokens` keeps only that many unique tokens (a sample of chunks that is the same for every seed, and
+    nested: a smaller pool is part of a larger one). `epochs` is how often the data may be seen.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        context: int,
+        batch_tokens: int,
+        seed: int,
+        *,
+        pool_tokens: int | None = None,
+        epochs: int = 1,
+    ) -> None:
+        _at_least_one("context", context)
+        _at_least_one("batch_tokens", batch_tokens)
+        _at_least_one("epochs", epochs)
+        if batch_tokens % context:
+            raise UsageError(f"batch_tokens {batch_tokens:,} is no multiple of the context {context:,}.")
+        self.dataset = dataset
+        self.context = context
+        self.batch_tokens = batch_tokens
+        self.rows = batch_tokens // context
+        self.seed = seed
+        self.epochs = epochs
+        self._stream = dataset.tokens("train")
+        in_data = len(self._stream) // (context + 1)
+        self.chunks = in_data
+        self._pool: Permutation | None = None
+        if pool_tokens is not None:
+            _at_least_one("pool_tokens", pool_tokens)
+            if pool_tokens > len(self._stream):
+                raise UsageError(
+                    f"a pool of {pool_tokens:,} unique tokens exceeds the {len(self._stream):,} training "
+                    f"tokens of {dataset.directory}; prepare more data or ask for a smaller pool."
+                )
+            self.chunks = pool_tokens // (context + 1)
+            self._pool = Permutation(in_data, f"steepen pool {in_data}") if in_data else None
+        if not self.chunks:
+            available = len(self._stream) if pool_tokens is None else pool_tokens
+            raise UsageError(
+                f"{available:,} training tokens do not fill one chunk of context+1 = {context + 1:,} tokens."
+            )
+        # A bound method cached per instance; four blocks cover a batch that straddles two, twice over.
+        self._block = lru_cache(maxsize=4)(self._permute_block)
+        self._epoch = lru_cache(maxsize=4)(self._epoch_order)
+
+    @property
+    def steps(self) -> int:
+        """Whole batches the data has to give, over all its epochs."""
+        return self.chunks * self.epochs // self.rows
+
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens a single epoch predicts: chunks × context."""
+        return self.chunks * self.context
+
+    def require(self, steps: int) -> None:
+        """Refuse a run that needs more than the data has, naming both numbers."""
+        if steps > self.steps:
+            passes = "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+            raise UsageError(
+                f"{steps:,} steps of {self.batch_tokens:,} need {steps * self.batch_tokens:,} tokens, but "
+                f"{passes} of {self.dataset.directory} give {self.unique_tokens * self.epochs:,}; "
+                "prepare more data, train on fewer tokens, or ask for more epochs."
+            )
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch in which a step's first row lies, from 0."""
+        return step * self.rows // self.chunks
+
+    def at(self, step: int) -> Pair:
+        """One global batch: inputs and targets, int64, [rows, context]; targets are the inputs one later."""
+        return self.slice(step, 0, self.rows)
+
+    def shard(self, step: int, rank: int, world: int) -> Pair:
+        """The rows of a global batch that belong to one of `world` processes."""
+        first, last = self.rows_of(rank, world)
+        return self.slice(step, first, last)
+
+    def rows_of(self, rank: int, world: int) -> tuple[int, int]:
+        """The range of rows one of `world` processes reads in every batch."""
+        if not 0 <= rank < world:
+            raise UsageError(f"rank {rank} is not in a world of {world} processes.")
+        if self.rows % world:
+            raise UsageError(
+                f"a batch of {self.rows:,} rows ({self.batch_tokens:,} tokens of context {self.context:,}) "
+                f"cannot be shared evenly by {world} processes."
+            )
+        share = self.rows // world
+        return rank * share, (rank + 1) * share
+
+    def slice(self, step: int, first: int, last: int) -> Pair:
+        """Rows [first, last) of the global batch of a step, for ranks and micro-batches."""
+        if not 0 <= first <= last <= self.rows:
+            raise IndexError(f"rows [{first}, {last}) of a batch of {self.rows}")
+        if not 0 <= step < self.steps:
+            raise IndexError(
+                f"step {step} of {self.steps} ({self.epochs} epochs of {self.unique_tokens} tokens)"
+            )
+        position = step * self.rows
+        chunks = self.order(position + first, position + last)
+        tokens = np.empty((last - first, self.context + 1), dtype=self._stream.dtype)
+        self._stream.gather(chunks * (self.context + 1), tokens)
+        return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+
+    def order(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """The chunks at positions [start, stop) of the global order."""
+        blocks = [
+            self._block(number)[max(start - number * BLOCK, 0) : stop - number * BLOCK]
+            for number in range(start // BLOCK, -(-stop // BLOCK))
+        ]
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+
+    def _permute_block(self, number: int) -> npt.NDArray[np.int64]:
+        epochs, places = np.divmod(np.arange(number * BLOCK, (number + 1) * BLOCK), self.chunks)
+        chunks = np.concatenate(
+            [self._epoch(int(epoch))(places[epochs == epoch]) for epoch in np.unique(epochs)]
+        )
+        return chunks if self._pool is None else self._pool(chunks)
+
+    def _epoch_order(self, epoch: int) -> Permutation:
+        return Permutation(self.chunks, f"steepen order {self.seed} {epoch}")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{name} is {value}; it must be 1 or more.")

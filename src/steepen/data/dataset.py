@@ -1,0 +1,117 @@
+"""A prepared directory: cheap to open, read by memory map, verified in full on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from steepen.data.files import sha256_of_file
+from steepen.data.manifest import MANIFEST, SPLITS, TOKENIZER, Manifest
+from steepen.data.shards import TokenStream
+from steepen.data.tokenizer import PAD_TO, Tokenizer
+from steepen.errors import SteepenError, UsageError
+
+
+def partial_directory(directory: Path) -> Path:
+    """Where a preparation works until it is whole and takes its final name."""
+    return directory.with_name(f"{directory.name}.partial")
+
+
+class Dataset:
+    """Token shards with their tokenizer and manifest. Use `Dataset.open`."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self._streams: dict[str, TokenStream] = {}
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Dataset:
+        """Open prepared data, checking size and header of every shard; `verify` checks every byte."""
+        path = Path(directory)
+        if not (path / MANIFEST).is_file():
+            if partial_directory(path.absolute()).is_dir():
+                raise UsageError(
+                    f"the preparation of {path} is not finished; run its `steepen data prepare` again."
+                )
+            raise UsageError(
+                f"{path} holds no prepared data (no {MANIFEST}); "
+                f"make it with `steepen data prepare SOURCE --out {path}`."
+            )
+        manifest = Manifest.read(path)
+        for split in SPLITS:
+            for shard in manifest.shards_of(path, split):
+                shard.check()
+        return cls(path, manifest)
+
+    @property
+    def identity(self) -> str:
+        """Hex hash of tokenizer, splits and shard contents: what a run's spec records as its data."""
+        return self.manifest.identity
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids the tokenizer has."""
+        return self.manifest.tokenizer.size
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """`vocabulary` rounded up to a multiple of 128 (50,257 → 50,304)."""
+        return -(-self.vocabulary // PAD_TO) * PAD_TO
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        path = self.directory / TOKENIZER
+        tokenizer = Tokenizer.load(path)
+        record = self.manifest.tokenizer
+        if (tokenizer.identity, tokenizer.size) != (record.sha256, record.size):
+            raise SteepenError(f"{path} is not the tokenizer these shards were made with; restore it.")
+        return tokenizer
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer the ids belong to, checked against the manifest's hash."""
+        return self._tokenizer
+
+    def tokens(self, split: str) -> TokenStream:
+        """One split's ids as one flat sequence, documents joined by <|endoftext|>."""
+        if split not in SPLITS:
+            raise UsageError(f"unknown split {split!r}; accepted are {', '.join(SPLITS)}.")
+        if split not in self._streams:
+            self._streams[split] = TokenStream(self.manifest.shards_of(self.directory, split))
+        return self._streams[split]
+
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> None:
+        """Check every byte: SHA-256 of each shard, ids within the vocabulary, the tokenizer's hash.
+
+        Raises on the first fault, naming the file. `progress(file, bytes)` is called after each shard.
+        """
+        tokenizer = self.tokenizer()
+        files = {record.file: record for record in self.manifest.shards}
+        ends = dict.fromkeys(SPLITS, 0)
+        for split in SPLITS:
+            for shard in self.manifest.shards_of(self.directory, split):
+                shard.check()
+                if sha256_of_file(shard.path) != files[shard.path.name].sha256:
+                    raise SteepenError(
+                        f"shard {shard.path} was altered: its SHA-256 is not the manifest's; "
+                        "restore it or prepare the data again."
+                    )
+                ids = shard.map()
+                for start in range(0, len(ids), 1 << 24):
+                    piece = ids[start : start + (1 << 24)]
+                    if int(piece.max()) >= tokenizer.size:
+                        raise SteepenError(
+                            f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}."
+                        )
+                    ends[split] += int(np.count_nonzero(piece == tokenizer.end_of_text))
+                if progress:
+                    progress(shard.path.name, shard.path.stat().st_size)
+        for split, found in ends.items():
+            if found != self.manifest.splits[split].documents:
+                raise SteepenError(
+                    f"{self.directory} has {found:,} documents in {split}, "
+                    f"its manifest says {self.manifest.splits[split].documents:,}; prepare it again."
+                )

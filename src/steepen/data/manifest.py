@@ -1,0 +1,122 @@
+"""The manifest: what a prepared directory holds, and the identity that stands for it in a run's spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from steepen.data.files import canonical_json, write_atomically
+from steepen.data.shards import DTYPES, Shard
+from steepen.errors import SteepenError
+
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+FORMAT = "steepen-data-1"
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One shard as the manifest lists it."""
+
+    file: str
+    split: str
+    tokens: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Totals of one split."""
+
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """The tokenizer the ids belong to."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a prepared directory. `identity` covers what decides a batch: tokenizer,
+    split and content of every shard; `source`, `request` and `notes` say how it came about."""
+
+    dtype: str
+    tokenizer: TokenizerRecord
+    splits: dict[str, SplitRecord]
+    shards: tuple[ShardRecord, ...]
+    source: dict[str, Any] = field(default_factory=dict[str, Any])
+    request: dict[str, Any] = field(default_factory=dict[str, Any])
+    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SteepenError(f"the manifest has dtype {self.dtype!r}; known are {', '.join(DTYPES)}.")
+        if tuple(self.splits) != SPLITS:
+            raise SteepenError(f"the manifest has splits {list(self.splits)}, not {list(SPLITS)}.")
+        for name, split in self.splits.items():
+            found = sum(shard.tokens for shard in self.shards if shard.split == name)
+            if found != split.tokens:
+                raise SteepenError(
+                    f"the manifest's {name} shards hold {found:,} tokens, not {split.tokens:,}."
+                )
+
+    @property
+    def identity(self) -> str:
+        """Hex SHA-256 of tokenizer, dtype and shards in order; the same text prepared twice has the same."""
+        content = {
+            "format": FORMAT,
+            "tokenizer": self.tokenizer.sha256,
+            "dtype": self.dtype,
+            "shards": [[shard.split, shard.tokens, shard.sha256] for shard in self.shards],
+        }
+        return hashlib.sha256(canonical_json(content)).hexdigest()
+
+    def shards_of(self, directory: Path, split: str) -> list[Shard]:
+        """The shard files of one split, in order."""
+        return [
+            Shard(directory / record.file, self.dtype, record.tokens, self.tokenizer.size)
+            for record in self.shards
+            if record.split == split
+        ]
+
+    def write(self, directory: Path) -> None:
+        """Write manifest.json, whole or not at all."""
+        content = {"format": FORMAT, "identity": self.identity, **asdict(self)}
+        write_atomically(directory / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read and check manifest.json; the stored identity must be the one its records give."""
+        path = directory / MANIFEST
+        try:
+            stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            if stored["format"] != FORMAT:
+                raise SteepenError(f"{path} has format {stored['format']!r}; this version reads {FORMAT!r}.")
+            manifest = cls(
+                dtype=stored["dtype"],
+                tokenizer=TokenizerRecord(**stored["tokenizer"]),
+                splits={name: SplitRecord(**split) for name, split in stored["splits"].items()},
+                shards=tuple(ShardRecord(**shard) for shard in stored["shards"]),
+                source=stored["source"],
+                request=stored["request"],
+                notes=stored["notes"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SteepenError(
+                f"{path} is no manifest of prepared data ({error}); prepare it again."
+            ) from None
+        if stored.get("identity") != manifest.identity:
+            raise SteepenError(
+                f"{path} was altered: its identity does not match its records; prepare it again."
+            )
+        return manifest

@@ -1,0 +1,104 @@
+"""Batches made ahead of time by a thread, in pinned memory where a GPU will fetch them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from steepen.data.batches import Batches
+
+if TYPE_CHECKING:
+    import torch
+
+    Item = tuple[int, torch.Tensor, torch.Tensor]
+
+
+class Prefetcher:
+    """Iterates (step, inputs, targets) from `start_step` on: int64 on `device`, [rows of this rank, context].
+
+    Which batches come is decided by `batches` and the step alone; the thread only makes them early. On CUDA
+    they wait in pinned memory and are copied without blocking. Close it, or use it in a `with` block.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        start_step: int,
+        device: torch.device | str,
+        *,
+        stop_step: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+        depth: int = 4,
+    ) -> None:
+        import torch
+
+        self._batches = batches
+        self._device = torch.device(device)
+        self._stop_step = batches.steps if stop_step is None else stop_step
+        batches.require(self._stop_step)
+        self._first, self._last = batches.rows_of(rank, world)
+        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=max(1, depth))
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, args=(start_step,), name="steepen-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Item]:
+        while not self._closing.is_set():
+            item = self._ready.get()
+            if item is None or isinstance(item, BaseException):
+                self.close()
+                if item is not None:
+                    raise item
+                return
+            step, inputs, targets = item
+            yield (
+                step,
+                inputs.to(self._device, non_blocking=True),
+                targets.to(self._device, non_blocking=True),
+            )
+
+    def close(self) -> None:
+        """Stop the thread; the position is the caller's step number, so nothing has to be saved."""
+        self._closing.set()
+        while True:  # make room, so that a thread waiting to put can see the flag
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                break
+        self._thread.join(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _work(self, step: int) -> None:
+        import torch
+
+        try:
+            while step < self._stop_step and not self._closing.is_set():
+                pair = [torch.from_numpy(ids) for ids in self._batches.slice(step, self._first, self._last)]
+                if self._device.type == "cuda":
+                    pair = [ids.pin_memory() for ids in pair]
+                self._put((step, pair[0], pair[1]))
+                step += 1
+            self._put(None)
+        except BaseException as error:  # handed to the reader, who raises it in its own thread
+            self._put(error)
+
+    def _put(self, item: Item | BaseException | None) -> None:
+        while not self._closing.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue

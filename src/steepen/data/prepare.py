@@ -1,0 +1,285 @@
+"""From a source to a prepared directory: one pass, bounded memory, and a journal to continue from.
+
+Everything is written into DIR.partial, which takes the name DIR when it is whole. The journal says how far
+the shards on disk can be trusted; a run that was killed goes back to that point and repeats the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from steepen.data.dataset import Dataset, partial_directory
+from steepen.data.encoding import Unit, digest_of, encode_in_order
+from steepen.data.files import sync_directory, write_atomically
+from steepen.data.manifest import MANIFEST, TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
+from steepen.data.request import Progress, Report, Reporter, Request
+from steepen.data.shards import dtype_for
+from steepen.data.sources import Source, resolve
+from steepen.data.split import Split, plan
+from steepen.data.tokenizer import Tokenizer, parse_tokenizer
+from steepen.data.writer import SplitWriter
+from steepen.errors import SteepenError, UsageError
+
+JOURNAL = "journal.json"
+CHOSEN = "validation_documents.bin"
+STAGING = "downloads"
+LOCK = "lock"
+JOURNAL_SECONDS = 5.0
+TRAINING_CHARACTERS = 50_000_000  # of the source, from its start, that a tokenizer is trained on
+
+
+@dataclass
+class _State:
+    """What the journal records beside the request: a position in the source, and the lengths on disk then."""
+
+    part: int = 0
+    unit: int = 0
+    characters: int = 0
+    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    empty: int = 0
+    copies_dropped: int = 0
+    chosen: int = 0
+    finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
+    open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+
+
+def prepare(
+    request: Request,
+    out: str | Path,
+    report: Report | None = None,
+    threads: int | None = None,
+    restart: bool = False,
+) -> Dataset:
+    """Prepare a source into the directory `out`, or continue an unfinished preparation of the same request.
+
+    `report` is called a few times a second. `restart` throws an unfinished preparation away first.
+    """
+    out = Path(out).absolute()
+    work = partial_directory(out)
+    reporter = Reporter(report)
+    source = resolve(request.source, request.reading, request.hub, work / STAGING, reporter.say)
+    asked = _asked(request, source)
+    if (out / MANIFEST).is_file():
+        return _existing(out, asked)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is no prepared data; choose another directory for --out.")
+    work.mkdir(parents=True, exist_ok=True)
+    with _only_one(work):
+        if restart:
+            _clear(work)
+        if not (work / MANIFEST).is_file():
+            _Preparation(request, source, work, reporter, threads or os.cpu_count() or 1).run()
+        elif Manifest.read(work).request != asked["request"]:
+            raise _other_preparation(work)
+    (work / LOCK).unlink(missing_ok=True)
+    sync_directory(work)
+    work.replace(out)
+    sync_directory(out.parent)
+    return Dataset.open(out)
+
+
+def _asked(request: Request, source: Source) -> dict[str, Any]:
+    """Request and source as they look after a journey through JSON."""
+    return json.loads(json.dumps({"request": request.record(), "source": source.description}))
+
+
+def _clear(work: Path) -> None:
+    """Empty the working directory, but for the lock that is held on it."""
+    for entry in work.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
+
+
+def _other_preparation(work: Path) -> UsageError:
+    return UsageError(
+        f"{work} holds an unfinished preparation of another source or with other options; "
+        "use --restart to throw it away, or choose another directory for --out."
+    )
+
+
+def _existing(out: Path, asked: dict[str, Any]) -> Dataset:
+    dataset = Dataset.open(out)
+    found = {"request": dataset.manifest.request, "source": dataset.manifest.source}
+    if found != asked:
+        raise UsageError(
+            f"{out} already holds prepared data of another source or with other options; "
+            "choose another directory for --out, or remove it."
+        )
+    return dataset
+
+
+def _only_one(work: Path) -> Any:
+    """A lock on the working directory, freed by the system when its holder dies."""
+    from filelock import FileLock, Timeout
+
+    try:
+        return FileLock(work / LOCK).acquire(blocking=False)
+    except Timeout:
+        raise SteepenError(f"another process is preparing {work}; wait for it to finish.") from None
+
+
+class _Preparation:
+    """One run over the source, from wherever the journal says."""
+
+    def __init__(self, request: Request, source: Source, work: Path, report: Reporter, threads: int) -> None:
+        self.request, self.source, self.work, self.threads = request, source, work, threads
+        self.report = report
+        self.asked = _asked(request, source)
+        self.state = self._read_journal()
+        self.wanted, self.share = plan(source.size, request.val_tokens, request.max_tokens)
+        self.split = Split(work / CHOSEN, self.wanted, self.share, self.state.chosen)
+        self.writers: dict[str, SplitWriter] = {}
+
+    def run(self) -> None:
+        """Write shards, tokenizer and manifest into the working directory."""
+        try:
+            self._write_journal()  # first of all, so that nothing on disk lacks the request it belongs to
+            tokenizer = self._tokenizer()
+            dtype = dtype_for(tokenizer.size, self.request.dtype)
+            for name in ("train", "val"):
+                writer = SplitWriter(self.work, name, dtype, tokenizer.size, self.request.shard_tokens)
+                finished = [ShardRecord(**shard) for shard in self.state.finished[name]]
+                writer.restore(finished, self.state.open_tokens[name])
+                self.writers[name] = writer
+            self._encode(tokenizer)
+            self._finish(tokenizer, dtype)
+        finally:
+            self.split.close()
+            for writer in self.writers.values():
+                writer.close()
+
+    def _tokenizer(self) -> Tokenizer:
+        path = self.work / TOKENIZER
+        size = parse_tokenizer(self.request.tokenizer)
+        if path.exists():
+            return Tokenizer.load(path)
+        tokenizer = Tokenizer.gpt2() if size is None else Tokenizer.train(self._training_texts(), size)
+        tokenizer.save(path)
+        return tokenizer
+
+    def _training_texts(self) -> Iterator[str]:
+        read = 0
+        total = min(self.source.size, TRAINING_CHARACTERS)
+        for count, unit in enumerate(self._units(0, 0)):
+            if unit.text and not self.split.may_validate(digest_of(unit.text)):
+                yield unit.text
+                read += len(unit.text)
+                if count % 256 == 0:
+                    self.report(Progress("reading text for the tokenizer", read, total, 0, count))
+                if read >= TRAINING_CHARACTERS:
+                    break
+        self.report(Progress("training the tokenizer", total, total, 0, 0))
+
+    def _units(self, part: int, start: int) -> Iterator[Unit]:
+        for number in range(part, len(self.source.parts)):
+            first = start if number == part else 0
+            for unit, text in enumerate(self.source.parts[number].documents(first), start=first):
+                yield Unit(number, unit, text)
+
+    def _encode(self, tokenizer: Tokenizer) -> None:
+        state, train, val = self.state, self.writers["train"], self.writers["val"]
+        end = np.array([tokenizer.end_of_text], dtype=np.uint32)
+        most = self.request.max_tokens
+        journal_at = time.monotonic() + JOURNAL_SECONDS
+        if most is not None and train.tokens >= most:
+            return
+        for group in encode_in_order(tokenizer, self._units(state.part, state.unit), self.threads):
+            for unit in group:
+                state.part, state.unit = unit.part, unit.number + 1
+                state.characters += unit.characters
+                if unit.ids is None:
+                    state.empty += 1
+                    continue
+                split = self.split.of(unit.digest, val.tokens)
+                if split is None:
+                    state.copies_dropped += 1
+                    continue
+                state.documents[split] += 1
+                self.writers[split].append(unit.ids)
+                self.writers[split].append(end)
+                if most is not None and train.tokens >= most:
+                    return
+            self._say("tokenizing")
+            if time.monotonic() >= journal_at:
+                self._write_journal()
+                journal_at = time.monotonic() + JOURNAL_SECONDS
+
+    def _say(self, stage: str) -> None:
+        state = self.state
+        tokens = self.writers["train"].tokens + self.writers["val"].tokens
+        total = max(state.characters, self.source.size)
+        most = self.request.max_tokens
+        if most is not None and tokens:  # the run ends at whichever comes first
+            total = min(total, int(state.characters * most / max(1, self.writers["train"].tokens)))
+        self.report(Progress(stage, state.characters, total, tokens, sum(state.documents.values())))
+
+    def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
+        documents = self.state.documents
+        if not documents["train"]:
+            name, units = self.source.description["name"], self.state.empty + sum(documents.values())
+            _clear(self.work)
+            raise UsageError(
+                f"source {name!r} has no text to train on: of {units:,} units read, {self.state.empty:,} were "
+                f"empty and {documents['val']:,} went to validation."
+            )
+        for writer in self.writers.values():
+            writer.finish_shard()
+        self._write_journal()
+        manifest = Manifest(
+            dtype=dtype,
+            tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
+            splits={
+                name: SplitRecord(documents[name], writer.tokens) for name, writer in self.writers.items()
+            },
+            shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),
+            source=self.asked["source"],
+            request=self.asked["request"],
+            notes={
+                "characters": self.state.characters,
+                "empty_units": self.state.empty,
+                "copies_of_validation_documents_dropped": self.state.copies_dropped,
+                "validation_tokens_wanted": self.wanted,
+                "validation_share": self.share,
+            },
+        )
+        # From here on the manifest says that the shards are whole; what is left is tidying.
+        manifest.write(self.work)
+        self.split.close()
+        for name in (JOURNAL, CHOSEN):
+            (self.work / name).unlink(missing_ok=True)
+        shutil.rmtree(self.work / STAGING, ignore_errors=True)
+
+    def _read_journal(self) -> _State:
+        path = self.work / JOURNAL
+        if not path.exists():
+            return _State()
+        stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+        state = _State(**stored["state"])
+        if stored["asked"] == self.asked:
+            return state
+        if any(state.documents.values()):
+            raise _other_preparation(self.work)
+        _clear(self.work)  # it had not come as far as the first document
+        return _State()
+
+    def _write_journal(self) -> None:
+        for writer in self.writers.values():
+            writer.sync()
+        self.split.sync()
+        self.state.chosen = self.split.chosen
+        for name, writer in self.writers.items():
+            self.state.finished[name] = [asdict(shard) for shard in writer.finished]
+            self.state.open_tokens[name] = writer.open_tokens
+        content = {"asked": self.asked, "state": asdict(self.state)}
+        write_atomically(self.work / JOURNAL, json.dumps(content, indent=1).encode())

@@ -1,0 +1,122 @@
+"""Token shards: a 64-byte header and then ids, little-endian uint16 or uint32, read by memory map.
+
+header: magic "STEEPTOK" | u32 version | u32 bytes per id | u64 number of ids | u64 vocabulary | 32 zero bytes
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.errors import SteepenError, UsageError
+
+MAGIC = b"STEEPTOK"
+VERSION = 1
+HEADER = struct.Struct("<8sIIQQ32x")
+DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+def dtype_for(vocabulary: int, asked: str = "auto") -> str:
+    """The narrowest dtype that holds every id, or the asked one if it does."""
+    if asked not in {"auto", *DTYPES}:
+        raise UsageError(f"unknown dtype {asked!r}; accepted are auto, {', '.join(DTYPES)}.")
+    for name, dtype in DTYPES.items():
+        if vocabulary - 1 <= np.iinfo(dtype).max:
+            if asked in {"auto", name} or DTYPES[asked].itemsize > dtype.itemsize:
+                return name if asked == "auto" else asked
+            break
+    wider = "use uint32" if asked == "uint16" else "use a smaller one"
+    raise UsageError(f"a vocabulary of {vocabulary:,} ids does not fit {asked}; {wider}.")
+
+
+def header(dtype: str, tokens: int, vocabulary: int) -> bytes:
+    """The first 64 bytes of a shard."""
+    return HEADER.pack(MAGIC, VERSION, DTYPES[dtype].itemsize, tokens, vocabulary)
+
+
+def size_in_bytes(dtype: str, tokens: int) -> int:
+    """Size of a shard file."""
+    return HEADER.size + tokens * DTYPES[dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard file and what its header must say."""
+
+    path: Path
+    dtype: str
+    tokens: int
+    vocabulary: int
+
+    def check(self) -> None:
+        """Compare the file's size and header with the record; cheap, reads 64 bytes."""
+        try:
+            size = self.path.stat().st_size
+            with self.path.open("rb") as stream:
+                found = stream.read(HEADER.size)
+        except OSError as error:
+            raise SteepenError(
+                f"shard {self.path} cannot be read ({error.strerror}); prepare it again."
+            ) from None
+        expected = size_in_bytes(self.dtype, self.tokens)
+        if size != expected:
+            kind = "truncated" if size < expected else "too long"
+            raise SteepenError(
+                f"shard {self.path} is {kind}: {size:,} bytes where the manifest says {expected:,}; "
+                "restore it or prepare the data again."
+            )
+        if found != header(self.dtype, self.tokens, self.vocabulary):
+            raise SteepenError(
+                f"shard {self.path} was altered: its header is not the one the manifest describes; "
+                "restore it or prepare the data again."
+            )
+
+    def map(self) -> npt.NDArray[np.unsignedinteger]:
+        """The shard's ids, mapped read-only and as a plain array (slicing a memmap object is slower)."""
+        return np.asarray(
+            np.memmap(self.path, DTYPES[self.dtype], mode="r", offset=HEADER.size, shape=(self.tokens,))
+        )
+
+
+class TokenStream:
+    """The shards of one split as one flat sequence of ids."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._arrays = [shard.map() for shard in shards if shard.tokens]
+        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        self._offsets: list[int] = self._starts.tolist()
+
+    def __len__(self) -> int:
+        return self._offsets[-1]
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
+        """The ids [start, stop); a view where one shard holds them all."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"tokens [{start}, {stop}) of {len(self)}")
+        pieces: list[npt.NDArray[np.unsignedinteger]] = []
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            offset = self._offsets[shard]
+            end = min(stop, self._offsets[shard + 1])
+            pieces.append(self._arrays[shard][start - offset : end - offset])
+            start, shard = end, shard + 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """The ids' dtype in the shards."""
+        return self._arrays[0].dtype if self._arrays else np.dtype(np.uint16)
+
+    def gather(self, starts: npt.NDArray[np.int64], out: npt.NDArray[np.unsignedinteger]) -> None:
+        """Fill each row of `out` with the ids that begin at its start."""
+        length = out.shape[1]
+        shards = np.searchsorted(self._starts, starts, side="right") - 1
+        for row, (start, shard) in enumerate(zip(starts.tolist(), shards.tolist(), strict=True)):
+            first = start - self._offsets[shard]
+            piece = self._arrays[shard][first : first + length]
+            out[row] = piece if len(piece) == length else self.read(start, start + length)

@@ -1,0 +1,68 @@
+"""Which documents are for validation: chosen by content hash until enough tokens are gathered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from steepen.data.encoding import DIGEST
+
+BYTES_PER_TOKEN = 4.0  # of English under GPT-2; only sizes the share below
+DEFAULT_VALIDATION = 10_485_760
+LARGEST_SHARE = 0.5
+
+
+def plan(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int, float]:
+    """How many validation tokens to gather from a source of `size` bytes, and the share of documents to take.
+
+    The share is three times what would be just enough, so that the set is whole after about a third of the
+    source; from then on everything is for training.
+    """
+    expected = max(1.0, size / BYTES_PER_TOKEN)
+    if max_tokens is not None:
+        expected = min(expected, max_tokens)
+    wanted = min(DEFAULT_VALIDATION, int(expected / 50)) if val_tokens is None else val_tokens
+    return wanted, min(LARGEST_SHARE, 3 * wanted / expected)
+
+
+class Split:
+    """Assigns documents. No text is ever in both splits, also where a source repeats it:
+    a document of the share goes to validation while that is open, and its later copies are dropped."""
+
+    def __init__(self, journal: Path, wanted: int, share: float, chosen: int = 0) -> None:
+        self.wanted = wanted
+        self._threshold = int(share * 2 ** (8 * DIGEST))
+        self._chosen: set[bytes] = set()
+        self._stream = journal.open("a+b")
+        self._stream.truncate(chosen * DIGEST)
+        self._stream.seek(0)
+        while digest := self._stream.read(DIGEST):
+            self._chosen.add(digest)
+
+    @property
+    def chosen(self) -> int:
+        """Number of validation documents so far."""
+        return len(self._chosen)
+
+    def of(self, digest: bytes, val_tokens: int) -> str | None:
+        """The split of a document, given the validation tokens so far; None where it must be dropped."""
+        if digest in self._chosen:
+            return None
+        if val_tokens < self.wanted and int.from_bytes(digest, "big") < self._threshold:
+            self._chosen.add(digest)
+            self._stream.write(digest)
+            return "val"
+        return "train"
+
+    def may_validate(self, digest: bytes) -> bool:
+        """Whether a document could be chosen; a tokenizer trained on the source leaves these out."""
+        return int.from_bytes(digest, "big") < self._threshold
+
+    def sync(self) -> None:
+        """Bring the chosen documents to the disk."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stream.close()

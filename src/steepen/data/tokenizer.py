@@ -1,0 +1,214 @@
+"""Byte-level BPE: GPT-2's published ranks, or ranks trained on the source; one file form, one encoder."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.data.files import canonical_json, write_atomically
+from steepen.errors import SteepenError, UsageError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+# How GPT-2 cuts text before merging, with possessive quantifiers so that no run of spaces can backtrack.
+SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+END_OF_TEXT = "<|endoftext|>"
+GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+FILE_FORMAT = "steepen-tokenizer-1"
+BYTES = 256
+PAD_TO = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A byte-level BPE tokenizer. `tokens[i]` is the byte string of id `i`; the last id is <|endoftext|>.
+
+    Encoding never produces <|endoftext|>: a text that spells it is encoded as the ordinary characters it is.
+    """
+
+    name: str
+    tokens: tuple[bytes, ...]
+    pattern: str = SPLIT_PATTERN
+
+    def __post_init__(self) -> None:
+        if len(set(self.tokens)) != len(self.tokens) or b"" in self.tokens:
+            raise SteepenError(
+                f"tokenizer {self.name} repeats a token or has an empty one; prepare it again."
+            )
+        missing = [byte for byte in range(BYTES) if bytes([byte]) not in self._ranks]
+        if missing:
+            raise SteepenError(f"tokenizer {self.name} has no token for byte {missing[0]}; prepare it again.")
+
+    @property
+    def size(self) -> int:
+        """Number of ids, <|endoftext|> included (GPT-2: 50,257)."""
+        return len(self.tokens) + 1
+
+    @property
+    def padded_size(self) -> int:
+        """`size` rounded up to a multiple of 128, the width of the model's tables (GPT-2: 50,304)."""
+        return -(-self.size // PAD_TO) * PAD_TO
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that joins documents."""
+        return len(self.tokens)
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """UTF-8 bytes of every id; <|endoftext|> stands for no text and counts 0."""
+        return np.array([*map(len, self.tokens), 0], dtype=np.int32)
+
+    @cached_property
+    def content(self) -> bytes:
+        """The file that `save` writes; its SHA-256 is the tokenizer's identity."""
+        return canonical_json(
+            {
+                "format": FILE_FORMAT,
+                "name": self.name,
+                "pattern": self.pattern,
+                "end_of_text": {"text": END_OF_TEXT, "id": self.end_of_text},
+                "tokens": [base64.b64encode(token).decode() for token in self.tokens],
+            }
+        )
+
+    @cached_property
+    def identity(self) -> str:
+        """Hex SHA-256 of the saved file: name, splitting pattern and every token in order."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def _ranks(self) -> dict[bytes, int]:
+        return {token: rank for rank, token in enumerate(self.tokens)}
+
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        import tiktoken
+
+        return tiktoken.Encoding(
+            self.name,
+            pat_str=self.pattern,
+            mergeable_ranks=self._ranks,
+            special_tokens={END_OF_TEXT: self.end_of_text},
+            explicit_n_vocab=self.size,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without <|endoftext|>."""
+        return self._encoding.encode_ordinary(text)
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        """`encode` as an array; the interpreter lock is free meanwhile, so threads encode in parallel."""
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: one U+FFFD, as in `encode`
+            return np.array(self.encode(text), dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._encoding.decode([int(token) for token in ids])
+
+    def decode_bytes(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+        """The exact bytes of ids, with <|endoftext|> spelled out."""
+        return self._encoding.decode_bytes([int(token) for token in ids])
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as one JSON file."""
+        write_atomically(path, self.content)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a saved tokenizer."""
+        try:
+            stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            if stored["format"] != FILE_FORMAT:
+                raise SteepenError(f"{path} has tokenizer format {stored['format']!r}, not {FILE_FORMAT!r}.")
+            tokens = tuple(base64.b64decode(token, validate=True) for token in stored["tokens"])
+            return cls(name=str(stored["name"]), tokens=tokens, pattern=str(stored["pattern"]))
+        except FileNotFoundError:
+            raise SteepenError(f"{path} is missing; prepare the data again.") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise SteepenError(f"{path} is no tokenizer file ({error}); prepare the data again.") from None
+
+    @classmethod
+    def gpt2(cls) -> Tokenizer:
+        """GPT-2's tokenizer from the published ranks, without a download."""
+        packed = resources.files("steepen.data").joinpath("assets/gpt2.tiktoken.gz").read_bytes()
+        table = gzip.decompress(packed)
+        if hashlib.sha256(table).hexdigest() != GPT2_RANKS_SHA256:
+            raise SteepenError("the table of GPT-2 ranks in this installation is damaged; reinstall steepen.")
+        # One line a token, "base64 rank", in the order of the ranks.
+        return cls(
+            name="gpt2", tokens=tuple(base64.b64decode(line.split()[0]) for line in table.splitlines())
+        )
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int) -> Tokenizer:
+        """Learn a byte-level BPE of `size` ids (256 bytes, merges, <|endoftext|>) from texts."""
+        from tokenizers import Regex, models, pre_tokenizers, trainers
+        from tokenizers import Tokenizer as Trained
+
+        check_trainable(size)
+        # The same cut as at encoding; possessive marks change speed alone, and this regex dialect has none.
+        split = pre_tokenizers.Split(Regex(SPLIT_PATTERN.replace("++", "+")), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        trained = Trained(models.BPE())
+        trained.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        trainer = trainers.BpeTrainer(
+            vocab_size=size - 1,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        trained.train_from_iterator(texts, trainer)
+        spelled = {byte: bytes([value]) for value, byte in enumerate(_byte_letters())}
+        by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+        merged = [b"".join(spelled[letter] for letter in token) for token, _ in by_id if len(token) > 1]
+        tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
+        if len(tokens) != size - 1:
+            raise UsageError(
+                f"the source has text for a vocabulary of only {len(tokens) + 1:,} ids, not bpe:{size}; "
+                f"ask for bpe:{len(tokens) + 1} or fewer, or give more text."
+            )
+        return cls(name=f"bpe:{size}", tokens=tokens)
+
+
+def check_trainable(size: int) -> None:
+    """Refuse a vocabulary size that no byte-level BPE can have."""
+    if size <= BYTES + 1:
+        raise UsageError(
+            f"tokenizer bpe:{size} is too small: 256 bytes and {END_OF_TEXT} need bpe:258 or more."
+        )
+
+
+def parse_tokenizer(name: str) -> int | None:
+    """The size in "bpe:SIZE", or None for "gpt2"; anything else is refused."""
+    if name == "gpt2":
+        return None
+    kind, _, size = name.partition(":")
+    if kind != "bpe" or not size.replace("_", "").isdigit():
+        raise UsageError(f"unknown tokenizer {name!r}; accepted are gpt2 and bpe:SIZE, for example bpe:8192.")
+    check_trainable(int(size))
+    return int(size)
+
+
+def _byte_letters() -> list[str]:
+    """The letter GPT-2's byte-level alphabet has for each byte: itself where printable, else 256 and up."""
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
+    spare = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(BYTES)]

@@ -1,0 +1,76 @@
+"""The validation set: the same tokens for every run and batch size, with the bytes they stand for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.data.dataset import Dataset
+from steepen.errors import UsageError
+
+Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Validation:
+    """The first `tokens` predictions of the validation split, in flat chunks of context+1.
+
+    `tokens` is rounded down to whole chunks (see `.tokens`); None takes all there are. `identity` hashes the
+    very ids, the tokenizer and the context, so two runs with equal identities were scored on the same thing.
+    """
+
+    def __init__(self, dataset: Dataset, context: int, tokens: int | None = None) -> None:
+        stream = dataset.tokens("val")
+        available = len(stream) // (context + 1) if context >= 1 else 0
+        self.context = context
+        self.chunks = available if tokens is None else tokens // context if context >= 1 else 0
+        if self.chunks < 1 or self.chunks > available:
+            asked = "any" if tokens is None else f"{tokens:,}"
+            raise UsageError(
+                f"cannot take {asked} validation tokens at context {context:,}: {dataset.directory} has "
+                f"{available * context:,} to predict; prepare it with a larger --val-tokens."
+            )
+        self._ids = stream.read(0, self.chunks * (context + 1)).reshape(self.chunks, context + 1)
+        self._lengths = dataset.tokenizer().lengths
+        self._tokenizer = dataset.manifest.tokenizer.sha256
+
+    @property
+    def tokens(self) -> int:
+        """Number of predictions in the set."""
+        return self.chunks * self.context
+
+    @property
+    def identity(self) -> str:
+        """Hex SHA-256 of tokenizer, context and ids."""
+        head = f"steepen-validation-1 {self._tokenizer} {self.context} {self.chunks}\n".encode()
+        return hashlib.sha256(head + self._ids.astype("<u4").tobytes()).hexdigest()
+
+    @property
+    def target_bytes(self) -> int:
+        """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but stands for no byte."""
+        return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))
+
+    def rows(self, first: int, last: int) -> Pair:
+        """Inputs and targets of the chunks [first, last), int64, [rows, context]."""
+        ids = self._ids[first:last]
+        return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
+
+    def batches(self, rows: int, rank: int = 0, world: int = 1) -> Iterator[Pair]:
+        """The set in batches of at most `rows` chunks, none dropped; of `world` processes, those of `rank`.
+
+        Chunks are dealt in contiguous ranges, as even as can be; the ranks together see each exactly once.
+        """
+        if rows < 1:
+            raise UsageError(f"validation batches of {rows} rows; it must be 1 or more.")
+        if not 0 <= rank < world:
+            raise UsageError(f"rank {rank} is not in a world of {world} processes.")
+        first, last = self.chunks * rank // world, self.chunks * (rank + 1) // world
+        for start in range(first, last, rows):
+            yield self.rows(start, min(start + rows, last))
+
+    def bits_per_byte(self, loss: float) -> float:
+        """Bits per UTF-8 byte from the mean loss per token, in nats, over the whole set."""
+        return loss * self.tokens / (math.log(2) * self.target_bytes)
