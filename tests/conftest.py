@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# One thread per worker, and none that spins while it waits: the suite runs as many workers as there are cores.
+# One thread per worker, and none that spins while it waits: the suite runs a worker per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

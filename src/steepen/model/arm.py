@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from steepen.errors import UsageError, nearest
 from steepen.model.shape import Scale, Shape, Split, require
@@ -35,9 +34,9 @@ class Stage:
         return max(self.passes)
 
     @property
-    def mean(self) -> Fraction:
-        """The expected count per step."""
-        return Fraction(sum(self.passes), len(self.passes))
+    def middle(self) -> int:
+        """The count a network of this stage is evaluated at."""
+        return sorted(self.passes)[len(self.passes) // 2]
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class PassSchedule:
     @property
     def final(self) -> int:
         """Passes a finished network is evaluated at: the last stage's middle count."""
-        return sorted(self.stages[-1].passes)[len(self.stages[-1].passes) // 2]
+        return self.stages[-1].middle
 
     @property
     def most(self) -> int:

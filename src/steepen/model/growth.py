@@ -18,6 +18,8 @@ from steepen.model.network import Network
 StatePolicy = Literal["copy", "zero", "fresh"]
 STATE_POLICIES: tuple[StatePolicy, ...] = ("copy", "zero", "fresh")
 
+MOMENTA = ("momentum", "exp_avg")  # what Muon and AdamW call the running mean of the gradient
+
 # An optimizer's state by parameter name, then by the state's own name ("momentum", "step", …).
 State = dict[str, dict[str, Tensor]]
 
@@ -41,7 +43,7 @@ def grow(network: Network, state: State, passes: int, policy: StatePolicy = "cop
     for new, source in sources.items():
         if source in state and policy != "fresh":
             state[new] = {
-                name: torch.zeros_like(value) if policy == "zero" and name == "momentum" else value.clone()
+                name: torch.zeros_like(value) if policy == "zero" and name in MOMENTA else value.clone()
                 for name, value in state[source].items()
             }
     return sources

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from steepen.model.arm import Arm
-from steepen.model.block import rotary_table
 from steepen.model.network import Network
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
@@ -45,7 +44,6 @@ def initialise(network: Network, *, embedding_std: float, input_scale: float, se
         else:
             bound = input_scale * math.sqrt(3.0 / parameter.shape[-1])
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    network.rotary.copy_(rotary_table(network.shape, network.options))
 
 
 def on_meta(
@@ -72,7 +70,6 @@ def materialise(
 ) -> Network:
     """Give a meta network memory on a device, and its initial weights."""
     network.to_empty(device=device).to(dtype)
-    # The rotary table keeps double precision's angles only where it is used in double precision.
-    network.rotary = network.rotary.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    network.reset_rotary()
     initialise(network, embedding_std=embedding_std, input_scale=input_scale, seed=seed)
     return network

@@ -50,6 +50,13 @@ class Network(nn.Module):
         self.rotary: Tensor
         self.register_buffer("rotary", rotary_table(shape, self.options), persistent=False)
 
+    @torch.no_grad()
+    def reset_rotary(self) -> None:
+        """Compute the rotation table anew, where the network has just been given memory."""
+        exact = self.embedding.dtype == torch.float64
+        table = rotary_table(self.shape, self.options).to(self.embedding.device)
+        self.rotary = table if exact else table.float()
+
     def stage(self, blocks: int) -> nn.ModuleList:
         """A new list of blocks of this network's kind."""
         block = find_block(self.arm.block)
@@ -57,10 +64,8 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, passes: int | None = None) -> Tensor:
         """Logits (batch, time, vocabulary) in fp32 or wider, or with targets the mean cross-entropy."""
-        logits = self.logits(self.features(tokens, passes))
-        if targets is None:
-            return logits
-        return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        stream = self.features(tokens, passes)
+        return self.logits(stream) if targets is None else self.loss(stream, targets)
 
     def features(
         self, tokens: Tensor, passes: int | None = None, visit: Callable[[Tensor], None] | None = None
@@ -91,6 +96,10 @@ class Network(nn.Module):
         raw = raw if raw.dtype == torch.float64 else raw.float()
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
+
+    def loss(self, stream: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of the targets, in fp32 or wider."""
+        return functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain."""

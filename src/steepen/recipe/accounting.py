@@ -104,6 +104,14 @@ def stage_shares(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
     ]
 
 
+def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
+    """The step at which each stage begins in a run of so many steps."""
+    starts = [0]
+    for share, _ in stage_shares(schedule)[:-1]:
+        starts.append(starts[-1] + round(share * steps))
+    return tuple(starts)
+
+
 def expansion(arm: Arm, shape: Shape, passes: int) -> float:
     """E_K = N_c,K / N_c,1."""
     return compute_active_parameters(arm, shape, passes) / compute_active_parameters(arm, shape, 1)

@@ -11,7 +11,7 @@ from steepen.recipe.accounting import (
     Flops,
     flops_per_token,
     mean_flops_per_token,
-    stage_shares,
+    stage_starts,
     stored_parameters,
 )
 from steepen.recipe.hyperparameters import Hyperparameters
@@ -125,10 +125,7 @@ class Rung:
     @property
     def starts(self) -> tuple[int, ...]:
         """The step at which each stage of the schedule begins."""
-        starts: list[int] = [0]
-        for share, _ in stage_shares(self.schedule)[:-1]:
-            starts.append(starts[-1] + round(share * self.steps))
-        return tuple(starts)
+        return stage_starts(self.schedule, self.steps)
 
     @property
     def growth_step(self) -> int | None:

@@ -1,0 +1,88 @@
+"""What the boundary operator costs: forward and backward of an arm against Vanilla at equal shape, in one run.
+
+    python benchmarks/operator_cost.py [--depth 8] [--rows 32] [--arms operator-1 loop-2 untied-2]
+
+Arms take turns within each round, so a drift of the clock meets them all alike; the ratio is of medians.
+Arms that execute more blocks are compared by time per FLOP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from steepen.model.arms import find_arm
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import Scale
+from steepen.recipe.accounting import flops_per_token
+from steepen.training.device import compile_network, fast_kernels, find_device, peak_flops, synchronise
+
+
+def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
+    arm = find_arm(name)
+    network = materialise(on_meta(arm.shape(depth, scale), arm), device)
+    if device.type == "cuda":
+        network.compute_dtype = torch.bfloat16
+        compile_network(network)
+    return network
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=50_304)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--arms", nargs="+", default=["operator-1", "loop-2", "untied-2"])
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    device = find_device(given.device)
+    scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    names = ["vanilla", *given.arms]
+    tokens = torch.randint(0, given.vocabulary, (given.rows, given.context), device=device)
+
+    with fast_kernels(device):
+        networks = {name: build(name, given.depth, scale, device) for name in names}
+
+        def once(network: Network) -> float:
+            synchronise(device)
+            begun = time.perf_counter()
+            for _ in range(given.repeats):
+                network(tokens, tokens).backward()
+            synchronise(device)
+            network.zero_grad(set_to_none=True)
+            return (time.perf_counter() - begun) / given.repeats
+
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for network in networks.values():  # warm up, compile
+            once(network)
+            once(network)
+        for _ in range(given.rounds):
+            for name, network in networks.items():
+                times[name].append(once(network))
+
+    peak = peak_flops(device)
+    print(
+        f"forward + backward, d{given.depth}, {given.rows}×{given.context} tokens, vocabulary {given.vocabulary}"
+    )
+    print(f"{'arm':<14}{'ms':>9}{'tokens/s':>12}{'MFU':>8}{'time/vanilla':>14}{'time per FLOP':>15}")
+    base = statistics.median(times["vanilla"])
+    cost = {n: flops_per_token(x.arm, x.shape, x.passes).total for n, x in networks.items()}
+    for name in names:
+        median = statistics.median(times[name])
+        rate = tokens.numel() / median
+        mfu = f"{rate * cost[name] / peak:.1%}" if peak else "-"
+        per_flop = (median / cost[name]) / (base / cost["vanilla"])
+        print(f"{name:<14}{1e3 * median:>9.2f}{rate:>12,.0f}{mfu:>8}{median / base:>14.4f}{per_flop:>15.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A run's record: what came out. Analysis reads records, never logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.spec import RunSpec
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameter counts by every convention."""
+
+    stored: int
+    initial_stored: int
+    compute_active: int  # at the passes the run ended with
+    initial_compute_active: int
+    mean_compute_active: float  # averaged over the tokens of the run
+    embedding: int  # input embedding and head, each
+    blocks: int  # stored, without embedding and head
+
+
+@dataclass(frozen=True)
+class Score:
+    """Loss on the validation set at one moment of training."""
+
+    step: int
+    loss: float  # nats per token
+    bits_per_byte: float | None
+    passes: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one finished run gave, with the spec that made it."""
+
+    spec: RunSpec
+    run: str  # the spec's hash
+    validation_loss: float
+    validation_bits_per_byte: float | None
+    validation_identity: str
+    scores: tuple[Score, ...]
+    train_loss: float  # mean over the last steps
+    tokens: int
+    flops: float  # realised, pass by pass
+    flops_by_term: dict[str, float]
+    parameters: Parameters
+    seconds_training: float  # without evaluation, compilation and checkpoints
+    seconds_total: float
+    tokens_per_second: float
+    mfu: float | None
+    peak_memory_bytes: int | None
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    git: dict[str, Any] | None
+    finished: str  # UTC, ISO 8601
+    resumed: int = 0  # how often the run was taken up again
+    evaluation: dict[str, Any] = field(default_factory=dict[str, Any])  # scores joined by the evaluation room
+    version: int = RECORD_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in record.json."""
+        return to_plain(self)
+
+    @staticmethod
+    def from_dict(value: Any) -> RunRecord:
+        """The record of plain values."""
+        return from_plain(RunRecord, value, "record")

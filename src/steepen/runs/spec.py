@@ -1,0 +1,197 @@
+"""A run's specification: everything that decides its result. Its content hash is its name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from steepen.errors import UsageError, nearest
+from steepen.model.arm import Arm, PassSchedule
+from steepen.model.options import Options
+from steepen.model.shape import Shape, require, require_positive
+from steepen.recipe.accounting import stage_shares
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.recipe import Rung
+from steepen.runs.codec import from_plain, to_plain
+
+SPEC_VERSION = 1
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    """Which optimizer, and what the paper leaves open about it."""
+
+    kind: Literal["muon", "adamw"] = "muon"  # "adamw" steps the block matrices too (the paper's Adam ladders)
+    momentum: float = 0.95
+    nesterov: bool = True
+    orthogonalisation: Literal["newton-schulz", "polar-express"] = "newton-schulz"
+    orthogonalisation_steps: int = 5
+    neuron_norm: bool = False  # NorMuon: each row of the update by its own running size
+    neuron_beta2: float = 0.95
+    cautious_decay: bool = False  # decay a weight only where the step already shrinks it
+    clip: float | None = None  # gradient norm to clip at; off in the paper
+    growth_state: Literal["copy", "zero", "fresh"] = "copy"  # optimizer state of new cores
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "neuron_beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
+        require_positive(self, ("orthogonalisation_steps",))
+        require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The data by content, not by place: the same spec means the same tokens on every machine."""
+
+    identity: str  # the prepared data set's content hash
+    pool_tokens: int | None = None  # only so many unique tokens
+    epochs: int = 1  # how often the data, or the pool, may be seen
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.identity), "data", "identity", self.identity, "the content hash of a prepared data set"
+        )
+        good = self.pool_tokens is None or self.pool_tokens >= 1
+        require(good, "data", "pool_tokens", self.pool_tokens, "a positive count, or null for the whole set")
+        require_positive(self, ("epochs",))
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: an arm at a size on some data, with every hyperparameter, for so many steps from a seed."""
+
+    arm: Arm
+    shape: Shape
+    schedule: PassSchedule  # with every start known
+    hyperparameters: Hyperparameters
+    data: DataChoice
+    steps: int
+    batch_tokens: int
+    seed: int = 0
+    optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
+    options: Options = field(default_factory=Options)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    validation_tokens: int = 1_048_576
+    version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("steps", "batch_tokens", "validation_tokens"))
+        require(
+            self.batch_tokens % self.shape.context == 0,
+            "RunSpec",
+            "batch_tokens",
+            self.batch_tokens,
+            f"a multiple of the context ({self.shape.context})",
+        )
+        stage_shares(self.schedule)  # refuses a schedule that still waits for a recipe
+        require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
+
+    @staticmethod
+    def of(rung: Rung, data: DataChoice, **rest: Any) -> RunSpec:
+        """The spec of a planned run."""
+        return RunSpec(
+            arm=rung.arm,
+            shape=rung.shape,
+            schedule=rung.schedule,
+            hyperparameters=rung.hyperparameters,
+            data=data,
+            steps=rung.steps,
+            batch_tokens=rung.batch_tokens,
+            **rest,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Sequences in one global batch."""
+        return self.batch_tokens // self.shape.context
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the run trains on."""
+        return self.steps * self.batch_tokens
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hexadecimal digits of the content's SHA-256: the run's name."""
+        text = json.dumps(_content(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in spec.json."""
+        return to_plain(self)
+
+    @staticmethod
+    def from_dict(value: Any) -> RunSpec:
+        """The spec of plain values; a wrong field is refused by name."""
+        return from_plain(RunSpec, value, "spec")
+
+
+def _content(spec: RunSpec) -> dict[str, Any]:
+    """What the hash covers: all but the words that describe an arm to people."""
+    plain = spec.to_dict()
+    for words in ("title", "about", "recipe"):
+        plain["arm"].pop(words)
+    return plain
+
+
+def read_spec(path: Path) -> RunSpec:
+    """A spec from a JSON or YAML file."""
+    try:
+        value = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"the spec file {path} could not be read: {reason}.") from error
+    return RunSpec.from_dict(value)
+
+
+def override(spec: RunSpec, settings: list[str]) -> RunSpec:
+    """The spec with `section.field=value` changes, e.g. optimizer.glr=0.03, options.softcap=15, seed=2.
+
+    The tuned hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
+    """
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting!r} is not valid: write it as section.field=value.")
+        section, name = _locate(key.strip())
+        value = yaml.safe_load(text)
+        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        if section is None:
+            spec = from_plain(RunSpec, {**spec.to_dict(), name: value}, "spec")
+        else:
+            part = getattr(spec, section)
+            plain = {**to_plain(part), name: value}
+            spec = replace(spec, **{section: from_plain(type(part), plain, section)})
+    return spec
+
+
+_SECTIONS: dict[str, type] = {
+    "hyperparameters": Hyperparameters,
+    "optimizer": OptimizerChoice,
+    "options": Options,
+    "data": DataChoice,
+}
+_PLAIN = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
+
+
+def _locate(key: str) -> tuple[str | None, str]:
+    """Where a dotted or bare key lives: its section (None for the spec itself) and field."""
+    section, _, name = key.rpartition(".")
+    homes = [home for home, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
+    if not section and name in _PLAIN:
+        return None, name
+    if section in homes or (not section and len(homes) == 1):
+        return section or homes[0], name
+    if section == "optimizer" and "hyperparameters" in homes:
+        return "hyperparameters", name
+    choices = [*_PLAIN, *(f"{home}.{f.name}" for home, kind in _SECTIONS.items() for f in fields(kind))]
+    raise UsageError(f"--set knows no {key!r}; the nearest are {nearest(key, choices)}.")

@@ -1,0 +1,133 @@
+"""The store: a directory of run directories. Files are the truth.
+
+A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, checkpoints/ and, once the run
+has finished, record.json. Every file but the metrics is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steepen.errors import SteepenError
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+
+
+class RunBusy(SteepenError):
+    """Another process holds this run."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all, on disk before it takes its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where one run's files are."""
+
+    path: Path
+
+    @property
+    def spec_file(self) -> Path:
+        """spec.json."""
+        return self.path / "spec.json"
+
+    @property
+    def record_file(self) -> Path:
+        """record.json: its presence means the run has finished."""
+        return self.path / "record.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """metrics.jsonl: one line per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def record(self) -> RunRecord | None:
+        """The record, or None while the run has not finished."""
+        try:
+            text = self.record_file.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            return RunRecord.from_dict(json.loads(text))
+        except (json.JSONDecodeError, SteepenError) as error:
+            raise SteepenError(
+                f"the record {self.record_file} cannot be read ({error}); "
+                "move it aside to let the run be finished again."
+            ) from error
+
+    @contextlib.contextmanager
+    def lock(self, wait: bool = False, poll: float = 1.0) -> Generator[None]:
+        """Hold this run; a second process waits, or is told who holds it. A killed holder's lock is gone."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not wait:
+                        file.seek(0)
+                        holder = file.read().strip() or "another process"
+                        raise RunBusy(
+                            f"run {self.path.name} is being trained by {holder}; let it finish, "
+                            "or add --wait to wait for it."
+                        ) from None
+                    time.sleep(poll)
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of run directories."""
+
+    root: Path
+
+    def run(self, spec: RunSpec) -> RunDirectory:
+        """Where a spec's run lives, whether or not it exists yet."""
+        return RunDirectory(self.root / spec.hash)
+
+    def record(self, spec: RunSpec) -> RunRecord | None:
+        """The record of a finished run."""
+        return self.run(spec).record()
+
+    def runs(self) -> list[RunDirectory]:
+        """Every run directory, in the order of their names."""
+        if not self.root.is_dir():
+            return []
+        return [RunDirectory(file.parent) for file in sorted(self.root.glob("*/spec.json"))]

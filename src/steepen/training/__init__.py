@@ -1,0 +1,1 @@
+"""A run spec to a checkpoint and a record: optimizers, schedule, loop, checkpoints."""

@@ -1,0 +1,135 @@
+"""The machine a run is on: device, precision, compilation, and what the record says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from steepen.errors import UsageError
+from steepen.model.network import Network
+from steepen.recipe.hardware import ACCELERATORS
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"--device {name!r} is not known: use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name} is not here: this machine has {torch.cuda.device_count()} GPUs.")
+    return device
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, so that a clock read next tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 peak of the GPU, where its name is known; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device).lower()
+    found = [gpu for key, gpu in ACCELERATORS.items() if key in name.replace(" ", "")]
+    return max(found, key=lambda gpu: len(gpu.name)).peak_flops if found else None
+
+
+@contextlib.contextmanager
+def fast_kernels(device: torch.device) -> Generator[None]:
+    """Process-wide switches for speed that leave the function computed unchanged."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high")
+    # cuDNN's attention is the fastest in both directions on Hopper; the others follow where it cannot serve.
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    with sdpa_kernel(order, set_priority=True):
+        yield
+
+
+def compile_network(network: Network) -> None:
+    """Compile block by block, and what stands between: the number of passes then changes nothing."""
+    dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
+    # All blocks share one compiled program; each micro-batch size, with and without gradients, adds one.
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 64)
+    compile_blocks(network)
+    for name in ("core_boundary", "coda_boundary", "loss"):
+        setattr(network, name, torch.compile(getattr(network, name), dynamic=False))
+
+
+def compile_blocks(network: Network) -> None:
+    """Have every block run compiled; blocks gained by growth find their program in the cache."""
+    for block in network.blocks():
+        block.compile(dynamic=False)
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What the run ran on."""
+    facts: dict[str, Any] = {
+        "device": device.type,
+        "name": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "host": platform.node(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {"name": properties.name, "gpus": 1, "gpu_memory_bytes": properties.total_memory}
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    import numpy
+    import safetensors
+
+    from steepen import __version__
+
+    found = {
+        "steepen": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "safetensors": safetensors.__version__,
+        "platform": sys.platform,
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+@functools.cache
+def git_state() -> dict[str, Any] | None:
+    """Commit and cleanliness of the source tree this package runs from, where it is one."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,111 @@
+"""Gradients of one global batch, micro-batch by micro-batch, in whatever memory there is."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from steepen.errors import SteepenError
+from steepen.model.network import Network
+
+
+class OutOfMemory(SteepenError):
+    """The micro-batch does not fit."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a device's or the host allocator's refusal."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, micro_batch: int) -> Tensor:
+    """Backpropagate the mean loss of a batch in pieces of at most `micro_batch` rows; returns that loss."""
+    rows = len(inputs)
+    total = torch.zeros((), dtype=torch.float64 if inputs.device.type == "cpu" else torch.float32)
+    total = total.to(inputs.device)
+    for first in range(0, rows, micro_batch):
+        piece = slice(first, first + micro_batch)
+        share = len(inputs[piece]) / rows
+        loss = network(inputs[piece], targets[piece], passes=passes)
+        (loss * share).backward()
+        total += loss.detach() * share
+    return total
+
+
+class Accumulator:
+    """Computes gradients with a fixed micro-batch, or with the largest that fits.
+
+    Without a fixed one it begins with the whole batch (or `most` rows) and halves at each refusal: also when
+    growth has made the network larger in mid-run.
+    """
+
+    def __init__(self, network: Network, rows: int, fixed: int | None, say: Callable[[str], None]) -> None:
+        self.network, self.fixed, self.say = network, fixed, say
+        self.rows = rows
+        self.micro_batch = min(rows, fixed or first_guess(network, rows))
+
+    def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
+        """The mean loss; gradients are left in the parameters."""
+        while True:
+            try:
+                return accumulate(self.network, inputs, targets, passes, self.micro_batch)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = error
+            self._free()
+            if self.fixed is not None:
+                raise self._suggestion(inputs, targets, passes) from reason
+            if self.micro_batch == 1:
+                raise OutOfMemory(
+                    "out of memory even with one sequence at a time; use a smaller depth or context, "
+                    "or a device with more memory."
+                ) from reason
+            self.micro_batch = largest_below(self.micro_batch, self.rows)
+            self.say(f"out of memory: going on with a micro-batch of {self.micro_batch}.")
+
+    def _suggestion(self, inputs: Tensor, targets: Tensor, passes: int) -> OutOfMemory:
+        """Find the micro-batch that fits, for the error to name."""
+        refused = size = self.micro_batch
+        while size > 1:
+            size = largest_below(size, self.rows)
+            try:
+                accumulate(self.network, inputs[:size], targets[:size], passes, size)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._free()
+                continue
+            self._free()
+            return OutOfMemory(
+                f"a micro-batch of {refused} sequences does not fit in memory; {size} does: "
+                f"use --micro-batch {size}, or --micro-batch auto."
+            )
+        return OutOfMemory(
+            f"a micro-batch of {refused} sequences does not fit in memory, nor does a single one; "
+            "use a smaller depth or context, or a device with more memory."
+        )
+
+    def _free(self) -> None:
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        gc.collect()
+        if self.network.embedding.is_cuda:
+            torch.cuda.empty_cache()
+
+
+def largest_below(size: int, rows: int) -> int:
+    """The largest divisor of the batch's rows that is at most half of `size` (so all pieces are equal)."""
+    return max(d for d in range(1, max(1, size // 2) + 1) if rows % d == 0)
+
+
+def first_guess(network: Network, rows: int) -> int:
+    """Where the search begins: few enough rows that a CPU's caches are not flooded, all of them on a GPU."""
+    tokens = 65_536 if network.embedding.is_cuda else 8_192
+    most = max(1, tokens // network.shape.context)
+    return max(d for d in range(1, min(rows, most) + 1) if rows % d == 0)

@@ -1,0 +1,143 @@
+"""The optimizer of a run: Muon on every block matrix, AdamW on embedding and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steepen.model.growth import State, grow
+from steepen.model.network import Network
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.runs.spec import OptimizerChoice
+from steepen.training.muon import Muon, decay
+
+GROUPS = ("matrices", "embedding", "head", "vectors")
+
+
+def route(network: Network) -> dict[str, str]:
+    """Parameter name → group: block matrices, embedding, head, or vectors of a user's block."""
+    routes: dict[str, str] = {}
+    for name, parameter in network.named_parameters():
+        if name in ("embedding", "head"):
+            routes[name] = name
+        else:
+            routes[name] = "matrices" if parameter.ndim >= 2 else "vectors"
+    return routes
+
+
+class Optimizer:
+    """Steps a network by a recipe's hyperparameters. State is kept by parameter name."""
+
+    def __init__(self, network: Network, hyper: Hyperparameters, choice: OptimizerChoice) -> None:
+        self.network, self.hyper, self.choice = network, hyper, choice
+        self.muon = Muon({}, choice)
+        # The decay of a cautious optimizer needs the step's direction, so it is applied here, not by AdamW.
+        self.adam = torch.optim.AdamW(
+            [{"params": [], "name": group} for group in GROUPS],
+            lr=0.0,
+            betas=(hyper.beta1, hyper.beta2),
+            eps=hyper.eps,
+            weight_decay=0.0 if choice.cautious_decay else hyper.wd,
+            fused=network.embedding.is_cuda,
+        )
+        self.names: dict[str, nn.Parameter] = {}
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take in parameters the network has gained, and check that every one is in exactly one group."""
+        routes = route(self.network)
+        for name, parameter in self.network.named_parameters():
+            if name in self.names:
+                continue
+            self.names[name] = parameter
+            if self.choice.kind == "muon" and routes[name] == "matrices":
+                self.muon.parameters[name] = parameter
+            else:
+                self._adam_group(routes[name])["params"].append(parameter)
+        self._check(routes)
+
+    def rates(self) -> dict[str, float]:
+        """Peak learning rate of each group."""
+        hyper = self.hyper
+        peak = {"embedding": hyper.embedding_lr, "head": hyper.head_lr}
+        return {group: peak.get(group, hyper.glr) for group in GROUPS}
+
+    def step(self, factor: float) -> None:
+        """One step at this share of the peak learning rates; returns nothing, changes weights and state."""
+        rates = self.rates()
+        if self.choice.clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.choice.clip)
+        self.muon.step(rates["matrices"] * factor, self.hyper.wd)
+        for group in self.adam.param_groups:
+            group["lr"] = rates[group["name"]] * factor
+        if self.choice.cautious_decay:
+            self._cautious_adam()
+        else:
+            self.adam.step()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.names.values():
+            parameter.grad = None
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all gradients together, left on the device."""
+        return nn.utils.get_total_norm([p.grad for p in self.names.values() if p.grad is not None])
+
+    def grow(self, passes: int) -> dict[str, str]:
+        """Grow the network and give its new cores their state by the chosen policy."""
+        state = self.state()
+        sources = grow(self.network, state, passes, self.choice.growth_state)
+        self.adopt()
+        self.load_state({name: state[name] for name in sources if name in state})
+        return sources
+
+    def state(self) -> State:
+        """All state by parameter name; the tensors are the live ones."""
+        state: State = {}
+        for name, parameter in self.names.items():
+            if name in self.muon.state:
+                state[name] = dict(self.muon.state[name])
+            elif parameter in self.adam.state:
+                state[name] = dict(self.adam.state[parameter])
+        return state
+
+    def load_state(self, state: State) -> None:
+        """Take over the state of the parameters named in `state`."""
+        for name, tensors in state.items():
+            parameter = self.names[name]
+            if name in self.muon.parameters:
+                self.muon.state[name] = {key: value.to(parameter.device) for key, value in tensors.items()}
+            else:
+                # AdamW counts steps on the host unless it is fused with the update.
+                self.adam.state[parameter] = {
+                    key: value.to(parameter.device) if parameter.is_cuda or key != "step" else value.cpu()
+                    for key, value in tensors.items()
+                }
+
+    def _cautious_adam(self) -> None:
+        groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.adam.param_groups]
+        before = [[p.detach().clone() for p in parameters] for _, parameters in groups]
+        self.adam.step()
+        with torch.no_grad():
+            for (group, parameters), old in zip(groups, before, strict=True):
+                updates = [p.detach() - o for p, o in zip(parameters, old, strict=True)]
+                decay(old, updates, group["lr"] * self.hyper.wd, cautious=True)
+                for parameter, start, update in zip(parameters, old, updates, strict=True):
+                    parameter.copy_(start + update)
+
+    def _adam_group(self, name: str) -> dict[str, Any]:
+        return next(group for group in self.adam.param_groups if group["name"] == name)
+
+    def _check(self, routes: dict[str, str]) -> None:
+        in_adam = [p for group in self.adam.param_groups for p in group["params"]]
+        stepped = [id(p) for p in (*self.muon.parameters.values(), *in_adam)]
+        expected = {id(p) for p in self.network.parameters()}
+        assert len(stepped) == len(set(stepped)) and set(stepped) == expected, (
+            "a parameter is not in one group"
+        )
+        if self.choice.kind == "muon":
+            matrices = {name for name, group in routes.items() if group == "matrices"}
+            assert set(self.muon.parameters) == matrices, "a block matrix is not stepped by Muon"

@@ -1,0 +1,42 @@
+"""How a run is carried out: all that may change without changing what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steepen.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Device, micro-batch, compilation, validation, checkpoints, display and trackers."""
+
+    device: str = "auto"
+    micro_batch: int | None = None  # sequences at a time; None finds what fits
+    compile: bool | None = None  # None: on a GPU yes, on a CPU no (it costs more than a tiny run)
+    validate_every: int | None = None  # steps; the end of the run is always validated
+    log_every: int | None = None  # steps between looks at the losses; None: 10 on a GPU, 1 on a CPU
+    checkpoint_every: int | None = None  # steps; None: a tenth of the run
+    checkpoint_minutes: float = 10.0  # and at least this often
+    keep_last: int = 2
+    keep_every: int | None = None  # also keep every checkpoint whose step is a multiple of this
+    wait: bool = False  # for another process on the same run
+    quiet: bool = False
+    trackers: tuple[str, ...] = ()  # "wandb", "tensorboard"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "micro_batch",
+            "validate_every",
+            "log_every",
+            "checkpoint_every",
+            "keep_last",
+            "keep_every",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {value} is not valid: it must be at least 1.")
+        for tracker in self.trackers:
+            if tracker not in ("wandb", "tensorboard"):
+                raise UsageError(f"--track {tracker!r} is not known: use wandb or tensorboard.")

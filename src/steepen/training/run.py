@@ -1,0 +1,432 @@
+"""Training one run, from its spec to its record; whatever interrupts it, the same call takes it up again."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import signal
+import threading
+import time
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steepen.data import Batches, Dataset, Prefetcher, Validation
+from steepen.errors import SteepenError, UsageError
+from steepen.model.init import initialise, on_meta
+from steepen.model.measure import mean_loss
+from steepen.model.network import Network
+from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
+from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.record import Parameters, RunRecord, Score
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunDirectory, Store, write_json
+from steepen.training import checkpoint as checkpoints
+from steepen.training import device as machine
+from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
+from steepen.training.clock import Clock
+from steepen.training.display import Display, Moment
+from steepen.training.gradients import Accumulator
+from steepen.training.metrics import Metrics
+from steepen.training.optimizer import Optimizer
+from steepen.training.options import TrainOptions
+from steepen.training.schedule import build_schedule
+from steepen.training.trackers import Trackers
+
+
+class Diverged(SteepenError):
+    """The loss or a gradient stopped being a number."""
+
+
+class Interrupted(SteepenError):
+    """A signal asked the run to stop; it saved and can go on."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(
+            f"stopped by {signal.Signals(number).name} after step {step:,}, which is saved; "
+            "the same command goes on from there."
+        )
+        self.exit_code = 128 + number
+
+
+def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
+    """Train a run to its end, or return the record it already has."""
+    options = options or TrainOptions()
+    if dataset.identity != spec.data.identity:
+        raise UsageError(
+            f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
+            f"{dataset.identity[:16]}; give the data set the spec was made for."
+        )
+    directory = store.run(spec)
+    with directory.lock(options.wait):
+        finished = directory.record()
+        if finished is not None:
+            return finished
+        if not directory.spec_file.exists():
+            write_json(directory.spec_file, spec.to_dict())
+        failure = directory.path / "failure.json"
+        failure.unlink(missing_ok=True)
+        display = Display(spec, options.quiet)
+        try:
+            return _Run(spec, dataset, directory, options, display).go()
+        except SteepenError as error:
+            if not isinstance(error, Interrupted):
+                write_json(failure, {"kind": type(error).__name__, "message": str(error)})
+            raise
+        finally:
+            display.close()
+
+
+class _Run:
+    """One process's work on one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        dataset: Dataset,
+        directory: RunDirectory,
+        options: TrainOptions,
+        display: Display,
+    ) -> None:
+        self.spec, self.directory, self.options, self.display = spec, directory, options, display
+        self.device = machine.find_device(options.device)
+        on_gpu = self.device.type == "cuda"
+        self.compiled = on_gpu if options.compile is None else options.compile
+        self.log_every = options.log_every or (10 if on_gpu else 1)
+        self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
+        if dataset.vocabulary > spec.shape.vocabulary:
+            raise UsageError(
+                f"the data has {dataset.vocabulary:,} token ids, the network only {spec.shape.vocabulary:,}: "
+                f"use a vocabulary of {dataset.padded_vocabulary:,}."
+            )
+        shape, data = spec.shape, spec.data
+        self.batches = Batches(
+            dataset,
+            shape.context,
+            spec.batch_tokens,
+            spec.seed,
+            pool_tokens=data.pool_tokens,
+            epochs=data.epochs,
+        )
+        self.batches.require(spec.steps)
+        self.validation = Validation(dataset, shape.context, spec.validation_tokens)
+        self.schedule = build_schedule(spec)
+        self.peak = machine.peak_flops(self.device)
+        self.scores: list[Score] = []
+        self.signal: int | None = None
+        self.pending: list[tuple[int, Tensor, Tensor]] = []
+        self.step = 0  # steps done
+
+    def go(self) -> RunRecord:
+        """Take the run from where it stands to its end."""
+        begun = time.monotonic()
+        with machine.fast_kernels(self.device), self._signals():
+            position = self._restore()
+            self.step, self.resumed = position.step, position.resumed
+            self.clock = Clock(self.device, position.seconds_training)
+            self.total_before = position.seconds_total - begun
+            self.scores = [from_plain(Score, score) for score in position.scores]
+            self.saved_at = time.monotonic()
+            self.accumulator = Accumulator(
+                self.network, self.spec.rows, self.options.micro_batch, self.display.say
+            )
+            self.trackers = Trackers(self.options.trackers, self.spec, self.directory.path, self.display.say)
+            self.metrics = Metrics(self.directory.metrics_file, self.step)
+            try:
+                if self.compiled:
+                    self._warm_up()
+                self._loop()
+                record = self._finish()
+            finally:
+                self.metrics.close()
+                self.trackers.close()
+        return record
+
+    # --- the loop ---------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        spec, schedule = self.spec, self.schedule
+        with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
+            for step, inputs, targets in feed:
+                if schedule.grown[step] > self.network.passes:
+                    self._grow(int(schedule.grown[step]))
+                self.clock.start()
+                loss = self.accumulator(inputs, targets, int(schedule.passes[step]))
+                norm = self.optimizer.gradient_norm()
+                self.optimizer.step(float(schedule.factor[step]))
+                self.optimizer.zero_grad()
+                self.step = step + 1
+                self.pending.append((step, loss, norm))
+                if self.step % self.log_every == 0 or self.step == spec.steps:
+                    self._drain()
+                self._attend()
+
+    def _attend(self) -> None:
+        """What may be due between two steps: validation, a checkpoint, a stop."""
+        spec, options, step = self.spec, self.options, self.step
+        ended = step == spec.steps
+        if options.validate_every and step % options.validate_every == 0 and not ended:
+            self._validate()
+        growing = not ended and self.schedule.grown[step] > self.network.passes
+        overdue = time.monotonic() - self.saved_at > 60 * options.checkpoint_minutes
+        if ended or growing or overdue or self.signal or step % self.checkpoint_every == 0:
+            self._save("final" if ended else "growth" if growing else "regular")
+        if self.signal and not ended:
+            raise Interrupted(self.signal, step)
+
+    def _drain(self) -> None:
+        """Look at the losses of the last steps, all at once: a look makes the device catch up."""
+        if not self.pending:
+            return
+        steps = [step for step, _, _ in self.pending]
+        losses = torch.stack([loss.double() for _, loss, _ in self.pending]).tolist()
+        norms = torch.stack([norm.double() for _, _, norm in self.pending]).tolist()
+        self.pending.clear()
+        seconds = self.clock.lap()
+        rate = len(steps) * self.spec.batch_tokens / max(seconds, 1e-9)
+        tensors = zip(steps, losses, norms, strict=True)
+        for step, loss, norm in tensors:
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise self._diverged(step, loss, norm)
+            values = {
+                "loss": loss,
+                "lr": self.spec.hyperparameters.glr * float(self.schedule.factor[step]),
+                "passes": int(self.schedule.passes[step]),
+                "gradient_norm": norm,
+                "tokens_per_second": rate,
+            }
+            self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
+            self.trackers.log(step + 1, values)
+        self._show(steps[-1], losses[-1], rate, seconds, len(steps))
+
+    def _show(self, step: int, loss: float, rate: float, seconds: float, steps: int) -> None:
+        spec, schedule = self.spec, self.schedule
+        passes = schedule.passes
+        done = schedule.flops(spec.arm, spec.shape, spec.batch_tokens, step + 1).total
+        before = schedule.flops(spec.arm, spec.shape, spec.batch_tokens, step + 1 - steps).total
+        speed = (done - before) / max(seconds, 1e-9)  # FLOPs per second, so that growth is in the ETA
+        left = (self.total_flops - done) / max(speed, 1e-9)
+        mfu = speed / self.peak if self.peak else None
+        lr = spec.hyperparameters.glr * float(schedule.factor[step])
+        self.display.show(Moment(step + 1, loss, lr, int(passes[step]), rate, mfu, left))
+
+    def _diverged(self, step: int, loss: float, norm: float) -> Diverged:
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        good = [c for c in checkpoints.list_checkpoints(self.directory.checkpoints) if c.step <= step]
+        where = (
+            f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
+        )
+        first = step * self.spec.rows
+        return Diverged(
+            f"{what} at step {step + 1:,} (sequences {first:,} to {first + self.spec.rows - 1:,} of the "
+            f"data's order); {where}. Lower the learning rate (--set optimizer.glr=…) or look at the data."
+        )
+
+    # --- growth, validation, checkpoints ------------------------------------------------------------------
+
+    def _grow(self, passes: int) -> None:
+        self.clock.pause()
+        before = self.network.passes
+        self.optimizer.grow(passes)
+        if self.compiled:
+            machine.compile_blocks(self.network)
+        self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
+
+    def _validate(self) -> Score:
+        self._drain()
+        self.clock.pause()
+        passes = int(self.schedule.evaluated[max(0, self.step - 1)])
+        batches = self.validation.batches(self.accumulator.micro_batch)
+        pairs = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in batches)
+        loss = mean_loss(self.network, pairs, passes)
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
+            )
+        score = Score(self.step, loss, self.validation.bits_per_byte(loss), passes)
+        self.scores.append(score)
+        values = {"validation_loss": loss, "bits_per_byte": score.bits_per_byte}
+        self.metrics.write(step=self.step, **values)
+        self.trackers.log(self.step, {"validation_loss": loss})
+        self.display.say(
+            f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
+        )
+        return score
+
+    def _save(self, kind: str) -> None:
+        self._drain()
+        self.clock.pause()
+        self.metrics.sync()
+        position = Position(
+            run=self.spec.hash,
+            step=self.step,
+            passes=self.network.passes,
+            seconds_training=self.clock.seconds,
+            seconds_total=self.total_before + time.monotonic(),
+            resumed=self.resumed,
+            kind=kind,
+            scores=[to_plain(score) for score in self.scores],
+        )
+        folder = self.directory.checkpoints
+        weights = {name: p.data for name, p in self.network.named_parameters()}
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoints.save(folder, position, weights, self.optimizer.state(), random)
+        checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
+        self.saved_at = time.monotonic()
+
+    def _restore(self) -> Position:
+        """The newest checkpoint that is whole, or a beginning."""
+        folder = self.directory.checkpoints
+        checkpoints.remove_partial(folder)
+        for saved in reversed(checkpoints.list_checkpoints(folder)):
+            try:
+                return self._load(saved)
+            except CorruptCheckpoint as error:
+                self.display.say(f"{error} Trying the one before it.")
+        self._build(self.spec.schedule.initial)
+        hyper = self.spec.hyperparameters
+        initialise(self.network, embedding_std=hyper.wte, input_scale=hyper.uis, seed=self.spec.seed)
+        return Position(run=self.spec.hash, step=0, passes=self.network.passes)
+
+    def _load(self, saved: Checkpoint) -> Position:
+        position = saved.position()
+        weights, state, random = saved.load(self.device)
+        if position.run != self.spec.hash:
+            raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({position.run}).")
+        self._build(position.passes)
+        with torch.no_grad():
+            for name, parameter in self.network.named_parameters():
+                parameter.copy_(weights[name])
+        self.optimizer.load_state(state)
+        torch.set_rng_state(random["cpu"].cpu())
+        if "cuda" in random and self.device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"].cpu(), self.device)
+        self.display.say(f"going on from step {position.step:,} of {self.spec.steps:,}.")
+        return replace(position, resumed=position.resumed + 1)
+
+    def _build(self, passes: int) -> None:
+        spec = self.spec
+        self.network: Network = on_meta(
+            spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes
+        ).to_empty(device=self.device)
+        self.network.to(torch.float32)
+        self.network.reset_rotary()
+        if spec.precision == "bf16":
+            self.network.compute_dtype = torch.bfloat16
+        if self.compiled:
+            machine.compile_network(self.network)
+        self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
+        self.total_flops = self.schedule.flops(spec.arm, spec.shape, spec.batch_tokens).total
+
+    def _warm_up(self) -> None:
+        """Compile before the clock starts: a micro-batch forward and backward, and one without gradients."""
+        if self.step == self.spec.steps:
+            return
+        started = time.monotonic()
+        tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
+        size = self.accumulator.micro_batch
+        self.accumulator(tokens[:size], tokens[:size], int(self.schedule.passes[self.step]))
+        self.optimizer.zero_grad()
+        size = self.accumulator.micro_batch
+        mean_loss(self.network, [(tokens[:size], tokens[:size])])
+        machine.synchronise(self.device)
+        self.display.say(f"compiled in {time.monotonic() - started:.1f} s.")
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def _finish(self) -> RunRecord:
+        last = self.scores[-1] if self.scores and self.scores[-1].step == self.step else self._validate()
+        spec, arm, shape, schedule = self.spec, self.spec.arm, self.spec.shape, self.schedule
+        flops = schedule.flops(arm, shape, spec.batch_tokens)
+        seconds = self.clock.seconds
+        ends = head_parameters(shape)
+        stored = stored_parameters(arm, shape, self.network.passes)
+        active = [compute_active_parameters(arm, shape, int(k)) for k in schedule.passes]
+        tail = self.metrics.losses[-max(10, spec.steps // 100) :]
+        record = RunRecord(
+            spec=spec,
+            run=spec.hash,
+            validation_loss=last.loss,
+            validation_bits_per_byte=last.bits_per_byte,
+            validation_identity=self.validation.identity,
+            scores=tuple(self.scores),
+            train_loss=sum(tail) / len(tail),
+            tokens=spec.tokens,
+            flops=flops.total,
+            flops_by_term=flops.to_dict(),
+            parameters=Parameters(
+                stored=stored,
+                initial_stored=stored_parameters(arm, shape, spec.schedule.initial),
+                compute_active=compute_active_parameters(arm, shape, last.passes),
+                initial_compute_active=compute_active_parameters(arm, shape, spec.schedule.initial),
+                mean_compute_active=sum(active) / len(active),
+                embedding=ends,
+                blocks=stored - 2 * ends,
+            ),
+            seconds_training=seconds,
+            seconds_total=self.total_before + time.monotonic(),
+            tokens_per_second=spec.tokens / max(seconds, 1e-9),
+            mfu=flops.total / seconds / self.peak if self.peak and seconds > 0 else None,
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
+            hardware=machine.hardware(self.device),
+            versions=machine.versions(),
+            git=machine.git_state(),
+            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            resumed=self.resumed,
+        )
+        self.metrics.sync()
+        write_json(self.directory.record_file, record.to_dict())
+        checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
+        return record
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        """Ctrl-C and SIGTERM save and stop at the next step; a second Ctrl-C stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            if self.signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.signal = number
+            self.display.say(f"{signal.Signals(number).name}: stopping after this step…")
+
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def checkpoint_of(run: Path) -> Checkpoint:
+    """The newest checkpoint of a run directory."""
+    found = checkpoints.list_checkpoints(run / "checkpoints")
+    if not found:
+        raise SteepenError(f"{run} has no checkpoint yet.")
+    return found[-1]
+
+
+def summary(record: RunRecord) -> dict[str, Any]:
+    """The record's headline numbers, for one line."""
+    return {
+        "run": record.run,
+        "arm": record.spec.arm.name,
+        "depth": record.spec.shape.depth,
+        "validation_loss": record.validation_loss,
+        "bits_per_byte": record.validation_bits_per_byte,
+        "flops": record.flops,
+        "tokens": record.tokens,
+        "seconds_training": record.seconds_training,
+        "tokens_per_second": record.tokens_per_second,
+        "mfu": record.mfu,
+    }

@@ -1,0 +1,65 @@
+"""The schedule: one frozen table that says what every step does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.model.arm import Arm
+from steepen.model.shape import Shape
+from steepen.recipe.accounting import Flops, flops_per_token, stage_starts
+from steepen.runs.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Row t: the learning rate's factor and the passes of step t, and the passes the network is grown to."""
+
+    factor: npt.NDArray[np.float64]
+    passes: npt.NDArray[np.int64]
+    grown: npt.NDArray[np.int64]  # passes the network must be able to run at this step
+    evaluated: npt.NDArray[np.int64]  # passes a network is evaluated at after this step
+
+    def __post_init__(self) -> None:
+        for column in (self.factor, self.passes, self.grown, self.evaluated):
+            column.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.factor)
+
+    def flops(self, arm: Arm, shape: Shape, batch_tokens: int, stop: int | None = None) -> Flops:
+        """Realised FLOPs of the first `stop` steps, by term, from the passes each step really made."""
+        total = Flops(0.0, 0.0, 0.0)
+        counts, steps = np.unique(self.passes[:stop], return_counts=True)
+        for passes, number in zip(counts.tolist(), steps.tolist(), strict=True):
+            total += flops_per_token(arm, shape, passes) * (number * batch_tokens)
+        return total
+
+
+def learning_rate_factors(steps: int, warmup: int, warmdown_share: float) -> npt.NDArray[np.float64]:
+    """Linear warm-up over `warmup` steps, constant, linear warm-down to zero over the last share of steps.
+
+    The first step has 1/warmup of the peak and the last 1/warmdown; where both apply the smaller holds.
+    """
+    step = np.arange(steps, dtype=np.float64)
+    up = (step + 1) / warmup if warmup else np.ones(steps)
+    warmdown = round(warmdown_share * steps)
+    down = (steps - step) / warmdown if warmdown else np.ones(steps)
+    return np.minimum(1.0, np.minimum(up, down))
+
+
+def build_schedule(spec: RunSpec) -> Schedule:
+    """The table of a run. Random recurrence is drawn here, once per optimizer step, from the run's seed."""
+    steps, hyper = spec.steps, spec.hyperparameters
+    starts = stage_starts(spec.schedule, steps)
+    passes, grown, evaluated = (np.zeros(steps, np.int64) for _ in range(3))
+    most = 0
+    for index, stage in enumerate(spec.schedule.stages):
+        rows = slice(starts[index], starts[index + 1] if index + 1 < len(starts) else steps)
+        draws = np.random.default_rng([spec.seed, index, 0x5EED]).integers(len(stage.passes), size=steps)
+        passes[rows] = np.asarray(stage.passes)[draws[rows]]
+        most = max(most, stage.most)
+        grown[rows], evaluated[rows] = most, stage.middle
+    return Schedule(learning_rate_factors(steps, hyper.wu, hyper.wdr), passes, grown, evaluated)
