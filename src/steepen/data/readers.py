@@ -10,6 +10,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,7 +127,7 @@ def _read_text(path: Path, reading: Reading, start: int) -> Iterator[str | None]
             buffer = rest
             yield piece
 
-    for block in (*_blocks(path), b""):
+    for block in chain(_blocks(path), [b""]):
         try:
             buffer += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -149,7 +150,7 @@ def _break_before(text: str, limit: int) -> int:
 
 def _read_lines(path: Path, reading: Reading, start: int) -> Iterator[str | None]:
     rest, unit = b"", 0
-    for block in (*_blocks(path), b"\n"):
+    for block in chain(_blocks(path), [b"\n"]):
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             if unit >= start:
