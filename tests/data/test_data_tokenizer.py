@@ -98,7 +98,9 @@ def test_ranks_cut_text_as_the_library_that_trained_them(documents: list[str]) -
     library.train_from_iterator(documents, trainer)
     ours = Tokenizer.train(documents, 600)
     for text in documents:
-        assert [library.decode([i]) for i in library.encode(text).ids] == [ours.decode([i]) for i in ours.encode(text)]
+        assert [library.decode([i]) for i in library.encode(text).ids] == [
+            ours.decode([i]) for i in ours.encode(text)
+        ]
 
 
 def test_training_twice_gives_the_same_tokenizer(

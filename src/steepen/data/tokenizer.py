@@ -157,8 +157,8 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> Tokenizer:
         """Learn a byte-level BPE of `size` ids (256 bytes, merges, <|endoftext|>) from texts."""
-        from tokenizers import models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Trained
+        from tokenizers import models, pre_tokenizers, trainers
 
         check_trainable(size)
         trained = Trained(models.BPE())
