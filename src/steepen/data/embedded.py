@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from steepen.data.encoding import digest_of
 from steepen.data.sources import Part, Source
 from steepen.errors import SteepenError, UsageError
 
@@ -47,27 +49,24 @@ def source(config: str) -> Source:
     """The embedded corpus, or the part of it that `config` names."""
     if config and config not in PARTS:
         raise UsageError(f"unknown part {config!r} of the embedded corpus; accepted are {', '.join(PARTS)}.")
-    chosen = (config,) if config else PARTS
     texts = {"speeches": speeches, "documentation": documentation}
+    chosen = {part: texts[part]() for part in ((config,) if config else PARTS)}
+    # In the order of their hashes: any stretch of the corpus, and so the validation split, is a fair mixture.
+    mixed = sorted((text for part in chosen.values() for text in part), key=digest_of)
     digest = hashlib.sha256()
-    size = 0
-    for part in chosen:
-        for text in texts[part]():
-            encoded = text.encode()
-            size += len(encoded)
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    description = {
+    for text in mixed:
+        digest.update(digest_of(text))
+    description: dict[str, Any] = {
         "kind": NAME,
         "name": f"{NAME}:{config}" if config else NAME,
-        "documents": {part: len(texts[part]()) for part in chosen},
-        "bytes": {part: sum(len(text.encode()) for text in texts[part]()) for part in chosen},
+        "documents": {part: len(texts) for part, texts in chosen.items()},
+        "bytes": {part: sum(len(text.encode()) for text in texts) for part, texts in chosen.items()},
         "sha256": digest.hexdigest(),
     }
-    parts = [Part(part, partial(_from, texts[part]())) for part in chosen]
-    return Source(description, size, parts)
+    return Source(description, sum(description["bytes"].values()), [Part(NAME, partial(_from, mixed))])
 
 
-def _from(texts: tuple[str, ...], start: int) -> Iterator[str]:
+def _from(texts: list[str], start: int) -> Iterator[str]:
     return islice(texts, start, None)
 
 

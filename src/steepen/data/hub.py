@@ -1,7 +1,7 @@
 """FineWeb and FineWeb-Edu from the Hugging Face hub by name: one Parquet file at a time, resumable.
 
 The first listing pins a commit of the repository, so that a preparation that goes on for days, or is
-continued next week, reads the files it began with. A file is downloaded, read, and deleted before the next one.
+continued next week, reads the files it began with. A file is downloaded, read, and deleted, then the next.
 """
 
 from __future__ import annotations

@@ -77,7 +77,12 @@ def prepare(
         if restart:
             _clear(work)
         if not (work / MANIFEST).is_file():
-            _Preparation(request, source, work, reporter, threads or os.cpu_count() or 1).run()
+            preparation = _Preparation(request, source, work, reporter, threads or os.cpu_count() or 1)
+            try:
+                preparation.run()
+            except UsageError:  # running it again could only fail again
+                shutil.rmtree(work)
+                raise
         elif Manifest.read(work).request != asked["request"]:
             raise _other_preparation(work)
     (work / LOCK).unlink(missing_ok=True)
@@ -227,11 +232,10 @@ class _Preparation:
     def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
         documents = self.state.documents
         if not documents["train"]:
-            name, units = self.source.description["name"], self.state.empty + sum(documents.values())
-            _clear(self.work)
+            name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
             raise UsageError(
-                f"source {name!r} has no text to train on: of {units:,} units read, {self.state.empty:,} were "
-                f"empty and {documents['val']:,} went to validation."
+                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were empty "
+                f"and {val:,} went to validation."
             )
         for writer in self.writers.values():
             writer.finish_shard()

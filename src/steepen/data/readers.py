@@ -10,6 +10,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,7 +127,7 @@ def _read_text(path: Path, reading: Reading, start: int) -> Iterator[str | None]
             buffer = rest
             yield piece
 
-    for block in (*_blocks(path), b""):
+    for block in chain(_blocks(path), [b""]):
         try:
             buffer += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -149,8 +150,10 @@ def _break_before(text: str, limit: int) -> int:
 
 def _read_lines(path: Path, reading: Reading, start: int) -> Iterator[str | None]:
     rest, unit = b"", 0
-    for block in (*_blocks(path), b"\n"):
+    for block in chain(_blocks(path), [b""]):
         *lines, rest = (rest + block).split(b"\n")
+        if rest and not block:  # the last line has no line break
+            lines.append(rest)
         for line in lines:
             if unit >= start:
                 yield _document_of_line(path, unit + 1, line, reading)
@@ -195,18 +198,15 @@ def _read_parquet(path: Path, reading: Reading, start: int) -> Iterator[str | No
     try:
         for batch in file.iter_batches(256, row_groups=groups, columns=[reading.field], use_threads=False):
             column = batch.column(0)
-            if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-                values = [
-                    None if v is None else v.decode("utf-8", reading.errors) for v in column.to_pylist()
-                ]
-            else:
-                values = cast("list[str | None]", column.to_pylist())
-            for text in values:
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            for value in column.cast(pa.large_binary()).to_pylist():
+                text = None if value is None else cast("bytes", value).decode("utf-8", reading.errors)
                 if unit >= start:
                     yield (text or "").strip() and text
                 unit += 1
     except UnicodeDecodeError:
-        raise _invalid_utf8(f"{path} after row {unit:,}") from None
+        raise _invalid_utf8(f"{path} row {unit + 1:,}") from None
     except (OSError, pa.ArrowException) as error:
         raise SteepenError(f"cannot read {path} after row {unit:,} ({_one_line(error)}).") from None
 

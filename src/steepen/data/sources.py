@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data.files import canonical_json
-from steepen.data.readers import Reading, read_documents, text_bytes
+from steepen.data.readers import Reading, first_bytes, read_documents, text_bytes
 from steepen.errors import UsageError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
@@ -60,6 +60,8 @@ def resolve(
 
 def _files(words: Sequence[str], reading: Reading) -> Source:
     files = sorted({file for word in words for file in _matches(word)}, key=lambda file: file.as_posix())
+    for file in files:
+        first_bytes(file)  # an unreadable one is refused now rather than after an hour
     parts = [Part(file.name, partial(read_documents, file, reading)) for file in files]
     listing = [[file.name, file.stat().st_size] for file in files]
     description = {

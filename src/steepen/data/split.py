@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -15,14 +16,17 @@ LARGEST_SHARE = 0.5
 def plan(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int, float]:
     """How many validation tokens to gather from a source of `size` bytes, and the share of documents to take.
 
-    The share is three times what would be just enough, so that the set is whole after about a third of the
-    source; from then on everything is for training.
+    The share is a power of two, so that it does not hang on how exactly the size could be guessed, and 1.5 to
+    3 times what would be just enough: the set is whole after a third to two thirds of the source, and from
+    then on everything is for training.
     """
     expected = max(1.0, size / BYTES_PER_TOKEN)
     if max_tokens is not None:
         expected = min(expected, max_tokens)
     wanted = min(DEFAULT_VALIDATION, int(expected / 50)) if val_tokens is None else val_tokens
-    return wanted, min(LARGEST_SHARE, 3 * wanted / expected)
+    if not wanted:
+        return 0, 0.0
+    return wanted, min(LARGEST_SHARE, 2.0 ** math.ceil(math.log2(1.5 * wanted / expected)))
 
 
 class Split:

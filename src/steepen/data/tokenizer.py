@@ -157,15 +157,12 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> Tokenizer:
         """Learn a byte-level BPE of `size` ids (256 bytes, merges, <|endoftext|>) from texts."""
-        from tokenizers import Regex, models, pre_tokenizers, trainers
         from tokenizers import Tokenizer as Trained
+        from tokenizers import models, pre_tokenizers, trainers
 
         check_trainable(size)
-        # The same cut as at encoding; possessive marks change speed alone, and this regex dialect has none.
-        split = pre_tokenizers.Split(Regex(SPLIT_PATTERN.replace("++", "+")), behavior="isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         trained = Trained(models.BPE())
-        trained.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # cuts as SPLIT_PATTERN does
         trainer = trainers.BpeTrainer(
             vocab_size=size - 1,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -1,0 +1,319 @@
+"""Preparation: every document once, no document in both splits, and the same bytes however often it is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steepen.data import Dataset, Tokenizer
+from steepen.data import prepare as preparation
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+from steepen.errors import SteepenError, UsageError
+
+WriteJsonl = Callable[[Path, list[str]], Path]
+
+
+def texts_of(dataset: Dataset, split: str) -> list[str]:
+    """The documents of a split, decoded from its shards."""
+    stream, tokenizer = dataset.tokens(split), dataset.tokenizer()
+    ids = stream.read(0, len(stream))
+    ends = np.flatnonzero(ids == tokenizer.end_of_text)
+    starts = [0, *(ends[:-1] + 1)]
+    return [tokenizer.decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+def test_every_document_is_in_exactly_one_split_in_order(dataset: Dataset, documents: list[str]) -> None:
+    train, val = texts_of(dataset, "train"), texts_of(dataset, "val")
+    assert sorted(train + val) == sorted(documents)
+    assert not set(train) & set(val)
+    assert train == [text for text in documents if text in set(train)]
+    assert val == [text for text in documents if text in set(val)]
+
+
+def test_the_manifest_counts_what_is_there(dataset: Dataset, documents: list[str]) -> None:
+    manifest, gpt2 = dataset.manifest, Tokenizer.gpt2()
+    assert sum(split.documents for split in manifest.splits.values()) == len(documents)
+    tokens = sum(len(gpt2.encode(text)) + 1 for text in documents)
+    assert sum(split.tokens for split in manifest.splits.values()) == tokens
+    assert manifest.splits["val"].tokens >= 2_000
+    assert manifest.tokenizer.sha256 == gpt2.identity
+    assert [shard.tokens for shard in manifest.shards if shard.split == "train"][:-1] == [5_000] * (
+        manifest.splits["train"].tokens // 5_000
+    )
+
+
+def test_a_document_that_the_source_repeats_is_never_in_both_splits(
+    tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl
+) -> None:
+    repeated = [text for copy in range(3) for text in documents]
+    source = write_jsonl(tmp_path / "repeated.jsonl", repeated)
+    dataset = prepare(Request((str(source),), val_tokens=1_000), tmp_path / "out")
+    train, val = texts_of(dataset, "train"), texts_of(dataset, "val")
+    assert not set(train) & set(val)
+    assert set(train) | set(val) == set(documents)
+    assert len(val) == len(set(val))
+    assert dataset.manifest.notes["copies_of_validation_documents_dropped"] == 2 * len(val)
+
+
+def test_identity_follows_the_content_and_not_the_place(
+    tmp_path: Path, dataset: Dataset, documents: list[str], write_jsonl: WriteJsonl
+) -> None:
+    elsewhere = write_jsonl(tmp_path / "other_name.jsonl", documents)
+    request = Request((str(elsewhere),), val_tokens=2_000, shard_tokens=5_000)
+    assert prepare(request, tmp_path / "same", threads=1).identity == dataset.identity
+    changed = write_jsonl(tmp_path / "changed.jsonl", [*documents[:-1], documents[-1] + " More."])
+    assert prepare(
+        Request((str(changed),), val_tokens=2_000, shard_tokens=5_000), tmp_path / "c"
+    ).identity != (dataset.identity)
+
+
+def test_threads_do_not_change_a_byte(tmp_path: Path, dataset: Dataset, corpus: Path) -> None:
+    request = Request((str(corpus),), val_tokens=2_000, shard_tokens=5_000)
+    one = prepare(request, tmp_path / "one", threads=1)
+    many = prepare(request, tmp_path / "many", threads=7)
+    assert files_of(one.directory) == files_of(many.directory) == files_of(dataset.directory)
+
+
+def test_max_tokens_stops_after_the_document_that_reaches_it(tmp_path: Path, corpus: Path) -> None:
+    dataset = prepare(Request((str(corpus),), max_tokens=3_000, val_tokens=500), tmp_path / "out")
+    assert 3_000 <= dataset.manifest.splits["train"].tokens < 3_400
+    assert dataset.manifest.splits["val"].tokens > 0
+
+
+def test_without_validation_everything_is_for_training(tmp_path: Path, corpus: Path) -> None:
+    dataset = prepare(Request((str(corpus),), val_tokens=0), tmp_path / "out")
+    assert dataset.manifest.splits["val"].tokens == 0
+    assert len(dataset.tokens("val")) == 0
+    dataset.verify()
+
+
+def test_a_trained_tokenizer_is_saved_with_the_shards_and_part_of_their_identity(
+    tmp_path: Path, corpus: Path, documents: list[str]
+) -> None:
+    dataset = prepare(Request((str(corpus),), tokenizer="bpe:512"), tmp_path / "a")
+    other = prepare(Request((str(corpus),), tokenizer="bpe:384"), tmp_path / "b")
+    assert dataset.vocabulary == dataset.tokenizer().size == 512
+    assert (other.vocabulary, other.padded_vocabulary) == (384, 384)
+    assert dataset.identity != other.identity
+    assert sorted(texts_of(dataset, "train") + texts_of(dataset, "val")) == sorted(documents)
+
+
+def test_running_again_on_finished_data_changes_nothing(tmp_path: Path, corpus: Path) -> None:
+    request = Request((str(corpus),))
+    first = prepare(request, tmp_path / "out")
+    before = {file: file.stat().st_mtime_ns for file in first.directory.iterdir()}
+    assert prepare(request, tmp_path / "out").identity == first.identity
+    assert before == {file: file.stat().st_mtime_ns for file in first.directory.iterdir()}
+    with pytest.raises(UsageError, match="already holds prepared data"):
+        prepare(Request((str(corpus),), tokenizer="bpe:300"), tmp_path / "out")
+
+
+def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    with pytest.raises(UsageError, match="is no prepared data"):
+        prepare(Request((str(corpus),)), tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+class Interrupted(Exception):
+    """Raised by a test in the middle of a preparation."""
+
+
+def interrupt_after(calls: int) -> Callable[[Any], None]:
+    left = [calls]
+
+    def report(_: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Interrupted
+
+    return report
+
+
+@pytest.fixture
+def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal entry after every group, and small groups."""
+    monkeypatch.setattr(preparation, "JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+
+
+@pytest.mark.usefixtures("fine_journal")
+@pytest.mark.parametrize("tokenizer", ["gpt2", "bpe:512"])
+def test_stopped_at_every_tenth_step_it_ends_with_the_same_bytes(
+    tmp_path: Path, corpus: Path, tokenizer: str
+) -> None:
+    request = Request((str(corpus),), tokenizer=tokenizer, val_tokens=2_000, shard_tokens=1_000)
+    whole = prepare(request, tmp_path / "whole")
+    stops = 0
+    while not (tmp_path / "out").exists():
+        try:
+            prepare(request, tmp_path / "out", interrupt_after(10))
+        except Interrupted:
+            stops += 1
+            assert stops < 100
+            with pytest.raises(UsageError, match="not finished"):
+                Dataset.open(tmp_path / "out")
+    assert stops > 3
+    assert files_of(tmp_path / "out") == files_of(whole.directory)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+    tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
+) -> None:
+    source = write_jsonl(tmp_path / "long.jsonl", [f"{n} {text}" for n in range(60) for text in documents])
+    request = Request((str(source),), val_tokens=20_000, shard_tokens=150_000)
+    whole = prepare(request, tmp_path / "whole")
+    code = (
+        "from steepen.data import prepare as p; from steepen.data.request import Request; "
+        "p.JOURNAL_SECONDS = 0.05; "
+        f"p.prepare(Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000), {str(tmp_path / 'out')!r})"
+    )
+    choose = random.Random(time.time_ns())
+    progress: list[int] = []
+    while not (tmp_path / "out").exists():
+        process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+        journal = tmp_path / "out.partial" / "journal.json"
+        began = journal.read_bytes() if journal.exists() else b""
+        # Past start-up, which is not what is tested: wait until this run has journalled, then a little more.
+        while process.poll() is None and (not journal.exists() or journal.read_bytes() == began):
+            time.sleep(0.005)
+        time.sleep(choose.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        progress.append(sum(f.stat().st_size for f in (tmp_path / "out.partial").glob("*.bin")))
+        assert len(progress) < 60, progress
+    assert len(progress) >= 2, "it was never killed"
+    assert files_of(tmp_path / "out") == files_of(whole.directory)
+
+
+@pytest.mark.usefixtures("fine_journal")
+def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, corpus: Path) -> None:
+    with pytest.raises(Interrupted):
+        prepare(Request((str(corpus),)), tmp_path / "out", interrupt_after(5))
+    other = Request((str(corpus),), val_tokens=3_000)
+    with pytest.raises(UsageError, match="--restart"):
+        prepare(other, tmp_path / "out")
+    prepare(other, tmp_path / "fresh")
+    assert files_of(prepare(other, tmp_path / "out", restart=True).directory) == files_of(tmp_path / "fresh")
+
+
+@pytest.mark.usefixtures("fine_journal")
+def test_killed_between_manifest_and_rename_it_only_has_to_rename(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request((str(corpus),))
+    whole = prepare(request, tmp_path / "whole")
+
+    def killed(*_: Any) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "sync_directory", killed)
+        with pytest.raises(Interrupted):
+            prepare(request, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert files_of(prepare(request, tmp_path / "out").directory) == files_of(whole.directory)
+
+
+def test_two_preparations_of_one_directory_do_not_mix(tmp_path: Path, corpus: Path) -> None:
+    request = Request((str(corpus),))
+
+    def intrude(_: Any) -> None:
+        with pytest.raises(SteepenError, match="another process is preparing"):
+            prepare(request, tmp_path / "out", threads=1)
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        prepare(request, tmp_path / "out", intrude)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steepen.cli.app import main
+
+    def full(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        target = "/dev/full" if "w" in mode and self.suffix == ".bin" else self
+        return open(target, mode, *rest, **more)  # noqa: PTH123
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        assert main(["data", "prepare", str(corpus), "--out", str(tmp_path / "out"), "--json"]) == 1
+    assert not (tmp_path / "out").exists()
+    prepare(Request((str(corpus),)), tmp_path / "out").verify()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_does_not_grow_with_the_corpus(
+    tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
+) -> None:
+    code = (
+        "import re, sys; from steepen.data.prepare import prepare; "
+        "from steepen.data.request import Request; "
+        "prepare(Request((sys.argv[1],)), sys.argv[2], threads=2); "
+        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+    )
+
+    def peak_kilobytes(copies: int) -> int:
+        texts = [f"{n} {text}" for n in range(copies) for text in documents]
+        source = write_jsonl(tmp_path / f"{copies}.jsonl", texts)
+        command = [sys.executable, "-c", code, str(source), str(tmp_path / f"out{copies}")]
+        run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return int(run.stdout)
+
+    small, large = peak_kilobytes(30), peak_kilobytes(150)
+    grown = os.path.getsize(tmp_path / "150.jsonl") - os.path.getsize(tmp_path / "30.jsonl")  # noqa: PTH202
+    assert grown > 15_000_000
+    assert (large - small) * 1024 < 0.3 * grown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val_tokens": -1}, "val_tokens is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"shard_tokens": 0}, "shard_tokens is 0"),
+        ({"tokenizer": "gpt5"}, "unknown tokenizer 'gpt5'"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),
+    ],
+)
+def test_an_impossible_request_is_refused_before_anything_is_read(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Request(("nowhere",), **options)
+
+
+def test_wide_ids_work_like_narrow_ones(tmp_path: Path, corpus: Path, dataset: Dataset) -> None:
+    request = Request((str(corpus),), val_tokens=2_000, shard_tokens=5_000, dtype="uint32")
+    wide = prepare(request, tmp_path / "out")
+    wide.verify()
+    n = len(dataset.tokens("train"))
+    assert wide.manifest.dtype == "uint32"
+    assert np.array_equal(wide.tokens("train").read(0, n), dataset.tokens("train").read(0, n))
+
+
+def test_a_copied_directory_is_the_same_data(tmp_path: Path, dataset: Dataset) -> None:
+    copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
+    assert Dataset.open(copy).identity == dataset.identity
+    Dataset.open(copy).verify()
