@@ -1,4 +1,4 @@
-"""What the boundary operator costs: forward and backward of an arm against Vanilla at equal shape, in one run.
+"""What the boundary operator costs: forward and backward of arms against Vanilla at equal shape, in one run.
 
     python benchmarks/operator_cost.py [--depth 8] [--rows 32] [--arms operator-1 loop-2 untied-2]
 
@@ -70,9 +70,8 @@ def main() -> None:
                 times[name].append(once(network))
 
     peak = peak_flops(device)
-    print(
-        f"forward + backward, d{given.depth}, {given.rows}×{given.context} tokens, vocabulary {given.vocabulary}"
-    )
+    batch = f"{given.rows}×{given.context} tokens"
+    print(f"forward + backward, d{given.depth}, {batch}, vocabulary {given.vocabulary}")
     print(f"{'arm':<14}{'ms':>9}{'tokens/s':>12}{'MFU':>8}{'time/vanilla':>14}{'time per FLOP':>15}")
     base = statistics.median(times["vanilla"])
     cost = {n: flops_per_token(x.arm, x.shape, x.passes).total for n, x in networks.items()}

@@ -49,7 +49,7 @@ def test_compiled_equals_eager_within_bf16(name: str) -> None:
             compile_blocks(compiled)
             reference, expected = loss_and_gradients(exact, passes)
             (first, one), (second, two) = (loss_and_gradients(n, passes) for n in (eager, compiled))
-            # Both are bf16 roundings of the same fp32 function: compiled may not be further off than eager is.
+            # Both are bf16 roundings of the same fp32 function: compiled may be no further off.
             assert second == pytest.approx(reference, abs=max(2 * abs(first - reference), 2e-2))
             for key, gradient in expected.items():
                 size = gradient.norm() + 1e-12

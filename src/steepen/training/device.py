@@ -54,7 +54,8 @@ def fast_kernels(device: torch.device) -> Generator[None]:
     if device.type != "cuda":
         yield
         return
-    torch.cuda.set_device(device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("high")
     # cuDNN's attention is the fastest in both directions on Hopper; the others follow where it cannot serve.
     order = [
