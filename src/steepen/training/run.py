@@ -58,6 +58,7 @@ class Interrupted(SteepenError):
 def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
+    machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
     if dataset.identity != spec.data.identity:
         raise UsageError(
             f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
