@@ -1,4 +1,4 @@
-"""What a study returns: findings in words, tables, and panels that the report draws. Plain data throughout."""
+"""What a study returns: findings in words, tables, and panels that the report draws. Plain data."""
 
 from __future__ import annotations
 
