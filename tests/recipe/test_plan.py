@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +221,19 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "2/3/3" in capsys.readouterr().out
     assert main(["arms", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["arms"]) == len(ARMS)
+
+
+def test_an_arm_in_the_user_s_own_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_lab.py").write_text(
+        "from steepen.model.arm import Arm, PassSchedule\n"
+        "ARM = Arm('mine', coda_boundary='norm', tied=False, passes=PassSchedule.staged((0, 1), (0.5, 3)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    plan = plan_json(capsys, "--arm", "my_lab:ARM", "--depth", "8")
+    assert plan["arm"] == "mine" and plan["executed_depth"] == 2 + 3 * 3 + 3
 
 
 def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:

@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
+    if os.getcwd() not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
+        sys.path.insert(0, os.getcwd())
     try:
         app(args=words, prog_name="steepen")
         return 0
