@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 import typer
 
@@ -41,8 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
-    if os.getcwd() not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
-        sys.path.insert(0, os.getcwd())
+    here = str(Path.cwd())
+    if here not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
+        sys.path.insert(0, here)
     try:
         app(args=words, prog_name="steepen")
         return 0
