@@ -144,11 +144,7 @@ def _content(spec: RunSpec) -> dict[str, Any]:
 def read_spec(path: Path) -> RunSpec:
     """A spec from a JSON or YAML file."""
     try:
-        text = path.read_text()
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:  # YAML after JSON: YAML 1.1 would read JSON's 1e-05 as text
-            value = yaml.safe_load(text)
+        value = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"the spec file {path} could not be read: {reason}.") from error
