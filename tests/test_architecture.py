@@ -19,10 +19,10 @@ ALLOWED: dict[str, set[str]] = {
     "laws": set(),
     "recipe": {"model"},
     "runs": {"model.shape", "model.arm", "model.options", "recipe"},
-    "training": {"data", "model", "recipe", "runs.spec", "runs.record", "runs.store"},
+    "training": {"data", "model", "recipe", "runs.spec", "runs.record", "runs.store", "runs.codec"},
     "evaluation": {"data", "model"},
     "studies": {"recipe", "runs", "laws", "model.shape", "model.arm"},
-    "report": {"laws", "runs.record", "runs.store", "runs.spec"},
+    "report": {"laws", "runs.record", "runs.store", "runs.spec", "studies.answer"},
 }
 
 TORCH_FREE = [

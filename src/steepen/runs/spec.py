@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +18,7 @@ from steepen.recipe.accounting import stage_shares
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.recipe import Rung
 from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.text import load_yaml
 
 SPEC_VERSION = 1
 
@@ -90,6 +90,7 @@ class RunSpec:
             self.batch_tokens,
             f"a multiple of the context ({self.shape.context})",
         )
+        require(self.precision in ("fp32", "bf16"), "RunSpec", "precision", self.precision, "fp32 or bf16")
         stage_shares(self.schedule)  # refuses a schedule that still waits for a recipe
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
@@ -144,7 +145,7 @@ def _content(spec: RunSpec) -> dict[str, Any]:
 def read_spec(path: Path) -> RunSpec:
     """A spec from a JSON or YAML file."""
     try:
-        value = yaml.safe_load(path.read_text())
+        value = load_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"the spec file {path} could not be read: {reason}.") from error
@@ -161,10 +162,10 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
         if not equals:
             raise UsageError(f"--set {setting!r} is not valid: write it as section.field=value.")
         section, name = _locate(key.strip())
-        value = yaml.safe_load(text)
-        if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-            with contextlib.suppress(ValueError):
-                value = float(value)
+        try:
+            value = load_yaml(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {setting!r} is not valid: its value cannot be read.") from error
         if section is None:
             spec = from_plain(RunSpec, {**spec.to_dict(), name: value}, "spec")
         else:

@@ -122,4 +122,5 @@ def decay(parameters: list[Tensor], updates: list[Tensor], amount: float, *, cau
         torch._foreach_mul_(parameters, 1 - amount)
         return
     for parameter, update in zip(parameters, updates, strict=True):
-        parameter.mul_(1 - amount * (parameter * update <= 0))
+        shrinking = (parameter * update <= 0).to(parameter.dtype)
+        parameter.mul_(1 - amount * shrinking)

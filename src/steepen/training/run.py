@@ -19,7 +19,7 @@ from torch import Tensor
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
-from steepen.model.init import initialise, on_meta
+from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
 from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
@@ -58,6 +58,7 @@ class Interrupted(SteepenError):
 def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
+    machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
     if dataset.identity != spec.data.identity:
         raise UsageError(
             f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
@@ -293,6 +294,8 @@ class _Run:
                 self.display.say(f"{error} Trying the one before it.")
         self._build(self.spec.schedule.initial)
         hyper = self.spec.hyperparameters
+        # For blocks of a user's own that draw numbers: the run's seed decides them too.
+        torch.manual_seed(name_seed(self.spec.seed, "run"))
         initialise(self.network, embedding_std=hyper.wte, input_scale=hyper.uis, seed=self.spec.seed)
         return Position(run=self.spec.hash, step=0, passes=self.network.passes)
 

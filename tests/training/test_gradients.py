@@ -1,0 +1,78 @@
+"""Accumulation changes nothing but memory, and running out of memory is met with a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steepen.model.arms import find_arm
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import Scale
+from steepen.training.gradients import Accumulator, OutOfMemory, accumulate
+
+SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
+
+
+class Cramped(Network):
+    """A network on a device that holds only so many rows."""
+
+    room = 100
+
+    def features(self, tokens, passes=None, visit=None):  # type: ignore[no-untyped-def]
+        if len(tokens) > self.room:
+            raise torch.OutOfMemoryError("no more")
+        return super().features(tokens, passes, visit)
+
+
+def build(room: int = 100) -> tuple[Network, torch.Tensor]:
+    arm = find_arm("loop-2")
+    network = materialise(on_meta(arm.shape(3, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
+    for parameter in network.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, dtype=torch.float64))
+    network.__class__ = Cramped
+    network.room = room  # type: ignore[assignment]
+    tokens = torch.randint(0, 32, (12, 17))
+    return network, tokens
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 5, 12])
+def test_accumulated_gradients_equal_one_large_batch(micro_batch: int) -> None:
+    network, tokens = build()
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    network(inputs, targets).backward()
+    expected = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    network.zero_grad()
+    loss = accumulate(network, inputs, targets, 2, micro_batch)
+    assert loss.item() == pytest.approx(network(inputs, targets).item(), rel=1e-12)
+    for parameter, gradient in zip(network.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_auto_halves_until_it_fits_and_computes_the_same() -> None:
+    network, tokens = build(room=4)
+    said: list[str] = []
+    accumulator = Accumulator(network, 12, None, said.append)
+    loss = accumulator(tokens[:, :-1], tokens[:, 1:], 2)
+    assert accumulator.micro_batch == 3 and len(said) == 2
+    network.room = 100  # type: ignore[assignment]
+    assert loss.item() == pytest.approx(network(tokens[:, :-1], tokens[:, 1:], passes=2).item(), rel=1e-12)
+
+
+def test_a_fixed_micro_batch_that_does_not_fit_names_one_that_does() -> None:
+    network, tokens = build(room=4)
+    with pytest.raises(OutOfMemory, match="use --micro-batch 3"):
+        Accumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
+
+
+@pytest.mark.parametrize("fixed", [None, 4])
+def test_no_room_at_all_is_said(fixed: int | None) -> None:
+    network, tokens = build(room=0)
+    with pytest.raises(OutOfMemory, match="smaller depth"):
+        Accumulator(network, 12, fixed, print)(tokens[:, :-1], tokens[:, 1:], 2)
+
+
+def test_other_errors_are_not_taken_for_memory() -> None:
+    network, tokens = build()
+    with pytest.raises(IndexError):
+        Accumulator(network, 12, None, print)(tokens[:, :-1] + 1000, tokens[:, 1:], 2)

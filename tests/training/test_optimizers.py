@@ -1,0 +1,256 @@
+"""One step of every optimizer variant against arithmetic written out in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from steepen.model.arms import ARMS, find_arm
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import Scale
+from steepen.recipe.paper import BASE
+from steepen.runs.spec import OptimizerChoice
+from steepen.training.muon import Muon, orthogonalise
+from steepen.training.optimizer import Optimizer, route
+
+SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
+HYPER = replace(BASE["untied-2"], wd=0.3)
+
+VARIANTS = {
+    "newton-schulz": OptimizerChoice(),
+    "polar-express": OptimizerChoice(orthogonalisation="polar-express"),
+    "no nesterov": OptimizerChoice(nesterov=False),
+    "neuron norm": OptimizerChoice(neuron_norm=True),
+    "cautious": OptimizerChoice(cautious_decay=True),
+    "clipped": OptimizerChoice(clip=0.1),
+    "adamw": OptimizerChoice(kind="adamw"),
+    "cautious adamw": OptimizerChoice(kind="adamw", cautious_decay=True),
+}
+
+
+def network_with_gradients(arm: str = "untied-2", seed: int = 0) -> Network:
+    found = find_arm(arm)
+    network = materialise(
+        on_meta(found.shape(6, SCALE), found), dtype=torch.float64, embedding_std=0.3, seed=seed
+    )
+    give_gradients(network, seed)
+    return network
+
+
+def give_gradients(network: Network, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in network.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.add_(0.1 * noise)
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+
+
+class Reference:
+    """The same optimizers, one numpy matrix at a time."""
+
+    def __init__(self, network: Network, choice: OptimizerChoice) -> None:
+        self.choice = choice
+        self.weights = {n: p.detach().numpy().copy() for n, p in network.named_parameters()}
+        self.momentum = {n: np.zeros_like(w) for n, w in self.weights.items()}
+        self.second = {n: np.zeros_like(w) for n, w in self.weights.items()}
+        self.neuron = {n: np.zeros(w.shape[:-1]) for n, w in self.weights.items()}
+        self.steps = 0
+
+    def step(self, gradients: dict[str, np.ndarray], factor: float) -> None:
+        self.steps += 1
+        if self.choice.clip is not None:
+            norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+            gradients = {n: g * min(1.0, self.choice.clip / (norm + 1e-6)) for n, g in gradients.items()}
+        for name, gradient in gradients.items():
+            rate = {"embedding": HYPER.elrm, "head": HYPER.hlrm}.get(name, 1.0) * HYPER.glr * factor
+            block = name not in ("embedding", "head")
+            if block and self.choice.kind == "muon":
+                update = self.muon(name, gradient) * rate
+            else:
+                update = self.adam(name, gradient) * rate
+            weight = self.weights[name]
+            decay = rate * HYPER.wd * weight
+            if self.choice.cautious_decay:
+                decay = np.where(weight * update >= 0, decay, 0.0)
+            self.weights[name] = weight - decay - update
+
+    def muon(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        beta = self.choice.momentum
+        self.momentum[name] = beta * self.momentum[name] + (1 - beta) * gradient
+        direction = self.momentum[name]
+        if self.choice.nesterov:
+            direction = beta * direction + (1 - beta) * gradient
+        out = np.empty_like(direction)
+        rows, columns = direction.shape[-2:]
+        for place in np.ndindex(direction.shape[:-2]):
+            update = self.polynomial(direction[place])
+            if self.choice.neuron_norm:
+                beta2 = self.choice.neuron_beta2
+                size = (update**2).mean(1)
+                self.neuron[name][place] = beta2 * self.neuron[name][place] + (1 - beta2) * size
+                scaled = update / (np.sqrt(self.neuron[name][place]) + 1e-7)[:, None]
+                update = scaled * np.linalg.norm(update) / (np.linalg.norm(scaled) + 1e-7)
+            out[place] = update * max(1.0, rows / columns) ** 0.5
+        return out
+
+    def polynomial(self, matrix: np.ndarray) -> np.ndarray:
+        """Through the singular values: an odd matrix polynomial only changes those."""
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+        if self.choice.orthogonalisation == "newton-schulz":
+            table = [(3.4445, -4.7750, 2.0315)] * 5
+            values = values / (np.sqrt((values**2).sum()) + 1e-7)
+        else:
+            table = [
+                (8.156554524902461, -22.48329292557795, 15.878769915207462),
+                (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+                (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+                (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+                (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+            ]
+            values = values / (1.02 * np.sqrt((values**2).sum()) + 1e-7)
+        for a, b, c in table:
+            values = a * values + b * values**3 + c * values**5
+        return left @ np.diag(values) @ right
+
+    def adam(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        b1, b2 = HYPER.beta1, HYPER.beta2
+        self.momentum[name] = b1 * self.momentum[name] + (1 - b1) * gradient
+        self.second[name] = b2 * self.second[name] + (1 - b2) * gradient**2
+        mean = self.momentum[name] / (1 - b1**self.steps)
+        size = np.sqrt(self.second[name] / (1 - b2**self.steps))
+        return mean / (size + HYPER.eps)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
+    choice = VARIANTS[variant]
+    network = network_with_gradients()
+    optimizer = Optimizer(network, HYPER, choice)
+    reference = Reference(network, choice)
+    for step, factor in enumerate((1.0, 0.7, 0.2)):
+        if step:
+            generator = torch.Generator().manual_seed(step)
+            for parameter in network.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        gradients = {n: p.grad.numpy().copy() for n, p in network.named_parameters() if p.grad is not None}
+        optimizer.step(factor)
+        reference.step(gradients, factor)
+        for name, parameter in network.named_parameters():
+            np.testing.assert_allclose(
+                parameter.detach().numpy(), reference.weights[name], rtol=1e-9, atol=1e-11, err_msg=name
+            )
+
+
+def test_each_logical_matrix_is_orthogonalised_on_its_own() -> None:
+    """A stack steps exactly as its matrices do apart: Q, K and V are never one matrix."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
+    gradients = (
+        torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
+        * torch.tensor([1, 10, 100])[:, None, None]
+    )
+    stack = nn.Parameter(weights.clone())
+    stack.grad = gradients.clone()
+    Muon({"qkv": stack}, OptimizerChoice()).step(0.1, 0.0)
+    for index in range(3):
+        single = nn.Parameter(weights[index].clone())
+        single.grad = gradients[index].clone()
+        Muon({"q": single}, OptimizerChoice()).step(0.1, 0.0)
+        torch.testing.assert_close(stack[index], single, rtol=1e-12, atol=1e-12)
+
+
+def test_muon_agrees_with_torch_s_own_on_one_matrix() -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no torch.optim.Muon")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(24, 16, generator=generator)
+    ours, theirs = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    muon = Muon({"w": ours}, OptimizerChoice())
+    torch_muon = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.2, momentum=0.95, nesterov=True)
+    for _ in range(3):
+        ours.grad = torch.randn(24, 16, generator=generator)
+        theirs.grad = ours.grad.clone()
+        muon.step(0.1, 0.2)
+        torch_muon.step()
+    # Torch orthogonalises in bf16 whatever the device; a step moves weights by about 0.1.
+    torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(("method", "slack"), [("newton-schulz", 0.35), ("polar-express", 0.15)])
+def test_singular_values_come_near_one(method: str, slack: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(4, 24, 40, generator=generator, dtype=torch.float64)
+    values = torch.linalg.svdvals(orthogonalise(matrices, method))
+    assert (values - 1).abs().max() < slack
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_zero_gradients_leave_finite_weights(variant: str) -> None:
+    network = network_with_gradients()
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    Optimizer(network, HYPER, VARIANTS[variant]).step(1.0)
+    assert all(p.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_parameter_is_in_one_group_and_block_matrices_in_muon(name: str) -> None:
+    network = network_with_gradients(name)
+    optimizer = Optimizer(network, HYPER, OptimizerChoice())
+    assert set(optimizer.muon.parameters) == {n for n, g in route(network).items() if g == "matrices"}
+    assert {n for n, _ in network.named_parameters()} - set(optimizer.muon.parameters) == {
+        "embedding",
+        "head",
+    }
+    # The check itself must be able to fail.
+    optimizer.muon.parameters.pop(next(iter(optimizer.muon.parameters)))
+    with pytest.raises(AssertionError):
+        optimizer._check(route(network))
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+@pytest.mark.parametrize("policy", ["copy", "zero", "fresh"])
+def test_grown_cores_step_by_their_policy(kind: str, policy: str) -> None:
+    network = network_with_gradients("untied-grow")
+    optimizer = Optimizer(network, HYPER, OptimizerChoice(kind=kind, growth_state=policy))  # type: ignore[arg-type]
+    optimizer.step(1.0)
+    sources = optimizer.grow(4)
+    state = optimizer.state()
+    assert len(optimizer.names) == len(list(network.parameters()))
+    key = "momentum" if kind == "muon" else "exp_avg"
+    for new, source in sources.items():
+        if policy == "fresh":
+            assert new not in state
+        else:
+            expected = state[source][key] if policy == "copy" else torch.zeros_like(state[source][key])
+            assert torch.equal(state[new][key], expected)
+    give_gradients(network, 1)
+    optimizer.step(1.0)
+    assert all(p.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_survives_a_round_trip_by_name(variant: str) -> None:
+    def trained(steps: int) -> tuple[Network, Optimizer]:
+        network = network_with_gradients()
+        optimizer = Optimizer(network, HYPER, VARIANTS[variant])
+        for step in range(steps):
+            give_gradients(network, step + 1)
+            optimizer.step(0.5)
+        return network, optimizer
+
+    network, optimizer = trained(2)
+    copy = network_with_gradients(seed=9)
+    copy.load_state_dict(network.state_dict())
+    other = Optimizer(copy, HYPER, VARIANTS[variant])
+    other.load_state({n: {k: v.clone() for k, v in s.items()} for n, s in optimizer.state().items()})
+    for each, stepper in ((network, optimizer), (copy, other)):
+        give_gradients(each, 7)
+        stepper.step(0.5)
+    pairs: zip[tuple[Tensor, Tensor]] = zip(network.parameters(), copy.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)

@@ -1,0 +1,339 @@
+"""Kill it anywhere and run it again: the resumed run equals the uninterrupted one to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steepen.data import Dataset
+from steepen.errors import SteepenError, UsageError
+from steepen.model.network import Network
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunBusy, Store, write_json
+from steepen.training import checkpoint as checkpoints
+from steepen.training import run as training_run
+from steepen.training.metrics import read_metrics
+from steepen.training.optimizer import Optimizer
+from steepen.training.options import TrainOptions
+from steepen.training.run import Diverged, Interrupted, train
+
+QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
+MakeSpec = Callable[..., RunSpec]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside one process: nothing of ours catches it."""
+
+
+def losses(store: Store, spec: RunSpec) -> list[float]:
+    return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
+
+
+def final_state(store: Store, spec: RunSpec) -> dict[str, torch.Tensor]:
+    newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
+    assert newest.step == spec.steps
+    return load_file(newest.path / checkpoints.STATE)
+
+
+def assert_same_result(one: Store, other: Store, spec: RunSpec) -> None:
+    assert losses(one, spec) == losses(other, spec)
+    first, second = final_state(one, spec), final_state(other, spec)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    records = [store.record(spec) for store in (one, other)]
+    assert records[0] is not None and records[1] is not None
+    assert records[0].scores == records[1].scores
+    assert records[0].validation_loss == records[1].validation_loss
+    assert records[0].flops == records[1].flops
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("step", 1), ("step", 6), ("step", 7), ("grow", 1),
+        ("save", 1), ("save", 2), ("save", 3), ("rename", 1), ("rename", 2), ("prune", 2), ("record", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow"])
+def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(
+    arm: str, where: str, call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    spec = make_spec(arm)
+    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    train(spec, tiny_data, whole, QUIET)
+    targets: dict[str, tuple[Any, str, bool]] = {
+        "step": (Optimizer, "step", False),
+        "grow": (Optimizer, "grow", True),
+        "save": (checkpoints, "save_file", False),
+        "rename": (Path, "rename", False),
+        "prune": (checkpoints, "prune", False),
+        "record": (training_run, "write_json", False),
+    }
+    owner, name, after = targets[where]
+    original = getattr(owner, name)
+    count = 0
+
+    def deadly(*words: Any, **options: Any) -> Any:
+        nonlocal count
+        if where == "record" and not str(words[0]).endswith("record.json"):
+            return original(*words, **options)
+        count += 1
+        if count == call and not after:
+            raise Killed
+        result = original(*words, **options)
+        if count == call:
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, deadly)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, broken, QUIET)
+    assert broken.record(spec) is None
+    record = train(spec, tiny_data, broken, QUIET)
+    assert_same_result(whole, broken, spec)
+    assert record.resumed == (0 if count == 1 and where in ("step", "save", "rename") else 1)
+
+
+def command(spec_file: Path, data: Path, runs: Path, *more: str) -> list[str]:
+    words = ["--spec", spec_file, "--data", data, "--runs", runs, "--device", "cpu", "--checkpoint-every", 3]
+    return [sys.executable, "-m", "steepen.cli", "train", *map(str, words), *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": "src"}
+
+
+def test_sigkill_at_random_moments_loses_nothing(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec(steps=60)
+    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    options = replace(QUIET, validate_every=None)
+    train(spec, tiny_data, whole, options)
+    write_json(tmp_path / "spec.json", spec.to_dict())
+    words = command(tmp_path / "spec.json", tiny_data.directory, broken.root)
+    choose = random.Random(time.time_ns())
+    folder, kills = broken.run(spec).checkpoints, 0
+    while broken.record(spec) is None and kills < 4:
+        before = len(list(folder.glob("*"))) if folder.exists() else 0
+        process = subprocess.Popen(
+            words, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 60
+        # Wait until it is at work, then strike at a moment of no one's choosing.
+        while process.poll() is None and time.monotonic() < deadline:
+            if folder.exists() and len(list(folder.glob("*"))) != before:
+                break
+            time.sleep(0.005)
+        time.sleep(choose.uniform(0, 0.15))
+        process.kill()
+        process.wait()
+        kills += 1
+    assert kills >= 1
+    subprocess.run(words, env=environment(), check=True, capture_output=True, timeout=120)
+    assert_same_result(whole, broken, spec)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals,
+    make_spec: MakeSpec,
+    tiny_data: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = make_spec()
+    whole, stopped = Store(tmp_path / "whole"), Store(tmp_path / "stopped")
+    train(spec, tiny_data, whole, QUIET)
+    original, count = Optimizer.step, 0
+
+    def step(self: Optimizer, factor: float) -> None:
+        nonlocal count
+        count += 1
+        if count == 5:
+            os.kill(os.getpid(), number)
+        original(self, factor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "step", step)
+        with pytest.raises(Interrupted, match="after step 5, which is saved") as stop:
+            train(spec, tiny_data, stopped, QUIET)
+    assert stop.value.exit_code == 128 + number
+    assert [c.step for c in checkpoints.list_checkpoints(stopped.run(spec).checkpoints)][-1] == 5
+    assert not (stopped.run(spec).path / "failure.json").exists()
+    train(spec, tiny_data, stopped, QUIET)
+    assert_same_result(whole, stopped, spec)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no meta", "empty meta", "no state"])
+def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
+    damage: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spec = make_spec()
+    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    train(spec, tiny_data, whole, QUIET)
+
+    def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
+        if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
+            raise Killed
+        original(self, factor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "step", killed_at_ten)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, broken, replace(QUIET, keep_last=3))
+    saved = checkpoints.list_checkpoints(broken.run(spec).checkpoints)
+    assert len(saved) >= 2
+    state, meta = saved[-1].path / checkpoints.STATE, saved[-1].path / checkpoints.META
+    if damage == "truncate":
+        state.write_bytes(state.read_bytes()[:-100])
+    elif damage == "flip":
+        content = bytearray(state.read_bytes())
+        content[-5] ^= 1
+        state.write_bytes(content)
+    elif damage == "no meta":
+        meta.unlink()
+    elif damage == "empty meta":
+        meta.write_text("")
+    else:
+        state.unlink()
+    train(spec, tiny_data, broken, replace(QUIET, quiet=False))
+    said = capfd.readouterr().err
+    assert saved[-1].path.name in said and "Trying the one before it" in said
+    assert f"going on from step {saved[-2].step}" in said
+    assert_same_result(whole, broken, spec)
+
+
+def test_a_finished_spec_is_never_trained_twice(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
+    first = train(spec, tiny_data, store, QUIET)
+    monkeypatch.setattr(Optimizer, "step", None)  # a step would now fail
+    assert train(spec, tiny_data, store, QUIET) == first
+    # What only describes the arm, or how a run is carried out, makes no new run; a seed does.
+    described = replace(spec, arm=replace(spec.arm, title="Another name", about="x"))
+    assert described.hash == spec.hash != replace(spec, seed=1).hash
+
+
+def test_two_processes_on_one_run_the_second_says_so_and_leaves(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store = make_spec("vanilla", steps=3), Store(tmp_path / "runs")
+    write_json(tmp_path / "spec.json", spec.to_dict())
+    with store.run(spec).lock():
+        done = subprocess.run(
+            command(tmp_path / "spec.json", tiny_data.directory, store.root),
+            env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        with pytest.raises(RunBusy):
+            train(spec, tiny_data, store, QUIET)
+    assert done.returncode == 1 and f"process {os.getpid()}" in done.stderr and "--wait" in done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    assert train(spec, tiny_data, store, QUIET).tokens == 768
+
+
+def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla"), Store(tmp_path)
+    original, count = Network.forward, 0
+
+    def forward(self: Network, *words: Any, **options: Any) -> torch.Tensor:
+        nonlocal count
+        count += torch.is_grad_enabled()
+        loss = original(self, *words, **options)
+        return loss * float("nan") if count == 8 else loss
+
+    monkeypatch.setattr(Network, "forward", forward)
+    with pytest.raises(Diverged) as error:
+        train(spec, tiny_data, store, replace(QUIET, log_every=5))
+    message = str(error.value)
+    assert "at step 8 " in message and "sequences 56 to 63" in message and "checkpoints/00000006" in message
+    failure = json.loads((store.run(spec).path / "failure.json").read_text())
+    assert failure["kind"] == "Diverged"
+    # What was saved is good: with the cause gone, the same call finishes the run.
+    monkeypatch.setattr(Network, "forward", original)
+    assert train(spec, tiny_data, store, QUIET).resumed == 1
+
+
+def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
+    spec = make_spec()
+    train(spec, tiny_data, Store(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
+    kept = {
+        c.step: c.position().kind for c in checkpoints.list_checkpoints(Store(tmp_path).run(spec).checkpoints)
+    }
+    assert kept == {4: "regular", 6: "growth", 8: "regular", 12: "final"}
+
+
+def test_the_record_holds_what_analysis_needs(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store = make_spec(), Store(tmp_path)
+    record = train(spec, tiny_data, store, QUIET)
+    again = RunRecord.from_dict(json.loads(store.run(spec).record_file.read_text()))
+    assert again == record and record.spec == spec and record.run == spec.hash
+    assert [score.step for score in record.scores] == [4, 8, 12]
+    assert record.validation_loss == record.scores[-1].loss
+    counts = record.parameters
+    assert counts.stored > counts.initial_stored and counts.compute_active > counts.initial_compute_active
+    assert counts.initial_compute_active < counts.mean_compute_active < counts.compute_active
+    assert record.flops == pytest.approx(
+        sum(record.flops_by_term[t] for t in ("matmul", "attention", "head"))
+    )
+    assert 0 < record.seconds_training < record.seconds_total
+    assert record.versions["torch"] == torch.__version__ and record.hardware["device"] == "cpu"
+
+
+def test_other_data_than_the_spec_s_is_refused(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec("vanilla")
+    other = replace(spec, data=replace(spec.data, identity="0" * 64))
+    with pytest.raises(UsageError, match="asks for data 0000000000000000"):
+        train(other, tiny_data, Store(tmp_path), QUIET)
+    long = replace(spec, steps=1_000_000)
+    with pytest.raises(SteepenError, match="tokens"):
+        train(long, tiny_data, Store(tmp_path), QUIET)
+
+
+def test_a_tracker_that_fails_does_not_stop_the_run(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    logged: list[int] = []
+
+    class Fragile:
+        def __init__(self, spec: RunSpec, directory: Path) -> None: ...
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            logged.append(step)
+            if step == 3:
+                raise ConnectionError("the network is down")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(training_run.__dict__["Trackers"].__init__.__globals__["_KINDS"], "wandb", Fragile)
+    options = replace(QUIET, quiet=False, trackers=("wandb", "tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
+    train(make_spec("vanilla", steps=6), tiny_data, Store(tmp_path), options)
+    said = capfd.readouterr().err
+    assert logged == [1, 2, 3]
+    assert "the tracker wandb failed" in said and "the tracker tensorboard failed" in said

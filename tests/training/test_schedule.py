@@ -1,0 +1,64 @@
+"""One frozen table says what every step does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steepen.model.arm import PassSchedule
+from steepen.model.arms import ARMS
+from steepen.recipe.accounting import flops_per_token
+from steepen.runs.spec import RunSpec
+from steepen.training.schedule import build_schedule, learning_rate_factors
+
+
+@given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))
+def test_the_rate_rises_stands_and_falls_to_zero(steps: int, warmup: int, share: float) -> None:
+    factors = learning_rate_factors(steps, warmup, share)
+    down = round(share * steps)
+    assert len(factors) == steps and (factors > 0).all() and (factors <= 1).all()
+    for step, factor in enumerate(factors):
+        up = (step + 1) / warmup if step < warmup else 1.0
+        left = steps - step
+        assert factor == pytest.approx(min(up, left / down if left <= down else 1.0))
+    # One step more would be at zero: the last factor is one warm-down step above it.
+    assert down == 0 or factors[-1] == pytest.approx(min(1 / down, factors[-1]))
+
+
+def test_growth_stands_in_the_table(make_spec: Callable[..., RunSpec]) -> None:
+    schedule = build_schedule(make_spec(steps=12))
+    assert schedule.passes.tolist() == schedule.grown.tolist() == [2] * 6 + [4] * 6
+    assert schedule.evaluated[-1] == 4
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.passes[0] = 3
+
+
+def test_staged_growth_is_three_rows_of_the_same_table(make_spec: Callable[..., RunSpec]) -> None:
+    spec = replace(make_spec(steps=10), schedule=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
+    assert build_schedule(spec).passes.tolist() == [2] * 5 + [4] * 3 + [6] * 2
+
+
+def test_random_recurrence_is_drawn_once_per_step_from_the_seed(make_spec: Callable[..., RunSpec]) -> None:
+    spec = make_spec("random-loop-grow", steps=2000)
+    schedule = build_schedule(spec)
+    before, after = schedule.passes[:1000], schedule.passes[1000:]
+    assert set(before.tolist()) == {2} and set(after.tolist()) == {2, 3, 4, 5, 6}
+    assert np.bincount(after)[2:].min() > 150  # uniform: 200 of each, give or take
+    assert (schedule.evaluated[1000:] == 4).all()
+    again, other = build_schedule(spec), build_schedule(replace(spec, seed=1))
+    assert (again.passes == schedule.passes).all() and (other.passes != schedule.passes).any()
+
+
+def test_realised_flops_are_the_sum_over_the_draws(make_spec: Callable[..., RunSpec]) -> None:
+    spec = make_spec("random-loop-grow", steps=50)
+    schedule = build_schedule(spec)
+    arm = ARMS["random-loop-grow"]
+    expected = sum(
+        flops_per_token(arm, spec.shape, int(k)).total * spec.batch_tokens for k in schedule.passes
+    )
+    assert schedule.flops(spec.arm, spec.shape, spec.batch_tokens).total == pytest.approx(expected, rel=1e-12)
