@@ -1,7 +1,7 @@
 """Frozen dataclasses to plain JSON values and back, with errors that name the field.
 
-Each type's decoder is built once, from its annotations, and kept: ten thousand records are read in a second or
-so. A path to the wrong field is put together only when there is one.
+Each type's decoder is built once, from its annotations, and kept: ten thousand records are read in about a
+second. The path to a wrong field is put together only when there is one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _decoder(kind: Any) -> Decoder:
         return lambda value: value if isinstance(value, origin) else _refuse(value, noun)
     if kind in (float, int):
         return _float if kind is float else _int
-    noun = {str: "text", bool: "true or false"}[kind]
+    plain: dict[Any, str] = {str: "text", bool: "true or false"}
+    noun = plain[kind]
     return lambda value: value if type(value) is kind else _refuse(value, noun)
 
 

@@ -1,8 +1,9 @@
 """The index: one file that makes ten thousand records quick to list, filter and load.
 
 Files are the truth. The index keeps, for every record.json, its stamp (time of change, size, inode) and its
-content in a form that decodes fast; an entry whose stamp is not the file's is read from the file again. An index
-that is missing, old or damaged is as good as empty. It is replaced whole, so any number of processes may do it.
+content in a form that decodes fast; an entry whose stamp is not the file's is read from the file again. An
+index that is missing, old or damaged is as good as empty. It is replaced whole, so any number of processes may
+do it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class _Entry:
 
     def record(self) -> RunRecord:
         value = json.loads(self.rest)
-        value["spec"] = RunSpec(**{name: _part(name, text) for name, text in zip(_PARTS, self.parts, strict=True)})
+        value["spec"] = RunSpec(
+            **{name: _part(name, text) for name, text in zip(_PARTS, self.parts, strict=True)}
+        )
         return RunRecord.from_dict(value)
 
 
