@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from steepen.cli import data, family, train
+from steepen.cli import data, family, runs, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("runs")(runs.runs)
+app.command("status")(runs.status)
 
 
 def main(arguments: list[str] | None = None) -> int:
