@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
+    # Before torch is imported: its threads must not spin while they wait, or two busy cores stall each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     here = str(Path.cwd())
     if here not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
         sys.path.insert(0, here)
