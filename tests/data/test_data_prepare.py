@@ -1,4 +1,4 @@
-"""Preparation: every document once, no document in both splits, and the same bytes however often it is killed."""
+"""Preparation: every document once, in one split, and the same bytes however often it is killed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     code = (
         "from steepen.data import prepare as p; from steepen.data.request import Request; "
         "p.JOURNAL_SECONDS = 0.05; "
-        f"p.prepare(Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000), {str(tmp_path / 'out')!r})"
+        f"request = Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
+        f"p.prepare(request, {str(tmp_path / 'out')!r})"
     )
     choose = random.Random(time.time_ns())
     progress: list[int] = []
@@ -297,9 +298,7 @@ def test_memory_does_not_grow_with_the_corpus(
         ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),
     ],
 )
-def test_an_impossible_request_is_refused_before_anything_is_read(
-    options: dict[str, Any], message: str
-) -> None:
+def test_an_impossible_request_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Request(("nowhere",), **options)
 

@@ -113,9 +113,7 @@ def test_reading_can_begin_at_any_unit(tmp_path: Path, documents: list[str], nam
         assert [text for text in read_documents(path, Reading(), start) if text] == documents[start:]
 
 
-def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(
-    tmp_path: Path, documents: list[str]
-) -> None:
+def test_a_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, documents: list[str]) -> None:
     text = "\n\n".join(documents * 12)
     assert len(text) > 2 * LONGEST
     (tmp_path / "book.txt").write_text(text)

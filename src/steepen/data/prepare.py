@@ -234,8 +234,8 @@ class _Preparation:
         if not documents["train"]:
             name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
             raise UsageError(
-                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were empty "
-                f"and {val:,} went to validation."
+                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were "
+                f"empty and {val:,} went to validation."
             )
         for writer in self.writers.values():
             writer.finish_shard()
