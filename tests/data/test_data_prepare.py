@@ -68,7 +68,26 @@ def test_a_document_that_the_source_repeats_is_never_in_both_splits(
     assert not set(train) & set(val)
     assert set(train) | set(val) == set(documents)
     assert len(val) == len(set(val))
-    assert dataset.manifest.notes["copies_of_validation_documents_dropped"] == 2 * len(val)
+    assert dataset.manifest.notes["documents_dropped"] == 2 * len(val)
+
+
+@pytest.mark.parametrize("val_tokens", [None, 500])
+def test_validation_from_files_of_its_own_takes_nothing_from_training(
+    tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, val_tokens: int | None
+) -> None:
+    train = write_jsonl(tmp_path / "train.jsonl", documents)
+    apart = write_jsonl(
+        tmp_path / "apart.jsonl", [*(f"Apart: {text}" for text in documents[:50]), documents[7]]
+    )
+    request = Request((str(train),), val_source=(str(apart),), val_tokens=val_tokens)
+    dataset = prepare(request, tmp_path / "out")
+    val = texts_of(dataset, "val")
+    if val_tokens is None:
+        assert val == [*(f"Apart: {text}" for text in documents[:50]), documents[7]]
+        assert texts_of(dataset, "train") == documents[:7] + documents[8:]
+    else:
+        assert 500 <= dataset.manifest.splits["val"].tokens < 900
+        assert texts_of(dataset, "train") == documents
 
 
 def test_identity_follows_the_content_and_not_the_place(

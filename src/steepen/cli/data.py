@@ -45,6 +45,12 @@ def prepare(
             help="Validation tokens to set aside, by document.", show_default="1/50, at most 10,485,760"
         ),
     ] = None,
+    val_source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files that validation is taken from instead; may be given again.", show_default=False
+        ),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
     ] = None,
@@ -86,6 +92,7 @@ def prepare(
     reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
     request = Request(
         source=tuple(source),
+        val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
         val_tokens=val_tokens,
         max_tokens=max_tokens,
@@ -170,7 +177,7 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     console.print(f"source     {manifest.source.get('name', '?')}", markup=False)
     console.print(f"tokenizer  {manifest.tokenizer.name} ({padded}), {manifest.dtype}", markup=False)
     console.print(f"identity   {dataset.identity}", markup=False)
-    wanted = manifest.notes.get("validation_tokens_wanted", 0)
+    wanted = manifest.notes.get("validation_tokens_wanted") or 0
     if manifest.splits["val"].tokens < wanted:
         got = manifest.splits["val"].tokens
         console.print(f"note       the source gave {got:,} validation tokens of {wanted:,} wanted")

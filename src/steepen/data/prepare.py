@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -23,7 +24,7 @@ from steepen.data.files import sync_directory, write_atomically
 from steepen.data.manifest import MANIFEST, TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.request import Progress, Report, Reporter, Request
 from steepen.data.shards import dtype_for
-from steepen.data.sources import Source, resolve
+from steepen.data.sources import Source, files, resolve
 from steepen.data.split import Split, plan
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.writer import SplitWriter
@@ -46,7 +47,7 @@ class _State:
     characters: int = 0
     documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     empty: int = 0
-    copies_dropped: int = 0
+    dropped: int = 0
     chosen: int = 0
     finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
     open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
@@ -67,7 +68,8 @@ def prepare(
     work = partial_directory(out)
     reporter = Reporter(report)
     source = resolve(request.source, request.reading, request.hub, work / STAGING, reporter.say)
-    asked = _asked(request, source)
+    validation = files(request.val_source, request.reading) if request.val_source else None
+    asked = _asked(request, source, validation)
     if (out / MANIFEST).is_file():
         return _existing(out, asked)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -77,7 +79,14 @@ def prepare(
         if restart:
             _clear(work)
         if not (work / MANIFEST).is_file():
-            preparation = _Preparation(request, source, work, reporter, threads or os.cpu_count() or 1)
+            preparation = _Preparation(
+                request,
+                source,
+                validation,
+                work=work,
+                report=reporter,
+                threads=threads or os.cpu_count() or 1,
+            )
             try:
                 preparation.run()
             except UsageError:  # running it again could only fail again
@@ -92,9 +101,12 @@ def prepare(
     return Dataset.open(out)
 
 
-def _asked(request: Request, source: Source) -> dict[str, Any]:
+def _asked(request: Request, source: Source, validation: Source | None) -> dict[str, Any]:
     """Request and source as they look after a journey through JSON."""
-    return json.loads(json.dumps({"request": request.record(), "source": source.description}))
+    description = source.description
+    if validation is not None:
+        description = {**description, "validation": validation.description}
+    return json.loads(json.dumps({"request": request.record(), "source": description}))
 
 
 def _clear(work: Path) -> None:
@@ -137,12 +149,26 @@ def _only_one(work: Path) -> Any:
 class _Preparation:
     """One run over the source, from wherever the journal says."""
 
-    def __init__(self, request: Request, source: Source, work: Path, report: Reporter, threads: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        source: Source,
+        validation: Source | None,
+        *,
+        work: Path,
+        report: Reporter,
+        threads: int,
+    ) -> None:
         self.request, self.source, self.work, self.threads = request, source, work, threads
         self.report = report
-        self.asked = _asked(request, source)
+        self.asked = _asked(request, source, validation)
+        for_validation = [] if validation is None else list(validation.parts)
+        self.parts = [*for_validation, *source.parts]
+        self.first_part = len(for_validation)  # parts before it are validation text alone
         self.state = self._read_journal()
         self.wanted, self.share = plan(source.size, request.val_tokens, request.max_tokens)
+        if validation is not None:
+            self.wanted, self.share = request.val_tokens or sys.maxsize, 0.0
         self.split = Split(work / CHOSEN, self.wanted, self.share, self.state.chosen)
         self.writers: dict[str, SplitWriter] = {}
 
@@ -176,7 +202,7 @@ class _Preparation:
     def _training_texts(self) -> Iterator[str]:
         read = 0
         total = min(self.source.size, TRAINING_CHARACTERS)
-        for count, unit in enumerate(self._units(0, 0)):
+        for count, unit in enumerate(self._units(self.first_part, 0)):
             if unit.text and not self.split.may_validate(digest_of(unit.text)):
                 yield unit.text
                 read += len(unit.text)
@@ -187,9 +213,9 @@ class _Preparation:
         self.report(Progress("training the tokenizer", total, total, 0, 0))
 
     def _units(self, part: int, start: int) -> Iterator[Unit]:
-        for number in range(part, len(self.source.parts)):
+        for number in range(part, len(self.parts)):
             first = start if number == part else 0
-            for unit, text in enumerate(self.source.parts[number].documents(first), start=first):
+            for unit, text in enumerate(self.parts[number].documents(first), start=first):
                 yield Unit(number, unit, text)
 
     def _encode(self, tokenizer: Tokenizer) -> None:
@@ -206,9 +232,9 @@ class _Preparation:
                 if unit.ids is None:
                     state.empty += 1
                     continue
-                split = self.split.of(unit.digest, val.tokens)
+                split = self.split.of(unit.digest, val.tokens, unit.part < self.first_part)
                 if split is None:
-                    state.copies_dropped += 1
+                    state.dropped += 1
                     continue
                 state.documents[split] += 1
                 self.writers[split].append(unit.ids)
@@ -252,8 +278,8 @@ class _Preparation:
             notes={
                 "characters": self.state.characters,
                 "empty_units": self.state.empty,
-                "copies_of_validation_documents_dropped": self.state.copies_dropped,
-                "validation_tokens_wanted": self.wanted,
+                "documents_dropped": self.state.dropped,
+                "validation_tokens_wanted": None if self.wanted == sys.maxsize else self.wanted,
                 "validation_share": self.share,
             },
         )

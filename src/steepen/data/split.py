@@ -48,11 +48,14 @@ class Split:
         """Number of validation documents so far."""
         return len(self._chosen)
 
-    def of(self, digest: bytes, val_tokens: int) -> str | None:
-        """The split of a document, given the validation tokens so far; None where it must be dropped."""
-        if digest in self._chosen:
+    def of(self, digest: bytes, val_tokens: int, for_validation: bool = False) -> str | None:
+        """The split of a document, given the validation tokens so far; None where it must be dropped.
+
+        `for_validation` says that the document comes from a source of validation text alone.
+        """
+        if digest in self._chosen or (for_validation and val_tokens >= self.wanted):
             return None
-        if val_tokens < self.wanted and int.from_bytes(digest, "big") < self._threshold:
+        if for_validation or (val_tokens < self.wanted and self.may_validate(digest)):
             self._chosen.add(digest)
             self._stream.write(digest)
             return "val"
