@@ -236,6 +236,23 @@ def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, cor
 
 
 @pytest.mark.usefixtures("fine_journal")
+@pytest.mark.parametrize(
+    "damaged", ["train_00000.bin", "train_00001.bin", "validation_documents.bin", "journal.json"]
+)
+def test_an_unfinished_preparation_that_was_damaged_is_not_continued(
+    tmp_path: Path, corpus: Path, damaged: str
+) -> None:
+    request = Request((str(corpus),), shard_tokens=3_000, val_tokens=1_000)
+    with pytest.raises(Interrupted):
+        prepare(request, tmp_path / "out", interrupt_after(30))
+    path = tmp_path / "out.partial" / damaged
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(SteepenError, match=damaged):
+        prepare(request, tmp_path / "out")
+    prepare(request, tmp_path / "out", restart=True).verify()
+
+
+@pytest.mark.usefixtures("fine_journal")
 def test_killed_between_manifest_and_rename_it_only_has_to_rename(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,15 +12,16 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from steepen.data.dataset import Dataset, partial_directory
 from steepen.data.encoding import Unit, digest_of, encode_in_order
-from steepen.data.files import sync_directory, write_atomically
+from steepen.data.files import sync_directory
+from steepen.data.journal import JOURNAL, State, read_journal, write_journal
 from steepen.data.manifest import MANIFEST, TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.request import Progress, Report, Reporter, Request
 from steepen.data.shards import dtype_for
@@ -30,27 +31,11 @@ from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.writer import SplitWriter
 from steepen.errors import SteepenError, UsageError
 
-JOURNAL = "journal.json"
 CHOSEN = "validation_documents.bin"
 STAGING = "downloads"
 LOCK = "lock"
 JOURNAL_SECONDS = 5.0
 TRAINING_CHARACTERS = 50_000_000  # of the source, from its start, that a tokenizer is trained on
-
-
-@dataclass
-class _State:
-    """What the journal records beside the request: a position in the source, and the lengths on disk then."""
-
-    part: int = 0
-    unit: int = 0
-    characters: int = 0
-    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
-    empty: int = 0
-    dropped: int = 0
-    chosen: int = 0
-    finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
-    open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
 
 
 def prepare(
@@ -67,6 +52,9 @@ def prepare(
     out = Path(out).absolute()
     work = partial_directory(out)
     reporter = Reporter(report)
+    if restart and work.is_dir():
+        with _only_one(work):
+            _clear(work)
     source = resolve(request.source, request.reading, request.hub, work / STAGING, reporter.say)
     validation = files(request.val_source, request.reading) if request.val_source else None
     asked = _asked(request, source, validation)
@@ -76,8 +64,6 @@ def prepare(
         raise UsageError(f"{out} exists and is no prepared data; choose another directory for --out.")
     work.mkdir(parents=True, exist_ok=True)
     with _only_one(work):
-        if restart:
-            _clear(work)
         if not (work / MANIFEST).is_file():
             preparation = _Preparation(
                 request,
@@ -165,7 +151,7 @@ class _Preparation:
         for_validation = [] if validation is None else list(validation.parts)
         self.parts = [*for_validation, *source.parts]
         self.first_part = len(for_validation)  # parts before it are validation text alone
-        self.state = self._read_journal()
+        self.state = self._begun()
         self.wanted, self.share = plan(source.size, request.val_tokens, request.max_tokens)
         if validation is not None:
             self.wanted, self.share = request.val_tokens or sys.maxsize, 0.0
@@ -290,18 +276,17 @@ class _Preparation:
             (self.work / name).unlink(missing_ok=True)
         shutil.rmtree(self.work / STAGING, ignore_errors=True)
 
-    def _read_journal(self) -> _State:
-        path = self.work / JOURNAL
-        if not path.exists():
-            return _State()
-        stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
-        state = _State(**stored["state"])
-        if stored["asked"] == self.asked:
+    def _begun(self) -> State:
+        found = read_journal(self.work)
+        if found is None:
+            return State()
+        asked, state = found
+        if asked == self.asked:
             return state
         if any(state.documents.values()):
             raise _other_preparation(self.work)
         _clear(self.work)  # it had not come as far as the first document
-        return _State()
+        return State()
 
     def _write_journal(self) -> None:
         for writer in self.writers.values():
@@ -311,5 +296,4 @@ class _Preparation:
         for name, writer in self.writers.items():
             self.state.finished[name] = [asdict(shard) for shard in writer.finished]
             self.state.open_tokens[name] = writer.open_tokens
-        content = {"asked": self.asked, "state": asdict(self.state)}
-        write_atomically(self.work / JOURNAL, json.dumps(content, indent=1).encode())
+        write_journal(self.work, self.asked, self.state)

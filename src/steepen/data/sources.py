@@ -52,6 +52,7 @@ def resolve(
             f"source {words[0]!r} cannot be mixed with others; prepare each into its own directory."
         )
     if first == embedded.NAME:
+        say("gathering the embedded corpus")
         return embedded.source(config)
     if first in hugging_face.REPOSITORIES:
         return hugging_face.source(first, config, reading, hub=hub, staging=staging, say=say)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from steepen.data.encoding import DIGEST
+from steepen.errors import SteepenError
 
 BYTES_PER_TOKEN = 4.0  # of English under GPT-2; only sizes the share below
 DEFAULT_VALIDATION = 10_485_760
@@ -38,6 +39,8 @@ class Split:
         self._threshold = int(share * 2 ** (8 * DIGEST))
         self._chosen: set[bytes] = set()
         self._stream = journal.open("a+b")
+        if journal.stat().st_size < chosen * DIGEST:
+            raise SteepenError(f"{journal} is shorter than the journal says; use --restart to begin again.")
         self._stream.truncate(chosen * DIGEST)
         self._stream.seek(0)
         while digest := self._stream.read(DIGEST):
