@@ -143,7 +143,8 @@ def test_the_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub:
 def test_only_the_files_that_are_needed_are_downloaded(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)  # what is read ahead
+    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
     prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out")
     assert len(hub.fetched) == 1
 

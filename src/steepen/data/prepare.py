@@ -75,10 +75,11 @@ def prepare(
             )
             try:
                 preparation.run()
-            except UsageError:  # running it again could only fail again
-                shutil.rmtree(work)
+            except UsageError:  # running it again could only fail again, and nothing is lost
+                if not preparation.state.documents["train"]:
+                    shutil.rmtree(work)
                 raise
-        elif Manifest.read(work).request != asked["request"]:
+        elif _found(work) != asked:
             raise _other_preparation(work)
     (work / LOCK).unlink(missing_ok=True)
     sync_directory(work)
@@ -112,14 +113,18 @@ def _other_preparation(work: Path) -> UsageError:
 
 
 def _existing(out: Path, asked: dict[str, Any]) -> Dataset:
-    dataset = Dataset.open(out)
-    found = {"request": dataset.manifest.request, "source": dataset.manifest.source}
-    if found != asked:
+    if _found(out) != asked:
         raise UsageError(
             f"{out} already holds prepared data of another source or with other options; "
             "choose another directory for --out, or remove it."
         )
-    return dataset
+    return Dataset.open(out)
+
+
+def _found(directory: Path) -> dict[str, Any]:
+    """What a finished directory was asked to be, comparable with `_asked`."""
+    manifest = Manifest.read(directory)
+    return {"request": manifest.request, "source": manifest.source}
 
 
 def _only_one(work: Path) -> Any:
@@ -154,7 +159,8 @@ class _Preparation:
         self.state = self._begun()
         self.wanted, self.share = plan(source.size, request.val_tokens, request.max_tokens)
         if validation is not None:
-            self.wanted, self.share = request.val_tokens or sys.maxsize, 0.0
+            self.wanted = sys.maxsize if request.val_tokens is None else request.val_tokens
+            self.share = 0.0
         self.split = Split(work / CHOSEN, self.wanted, self.share, self.state.chosen)
         self.writers: dict[str, SplitWriter] = {}
 
