@@ -191,6 +191,7 @@ def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
     assert "\n" not in sentence
     assert sentence.endswith((".", ")"))
     assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists(), "nothing was done, so nothing should be left"
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from steepen.data.dataset import Dataset, partial_directory
 from steepen.data.encoding import Unit, digest_of, encode_in_order
-from steepen.data.files import sync_directory
+from steepen.data.files import TEMPORARY, sync_directory
 from steepen.data.journal import JOURNAL, State, read_journal, write_journal
 from steepen.data.manifest import MANIFEST, TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.request import Progress, Report, Reporter, Request
@@ -75,13 +75,15 @@ def prepare(
             )
             try:
                 preparation.run()
-            except UsageError:  # running it again could only fail again, and nothing is lost
-                if not preparation.state.documents["train"]:
+            except SteepenError:
+                # Leave nothing where nothing would be lost: no document written, no download begun.
+                if not preparation.state.documents["train"] and not (work / STAGING).exists():
                     shutil.rmtree(work)
                 raise
         elif _found(work) != asked:
             raise _other_preparation(work)
-    (work / LOCK).unlink(missing_ok=True)
+    for leftover in (work / LOCK, *work.glob(f".*{TEMPORARY}")):
+        leftover.unlink(missing_ok=True)
     sync_directory(work)
     work.replace(out)
     sync_directory(out.parent)
