@@ -206,18 +206,25 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
         "from steepen.data import prepare as p; from steepen.data.request import Request; "
         "p.JOURNAL_SECONDS = 0.05; "
         f"request = Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
-        f"p.prepare(request, {str(tmp_path / 'out')!r})"
+        f"p.prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
     )
+    journal = tmp_path / "out.partial" / "journal.json"
+
+    def journalled() -> bytes:
+        try:
+            return journal.read_bytes()
+        except FileNotFoundError:  # not begun, or finished and renamed
+            return b""
+
     choose = random.Random(time.time_ns())
     progress: list[int] = []
     while not (tmp_path / "out").exists():
+        began = journalled()
         process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-        journal = tmp_path / "out.partial" / "journal.json"
-        began = journal.read_bytes() if journal.exists() else b""
         # Past start-up, which is not what is tested: wait until this run has journalled, then a little more.
-        while process.poll() is None and (not journal.exists() or journal.read_bytes() == began):
-            time.sleep(0.005)
-        time.sleep(choose.uniform(0, 0.4))
+        while process.poll() is None and journalled() in {began, b""}:
+            time.sleep(0.002)
+        time.sleep(choose.uniform(0, 0.05 if len(progress) < 2 else 0.4))
         process.send_signal(signal.SIGKILL)
         process.wait()
         progress.append(sum(f.stat().st_size for f in (tmp_path / "out.partial").glob("*.bin")))
