@@ -134,6 +134,7 @@ class _Run:
         self.signal: int | None = None
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
+        self.waited = 0.0  # seconds for the next batch since the losses were last looked at
 
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
@@ -165,7 +166,9 @@ class _Run:
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
         with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
+            asked = time.perf_counter()
             for step, inputs, targets in feed:
+                self.waited += time.perf_counter() - asked
                 if schedule.grown[step] > self.network.passes:
                     self._grow(int(schedule.grown[step]))
                 self.clock.start()
@@ -178,6 +181,7 @@ class _Run:
                 if self.step % self.log_every == 0 or self.step == spec.steps:
                     self._drain()
                 self._attend()
+                asked = time.perf_counter()
 
     def _attend(self) -> None:
         """What may be due between two steps: validation, a checkpoint, a stop."""
@@ -202,6 +206,7 @@ class _Run:
         self.pending.clear()
         seconds = self.clock.lap()
         rate = len(steps) * self.spec.batch_tokens / max(seconds, 1e-9)
+        waiting, self.waited = self.waited / max(seconds, 1e-9), 0.0
         tensors = zip(steps, losses, norms, strict=True)
         for step, loss, norm in tensors:
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -212,6 +217,7 @@ class _Run:
                 "passes": int(self.schedule.passes[step]),
                 "gradient_norm": norm,
                 "tokens_per_second": rate,
+                "data_wait": waiting,  # share of the time spent waiting for batches
             }
             self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
             self.trackers.log(step + 1, values)
