@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from steepen.cli import laws
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -25,6 +26,10 @@ app = typer.Typer(
 @app.callback()
 def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
     """Does a change make the scaling law steeper, or only lower?"""
+
+
+app.command()(laws.fit)
+app.command()(laws.power)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,5 @@
-"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a verdict.
+"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a
+verdict.
 
     same      one law for both                        3 parameters
     constant  own constant                            4
@@ -6,10 +7,10 @@
     floor     own constant and floor, one exponent    5   (the floor-shift twin of `exponent`)
     free      everything its own                      6
 
-All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested models
-whose size is right for eight points as well as for eight hundred. Everything here is vectorised over data sets:
-the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with every rung left out
-is the same code.
+All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested
+models whose size is right for eight points as well as for eight hundred. Everything here is vectorised over
+data sets: the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with
+every rung left out is the same code.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ ROUNDING = 1e-9
 class Rule:
     """How verdicts are reached. `margin` is the largest |Δγ|/γ that may still be called a constant gain.
 
-    The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1: .0027 of
-    .1113), so an effect of that size is not waved through as a constant. `noise` is a known standard deviation of the
-    loss; without it the scatter about the free reading is used.
+    The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
+    .0027 of .1113), so an effect of that size is not waved through as a constant. `noise` is a known
+    standard deviation of the loss; without it the scatter about the free reading is used.
     """
 
     level: float = 0.05
@@ -50,14 +51,18 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind each."""
+    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind
+    each.
+    """
 
     x: Array
     arm: NDArray[np.bool_]
     weights: Array
 
     def designs(self) -> dict[Reading, Design]:
-        """The five readings; constants and exponents are (reference, arm − reference), floors one per ladder."""
+        """The five readings; constants and exponents are (reference, arm − reference), floors one per
+        ladder.
+        """
         ones = np.ones((len(self.x), 1))
         arm = self.arm[:, None].astype(float)
         both, split = np.hstack([ones, arm]), np.hstack([1.0 - arm, arm])
@@ -168,17 +173,19 @@ def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
 def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
-    1. Slopes (given one floor) differ: if the arm is shallower it is *worse*. If it is steeper, the exponent reading
-       and its floor twin are each tested against the free reading: *steeper* if only the twin is refuted, *floor* if
-       only the exponent reading is, the sign of the free Δγ if both are, and *undecided* if neither is.
-    2. Slopes do not differ: *lower (constant)* or *worse* if the constant does, and if the interval of Δγ excludes a
-       drift beyond the margin; otherwise *undecided*.
+    1. Slopes (given one floor) differ: if the arm is shallower it is *worse*. If it is steeper, the
+    exponent reading and its floor twin are each tested against the free reading: *steeper* if only the twin
+    is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are, and
+    *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant does,
+    and if the interval of Δγ excludes a drift beyond the margin; otherwise *undecided*.
     """
     level = rule.level
     steep = tests.p_slope < level
     twin_out = tests.p_floor_reading < level
     exponent_out = tests.p_exponent_reading < level
-    quantile = t_quantile(1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf))
+    quantile = t_quantile(
+        1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf)
+    )
     reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     flat = reach < rule.margin * np.abs(tests.gamma)
     shifted = tests.p_shift < level
@@ -196,7 +203,9 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
 
 
 def t_quantile(probability: float, freedom: Array) -> Array:
-    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there are none."""
+    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there
+    are none.
+    """
     freedom = np.asarray(freedom, float)
     with np.errstate(invalid="ignore"):
         value = cast(Array, special.stdtrit(np.maximum(freedom, 1e-9), probability))
@@ -205,7 +214,9 @@ def t_quantile(probability: float, freedom: Array) -> Array:
 
 
 def f_p_value(statistic: Array, above: float, below: Array) -> Array:
-    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are none."""
+    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are
+    none.
+    """
     statistic = np.maximum(np.asarray(statistic, float), 0.0)
     below = np.broadcast_to(np.asarray(below, float), statistic.shape)
     ratio = np.where(np.isinf(below), 1.0, below)
