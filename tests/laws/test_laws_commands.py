@@ -184,6 +184,10 @@ def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.C
     same = write(tmp_path, lines()[-1:], name="same.csv")
     by_file, by_compute = (result(capsys, *base, "--hold-out", hold) for hold in (same, "grow:1e20"))
     assert by_file["hold_out"][0]["forecast"] == by_compute["hold_out"][0]["forecast"]
+    whole = write(tmp_path, lines()[8:], name="whole.csv")
+    code, _, err = run(capsys, *base, "--hold-out", whole)
+    assert code == 2
+    assert "'grow' is held out but not fitted" in err
 
 
 def test_repeats_need_a_seed_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,8 @@ def _hold_out(ladders: dict[str, Ladder], holds: list[str]) -> tuple[dict[str, L
         if Path(hold).is_file():
             out = read_ladders(read_table(hold))
             # A run that is also in the table must not be fitted, or it would be scored against itself.
-            ladders = {name: without(ladder, out.get(name)) for name, ladder in ladders.items()}
+            left = {name: without(ladder, out.get(name)) for name, ladder in ladders.items()}
+            ladders = {name: ladder for name, ladder in left.items() if len(ladder.flops)}
         else:
             arm, _, tail = hold.rpartition(":")
             ladders, out = split_hold_out(ladders, _flops(tail, hold), arm or None)
