@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from steepen.cli import data, family, runs, train
+from steepen.cli import data, family, laws, runs, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -37,6 +37,8 @@ app.command("plan")(family.plan)
 app.command("train")(train.train)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
+app.command()(laws.fit)
+app.command()(laws.power)
 
 
 def main(arguments: list[str] | None = None) -> int:
