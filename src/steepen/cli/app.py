@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, family, train
+from steepen.cli import data, evaluation, family, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 
 app.add_typer(data.app, name="data")
+app.add_typer(evaluation.app, name="eval")
 
 
 @app.callback()

@@ -48,9 +48,7 @@ class Item:
 
     def candidate(self, index: int) -> tuple[str, str]:
         """Context and answer of one candidate."""
-        context = self.contexts[index] if len(self.contexts) > 1 else self.contexts[0]
-        answer = self.answers[index] if len(self.answers) > 1 else self.answers[0]
-        return context, answer
+        return self.contexts[min(index, len(self.contexts) - 1)], self.answers[min(index, len(self.answers) - 1)]
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,9 @@ def _read_task(
 
     label = field("label", str)
     if not re.fullmatch(r"[\w.-]+", label):
-        raise BadBundle(config, line, f"the label {label!r} is not valid: use letters, digits, _, - and dots.")
+        raise BadBundle(
+            config, line, f"the label {label!r} is not valid: use letters, digits, _, - and dots."
+        )
     kind = entry.get("icl_task_type")
     if kind not in KINDS:
         raise BadBundle(
@@ -190,7 +190,9 @@ def _read_task(
         )
     shots = field("num_fewshot", list)
     if len(shots) != 1 or not isinstance(shots[0], int) or shots[0] < 0:
-        raise BadBundle(config, line, f"num_fewshot = {shots!r} is not valid: it must be a list of one count.")
+        raise BadBundle(
+            config, line, f"num_fewshot = {shots!r} is not valid: it must be a list of one count."
+        )
     baseline = baselines.get(label)
     if baseline is None or not 0 <= baseline < 100:
         raise BadBundle(

@@ -1,13 +1,14 @@
-"""The suite from end to end: tasks and seeds in turn, each saved when done, taken up again where it stopped."""
+"""The suite from end to end: tasks and seeds in turn, each saved when done, so that none is done twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from steepen.evaluation.rows import Row, make_batches, make_rows
 from steepen.evaluation.scorer import Scorer, can_branch
 from steepen.model.network import Network
 
+AHEAD = 3  # tasks whose prompts are made before they are scored
 PROTOCOL = 1  # raised whenever the same settings would give other scores
 
 
@@ -73,14 +75,19 @@ class _Job:
         """A guess at its tokens, for the time left: characters of prompts, shared parts counted once."""
         sample = self.task.items[:: max(1, len(self.task.items) // 50)]
         solved = sum(sum(map(len, item.candidate(item.gold))) for item in sample) / len(sample)
-        asked = sum(sum(map(len, item.contexts)) + sum(map(len, item.answers)) for item in sample) / len(sample)
+        asked = sum(sum(map(len, item.contexts)) + sum(map(len, item.answers)) for item in sample) / len(
+            sample
+        )
         return self.examples * (self.task.shots * solved + asked)
 
 
 @dataclass(frozen=True)
 class _Prepared:
+    """A job's examples as rows; example i's candidates have consecutive slots."""
+
     examples: list[Example]
     rows: list[Row]
+    slots: int
 
 
 def evaluate_core(
@@ -95,71 +102,83 @@ def evaluate_core(
 ) -> SuiteScores:
     """Score a network on a bundle.
 
-    With `folder`, every task's outcomes are saved there as JSON lines when it is done, and tasks already saved
-    are not scored again: the folder must belong to these very settings (see `settings_key`).
+    With `folder`, every task's outcomes are saved there as JSON lines when it is done, and tasks already
+    saved are not scored again: the folder must belong to these very settings (see `settings_key`).
     """
     options = options or CoreOptions()
     jobs = list(_jobs(bundle, options))
     found = {job.name: outcomes for job in jobs if (outcomes := _saved(folder, job)) is not None}
     left = [job for job in jobs if job.name not in found]
-    scorer = Scorer(network, passes)
-    share = options.share_prefixes and can_branch(network)
-    on_gpu = scorer.device.type == "cuda"
-    token_budget = options.token_budget or (131_072 if on_gpu else 4096)
-    mask_budget = 1 << 26 if on_gpu else 1 << 22
     total, done = sum(job.work for job in jobs), sum(job.work for job in jobs if job.name in found)
-    encoders: dict[str, TaskEncoder] = {}
+    examiner = _Examiner(network, tokenizer, options, passes)
+    waiting: deque[Future[_Prepared]] = deque()
+    # Prompts of the next few tasks are encoded while one is scored; no more than that waits in memory.
+    with ThreadPoolExecutor(1, thread_name_prefix="steepen-prompts") as ahead:
+        try:
+            for number, job in enumerate(left):
+                soon = left[number + len(waiting) : number + AHEAD]
+                waiting.extend(ahead.submit(examiner.prepare, later) for later in soon)
 
-    def prepare(job: _Job) -> _Prepared:
-        # Prompts of a task are encoded once for all its seeds, and forgotten when the next task comes.
-        if job.task.label not in encoders:
-            encoders.clear()
-            encoders[job.task.label] = TaskEncoder(job.task, tokenizer, network.shape.context)
-        encoder = encoders[job.task.label]
-        examples = [encoder.example(index, job.seed) for index in range(job.examples)]
+                def progress(share: float, job: _Job = job, before: float = done) -> None:
+                    if report:
+                        what = f"{job.task.label}, seed {job.seed}"
+                        report(Progress(what, before + job.work * share, total))
+
+                outcomes = examiner.score(job.task, waiting.popleft().result(), progress)
+                _save(folder, job, outcomes)
+                found[job.name] = outcomes
+                done += job.work
+        finally:
+            for future in waiting:
+                future.cancel()
+    return _collect(jobs, found, options)
+
+
+class _Examiner:
+    """One network, ready to be asked any job."""
+
+    def __init__(
+        self, network: Network, tokenizer: Tokenizer, options: CoreOptions, passes: int | None
+    ) -> None:
+        self.tokenizer, self.context = tokenizer, network.shape.context
+        self.scorer = Scorer(network, passes)
+        self.share = options.share_prefixes and can_branch(network)
+        on_gpu = self.scorer.device.type == "cuda"
+        self.token_budget = options.token_budget or (131_072 if on_gpu else 4096)
+        self.mask_budget = 1 << (26 if on_gpu else 22)
+        self.encoder: TaskEncoder | None = None
+
+    def prepare(self, job: _Job) -> _Prepared:
+        """A job's prompts as rows. A task's texts are encoded once for all its seeds, then forgotten."""
+        if self.encoder is None or self.encoder.task is not job.task:
+            self.encoder = TaskEncoder(job.task, self.tokenizer, self.context)
+        examples = [self.encoder.example(index, job.seed) for index in range(job.examples)]
         rows: list[Row] = []
         slots = 0
         for example in examples:
-            rows += make_rows(example, slots, share)
+            rows += make_rows(example, slots, self.share)
             slots += len(example.sequences)
-        return _Prepared(examples, rows)
+        return _Prepared(examples, rows, slots)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="steepen-prompts") as ahead:
-        futures = [ahead.submit(prepare, job) for job in left[:1]]
-        try:
-            for number, job in enumerate(left):
-                prepared = futures.pop(0).result()
-                # The next task is encoded while this one is scored; no more than that waits in memory.
-                futures += [ahead.submit(prepare, later) for later in left[number + 1 : number + 2]]
-                tokens = sum(len(row) for row in prepared.rows)
-                batches = make_batches(prepared.rows, token_budget, mask_budget)
-                seen = 0
+    def score(self, task: Task, prepared: _Prepared, progress: Callable[[float], None]) -> list[Outcome]:
+        """The outcome of every example. `progress` is told the share done."""
+        total, seen = sum(len(row) for row in prepared.rows), 0
 
-                def progress(count: int, job: _Job = job, tokens: int = tokens, begun: float = done) -> None:
-                    nonlocal seen
-                    seen += count
-                    if report:
-                        what = f"{job.task.label}, seed {job.seed}"
-                        report(Progress(what, begun + job.work * min(1.0, seen / tokens), total))
+        def count(tokens: int) -> None:
+            nonlocal seen
+            seen += tokens
+            progress(min(1.0, seen / total))
 
-                slots = sum(len(example.sequences) for example in prepared.examples)
-                answers = scorer.answers(batches, slots, progress)
-                outcomes: list[Outcome] = []
-                slot = 0
-                for example in prepared.examples:
-                    means = [answers.mean(slot + place) for place in range(len(example.sequences))]
-                    exact = bool(answers.exact[slot])
-                    outcomes.append(
-                        judge(job.task.kind, example.index, example.line, example.gold, means, exact)
-                    )
-                    slot += len(means)
-                found[job.name] = outcomes
-                _save(folder, job, outcomes)
-                done += job.work
-        finally:
-            for future in futures:
-                future.cancel()
-    return _collect(jobs, found, options)
+        batches = make_batches(prepared.rows, self.token_budget, self.mask_budget)
+        answers = self.scorer.answers(batches, prepared.slots, count)
+        outcomes: list[Outcome] = []
+        slot = 0
+        for example in prepared.examples:
+            means = [answers.mean(slot + place) for place in range(len(example.sequences))]
+            exact = bool(answers.exact[slot])
+            outcomes.append(judge(task.kind, example.index, example.line, example.gold, means, exact))
+            slot += len(means)
+        return outcomes
 
 
 def settings_key(settings: dict[str, Any]) -> str:
@@ -177,9 +196,7 @@ def _jobs(bundle: Bundle, options: CoreOptions) -> Iterator[_Job]:
             yield _Job(task, seed, min(len(task.items), options.examples or len(task.items)))
 
 
-def _collect(
-    jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: CoreOptions
-) -> SuiteScores:
+def _collect(jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: CoreOptions) -> SuiteScores:
     by_task: dict[str, dict[int, Sequence[Outcome]]] = {}
     tasks: dict[str, Task] = {}
     for job in jobs:
@@ -211,8 +228,8 @@ def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
         return None
     try:
         with (folder / job.name).open(encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-        outcomes = [Outcome(**{**line, "losses": tuple(line["losses"])}) for line in lines]
+            lines: list[dict[str, Any]] = [json.loads(line) for line in file]
+        outcomes = [replace(Outcome(**line), losses=tuple(line["losses"])) for line in lines]
     except (ValueError, TypeError, KeyError):
         return None
     return outcomes if [outcome.index for outcome in outcomes] == list(range(job.examples)) else None

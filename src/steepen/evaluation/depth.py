@@ -87,14 +87,12 @@ def depth_used(
     stages = stage_names(network, passes)
     device = network.embedding.device
     total = torch.zeros(len(stages), dtype=torch.float64)
-    done = 0
     # One sequence at a time keeps the stream of every block in memory at once affordable at any depth.
-    for inputs, _ in tensors(validation, rows=1):
+    for done, (inputs, _) in enumerate(tensors(validation, rows=1), start=1):
         streams: list[Tensor] = []
         network.features(inputs.to(device), passes, visit=streams.append)
         assert len(streams) == len(stages)
         total += _divergences(network, streams, direction)
-        done += 1
         if report:
             report(done, validation.chunks)
     curve = tuple((total / validation.tokens).tolist())

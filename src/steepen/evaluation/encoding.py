@@ -73,7 +73,9 @@ class TaskEncoder:
             return [len(without)]
         if self.task.kind == "multiple_choice":  # where the choices part
             return [common_prefix(sequences)] * len(ends)
-        shared = common_prefix([sequence[::-1] for sequence in sequences])  # where the contexts have met again
+        shared = common_prefix(
+            [sequence[::-1] for sequence in sequences]
+        )  # where the contexts have met again
         return [max(1, end - shared) for end in ends]
 
     def _fit(self, index: int, item: Item, sequences: tuple[Ids, ...], starts: list[int]) -> Example:
@@ -130,7 +132,8 @@ class TaskEncoder:
         asked = self._asked_pieces(index, bool(shots))
         if asked is None:
             return None
-        return [(np.concatenate([*pieces, stem]), answer) for stem, answer in asked]
+        joined = {id(stem): np.concatenate([*pieces, stem]) for stem, _ in asked}  # choices share their stem
+        return [(joined[id(stem)], answer) for stem, answer in asked]
 
     def _solved_piece(self, place: int, later: bool) -> Ids | None:
         key = (place, later)

@@ -126,7 +126,9 @@ class SuiteScores:
         by_label = {task.label: task for task in self.tasks}
         if any(label not in by_label for label in CORE22):
             return None
-        return [statistics.fmean(by_label[label].centered_at(seed) for label in CORE22) for seed in self.seeds]
+        return [
+            statistics.fmean(by_label[label].centered_at(seed) for label in CORE22) for seed in self.seeds
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in scores.json and in a run's record."""
@@ -141,5 +143,7 @@ class SuiteScores:
             "mean_centered": self.mean(labels),  # over the tasks evaluated, whichever they are
             "mean_nll": self.mean(labels, "nll"),
             "seeds": list(self.seeds),
-            "tasks": {task.label: {k: v for k, v in asdict(task).items() if k != "label"} for task in self.tasks},
+            "tasks": {
+                task.label: {k: v for k, v in asdict(task).items() if k != "label"} for task in self.tasks
+            },
         }

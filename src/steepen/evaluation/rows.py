@@ -100,10 +100,12 @@ def _tree(example: Example, first_slot: int) -> Row:
 def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> Iterator[Batch]:
     """Causal rows, then trees, each longest first: a memory too small shows at once, padding stays small.
 
-    A batch has at most `token_budget` padded tokens, and a batch of trees at most `mask_budget` pairs of them.
+    A batch has at most `token_budget` padded tokens, a batch of trees at most `mask_budget` pairs of them.
     """
     for branching in (False, True):
-        chosen = sorted((row for row in rows if (row.branches is not None) == branching), key=len, reverse=True)
+        chosen = sorted(
+            (row for row in rows if (row.branches is not None) == branching), key=len, reverse=True
+        )
         while chosen:
             length = -(-len(chosen[0]) // ROUND) * ROUND
             count = token_budget // length
@@ -123,8 +125,9 @@ def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
     positions = np.zeros(shape, np.int64) if branching else None
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row.tokens
-        if branches is not None and positions is not None:
+        if branches is not None and row.branches is not None:
             branches[index, : len(row)] = row.branches
+        if positions is not None and row.positions is not None:
             positions[index, : len(row)] = row.positions
     return Batch(
         tokens,

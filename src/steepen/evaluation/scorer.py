@@ -20,7 +20,7 @@ IN_FLIGHT = 3  # batches handed to the device before the oldest one's result is 
 
 @dataclass(frozen=True)
 class Answers:
-    """Per slot (a candidate of an example): its tokens' summed loss, how many, and whether each came first."""
+    """Per slot (a candidate of an example): its tokens' summed loss, how many, if each was the top one."""
 
     loss: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
@@ -106,7 +106,7 @@ class Scorer:
 
 
 def tree_mask(branches: Tensor) -> Tensor:
-    """(rows, length) branch numbers to (rows, 1, length, length): the beginning and one's own branch, no later."""
+    """Who sees whom, (rows, 1, length, length): the beginning and one's own branch, nothing later."""
     length = branches.shape[-1]
     key, query = branches.unsqueeze(-2), branches.unsqueeze(-1)
     order = torch.ones(length, length, dtype=torch.bool, device=branches.device).tril()

@@ -39,7 +39,7 @@ FILTERED_OUT = (
 CORE17 = tuple(label for label in CORE22 if label not in FILTERED_OUT)
 
 # CORE of the GPT-3 models, which were never run on CORE: nanochat's estimates from the six of its tasks that
-# the GPT-3 paper prints (dev/estimate_gpt3_core.ipynb of github.com/karpathy/nanochat), as the paper uses them.
+# the GPT-3 paper prints (its dev/estimate_gpt3_core.ipynb), which the paper takes as references.
 GPT3_CORE = {
     "GPT-3 2.7B": 0.3292,
     "GPT-3 6.7B": 0.3611,

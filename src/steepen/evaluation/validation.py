@@ -44,4 +44,6 @@ def validate(network: Network, validation: Validation, passes: int | None = None
     """The network's loss on a validation set, at a number of passes (default: its own)."""
     passes = network.passes if passes is None else passes
     loss = mean_loss(network, tensors(validation, rows_at_once(network, validation.context)), passes)
-    return ValidationScore(loss, validation.bits_per_byte(loss), validation.tokens, passes, validation.identity)
+    return ValidationScore(
+        loss, validation.bits_per_byte(loss), validation.tokens, passes, validation.identity
+    )

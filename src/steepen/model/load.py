@@ -14,7 +14,7 @@ from steepen.model.network import Network
 
 
 def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose names begin with `prefix`, without it; the rest stays on disk."""
+    """The tensors of a safetensors file whose names begin with `prefix`, without it; no other is read."""
     try:
         with safe_open(file, framework="pt", device=str(device)) as tensors:
             names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
