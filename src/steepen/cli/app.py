@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, evaluation, family, train
+from steepen.cli import data, evaluation, family, forecast, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("forecast")(forecast.forecast)
 
 
 def main(arguments: list[str] | None = None) -> int:

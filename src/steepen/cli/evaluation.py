@@ -27,7 +27,9 @@ app = typer.Typer(cls=CheckpointFirst, help="Score a checkpoint: validation, COR
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 
 
-@app.command("checkpoint", epilog="See also: steepen eval filter --help (choosing tasks), steepen forecast --help.")
+@app.command(
+    "checkpoint", epilog="See also: steepen eval filter --help (choosing tasks), steepen forecast --help."
+)
 def checkpoint(
     path: Annotated[
         Path,
@@ -50,7 +52,8 @@ def checkpoint(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Draws of few-shot demonstrations to average over.")] = "0,1,2",
     tasks: Annotated[
-        str | None, typer.Option(help="Only these tasks: labels with commas, or core17 for the paper's subset.")
+        str | None,
+        typer.Option(help="Only these tasks: labels with commas, or core17 for the paper's subset."),
     ] = None,
     threshold: Annotated[float, typer.Option(help="Nats within which a block's prediction is final.")] = 2.0,
     direction: Annotated[
@@ -65,7 +68,7 @@ def checkpoint(
     ] = None,
     join: Annotated[
         bool | None,
-        typer.Option(help="Join the scores to the run's record (by default where the run has ended).")
+        typer.Option(help="Join the scores to the run's record (by default where the run has ended)."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto (the run's own), fp32 or bf16.")] = "auto",
@@ -133,9 +136,13 @@ def checkpoint(
 def filter_(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS...", help="Stores, run directories or record.json files of the reference arm."),
+        typer.Argument(
+            metavar="RUNS...", help="Stores, run directories or record.json files of the reference arm."
+        ),
     ],
-    arm: Annotated[str, typer.Option(help="Only runs of this arm; the paper's reference is vanilla.")] = "vanilla",
+    arm: Annotated[
+        str, typer.Option(help="Only runs of this arm; the paper's reference is vanilla.")
+    ] = "vanilla",
     least_gap: Annotated[float, typer.Option(help="Accuracy above chance at the largest run.")] = 0.02,
     least_tau: Annotated[float, typer.Option(help="Kendall's τ_b of accuracy with training tokens.")] = 0.50,
     out: Annotated[Path | None, typer.Option(help="Write the kept labels to a file, one a line.")] = None,
@@ -231,11 +238,13 @@ def _print_core(core: dict[str, Any]) -> None:
 
     table = Table(title="CORE", title_justify="left")
     for name in ("task", "shots", "examples", "accuracy", "chance", "centred", "answer NLL"):
-        table.add_column(name, justify="left" if name == "task" else "right")
+        table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
     for label, task in core["tasks"].items():
         numbers = (f"{task[name]:.4f}" for name in ("accuracy", "baseline", "centered", "nll"))
         table.add_row(label, str(task["shots"]), f"{task['examples']:,}", *numbers)
-    Console(highlight=False, soft_wrap=True).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, 100)  # a label cut short names no task
+    console.print(table)
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"
     subset = "" if core["examples"] is None else f", at most {core['examples']:,} examples per task"
     if core["core22"] is not None:

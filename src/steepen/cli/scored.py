@@ -43,7 +43,8 @@ def read_scored(paths: Sequence[Path]) -> list[Scored]:
     found = [scored for file in dict.fromkeys(files) if (scored := _read(file)) is not None]
     if not found:
         raise UsageError(
-            f"none of the {len(files)} records has CORE scores; `steepen eval RUN --data … --core …` joins them."
+            f"none of the {len(files)} records has CORE scores; "
+            "`steepen eval RUN --data … --core …` joins them."
         )
     return sorted(found, key=lambda scored: scored.flops)
 

@@ -48,7 +48,9 @@ class Item:
 
     def candidate(self, index: int) -> tuple[str, str]:
         """Context and answer of one candidate."""
-        return self.contexts[min(index, len(self.contexts) - 1)], self.answers[min(index, len(self.answers) - 1)]
+        return self.contexts[min(index, len(self.contexts) - 1)], self.answers[
+            min(index, len(self.answers) - 1)
+        ]
 
 
 @dataclass(frozen=True)
