@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, evaluation, family, forecast, train
+from steepen.cli import data, evaluation, family, forecast, laws, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -36,6 +36,8 @@ app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
 app.command("forecast")(forecast.forecast)
+app.command()(laws.fit)
+app.command()(laws.power)
 
 
 def main(arguments: list[str] | None = None) -> int:
