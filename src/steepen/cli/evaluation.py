@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from steepen.errors import UsageError
+
+if TYPE_CHECKING:
+    from steepen.cli.measure import Wanted
 
 
 class CheckpointFirst(TyperGroup):
@@ -79,38 +82,28 @@ def checkpoint(
 ) -> None:
     """Score a checkpoint: validation loss always, CORE, depth used and passes at test time where asked.
 
-    Every example's outcome is saved under the run's evaluation folder, task by task; the same command goes on
-    where it was stopped.
+    Every example's outcome is saved, task by task; the same command goes on where it was stopped.
 
     [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --depth-used --passes 1..8[/bold]
     """
-    from steepen.cli.measure import Subject, Wanted, keep, measure
+    from steepen.cli.measure import Subject, keep, measure
     from steepen.data import Dataset
-    from steepen.evaluation.bundle import Bundle
-    from steepen.evaluation.core import CoreOptions
 
-    counts = _counts(passes, "--passes") if passes is not None else ()
-    for name, value in (("--depth-tokens", depth_tokens), ("--validation-tokens", validation_tokens)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value} is not valid: it must be at least 1.")
-    options = CoreOptions(
-        seeds=_counts(seeds, "--seeds", least=0),
-        examples=examples,
-        tasks=_labels(tasks),
-        token_budget=token_budget,
-    )
-    subject = Subject.find(path)
-    dataset = Dataset.open(data)
-    wanted = Wanted(
-        core=None if core is None else Bundle.open(core),
-        core_options=options,
+    wanted = make_wanted(
+        core,
         depth_used=depth_used,
+        passes=passes,
+        examples=examples,
+        seeds=seeds,
+        tasks=tasks,
+        token_budget=token_budget,
         threshold=threshold,
         direction=direction,
         depth_tokens=depth_tokens,
-        passes=counts,
         validation_tokens=validation_tokens,
     )
+    subject = Subject.find(path)
+    dataset = Dataset.open(data)
     if dataset.identity != subject.spec.data.identity and not as_json:
         typer.echo(f"{data} is not what the run was trained on; it must have the same tokenizer.", err=True)
     try:
@@ -127,7 +120,7 @@ def checkpoint(
     if as_json:
         typer.echo(json.dumps({**found, "joined": joined}, indent=2))
         return
-    _print(found)
+    print_found(found)
     where = subject.run / "record.json" if joined else subject.results / "evaluation.json"
     typer.echo(f"saved in {where}")
 
@@ -187,6 +180,41 @@ def filter_(
     typer.echo(f"{len(kept)} of {len(labels)} tasks kept, from {len(runs)} runs of {arm}.")
 
 
+def make_wanted(
+    core: Path | None,
+    *,
+    passes: str | None = None,
+    examples: int | None = None,
+    seeds: str = "0,1,2",
+    tasks: str | None = None,
+    token_budget: int | None = None,
+    depth_tokens: int = 16_384,
+    validation_tokens: int | None = None,
+    **rest: Any,
+) -> Wanted:
+    """What the options ask for, refused here where one is wrong, before any time is spent."""
+    from steepen.cli.measure import Wanted
+    from steepen.evaluation.bundle import Bundle
+    from steepen.evaluation.core import CoreOptions
+
+    for name, value in (("--depth-tokens", depth_tokens), ("--validation-tokens", validation_tokens)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is not valid: it must be at least 1.")
+    options = CoreOptions(_counts(seeds, "--seeds", least=0), examples, _labels(tasks), token_budget)
+    bundle = None if core is None else Bundle.open(core)
+    if bundle is not None and options.tasks is not None:
+        for label in options.tasks:
+            bundle.task(label)
+    return Wanted(
+        core=bundle,
+        core_options=options,
+        passes=() if passes is None else _counts(passes, "--passes"),
+        depth_tokens=depth_tokens,
+        validation_tokens=validation_tokens,
+        **rest,
+    )
+
+
 def _counts(text: str, option: str, least: int = 1) -> tuple[int, ...]:
     """1..8 or 1,2,4 as numbers."""
     first, dots, last = text.partition("..")
@@ -210,7 +238,7 @@ def _labels(text: str | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def _print(found: dict[str, Any]) -> None:
+def print_found(found: dict[str, Any]) -> None:
     """The results for a person."""
     validation = found["validation"]
     typer.echo(

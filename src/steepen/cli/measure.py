@@ -124,7 +124,6 @@ def measure(
     *,
     device: str = "auto",
     precision: str = "auto",
-    compile: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything asked of a checkpoint, as plain values; CORE's outcomes are saved beside it on the way."""
@@ -132,7 +131,7 @@ def measure(
     from steepen.evaluation.depth import depth_used
     from steepen.evaluation.passes import passes_curve
     from steepen.evaluation.validation import validate
-    from steepen.training.device import compile_blocks, find_device
+    from steepen.training.device import find_device
 
     spec = subject.spec
     if dataset.padded_vocabulary > spec.shape.vocabulary:
@@ -145,8 +144,6 @@ def measure(
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
     network = subject.network(place, precision)
-    if compile:
-        compile_blocks(network)
     passes, context = subject.passes, spec.shape.context
     tokens = wanted.validation_tokens or min(spec.validation_tokens, _available(dataset, context))
     validation = Validation(dataset, context, tokens)
