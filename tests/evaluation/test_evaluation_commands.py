@@ -58,8 +58,11 @@ def test_everything_asked_is_measured_saved_and_joined(
     assert all(joined[part] == found[part] for part in ("validation", "depth_used", "passes_curve", "core"))
     for name in ("core_tasks", "depth_used", "passes"):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    # Asked again for less, the rest stays.
+    # Asked again for less, the rest stays; a smaller look at CORE does not displace the larger one.
     answer(capsys, "eval", run, "--data", dataset.directory, "--json")
+    less = ("--core", bundle_folder, "--examples", 2, "--tasks", "choose")
+    small = answer(capsys, "eval", run, "--data", dataset.directory, *less, "--json")
+    assert set(small["core"]["tasks"]) == {"choose"}
     again = RunDirectory(run).record()
     assert again is not None and again.evaluation["core"] == joined["core"]
 

@@ -122,7 +122,8 @@ def checkpoint(
         return
     print_found(found)
     where = subject.run / "record.json" if joined else subject.results / "evaluation.json"
-    typer.echo(f"saved in {where}")
+    kept = " (where a larger CORE result is kept)" if core is not None else ""
+    typer.echo(f"saved in {where}{kept}")
 
 
 @app.command("filter")

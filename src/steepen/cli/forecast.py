@@ -215,7 +215,7 @@ def _print(found: dict[str, Any], fit: DownstreamFit) -> None:
             f"({row['miss_sigma']:+.1f} × scatter)"
         )
     if not found["hold_out"]:
-        typer.echo(f"nothing held out: an arm needs more than {LEAST} runs to spare its largest.")
+        typer.echo(f"nothing held out (by default an arm with more than {LEAST} runs spares its largest).")
     for row in found["forecast"]:
         typer.echo(f"{row['arm']} at {row['flops']:.3e} FLOPs: CORE {row['core']:.4f}")
     for row in found["compute_for"]:
