@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from steepen.cli import data, family, laws, runs, train
+from steepen.cli import data, evaluation, family, forecast, laws, runs, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 
 
 app.add_typer(data.app, name="data")
+app.add_typer(evaluation.app, name="eval")
 
 
 @app.callback()
@@ -37,6 +38,7 @@ app.command("plan")(family.plan)
 app.command("train")(train.train)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
+app.command("forecast")(forecast.forecast)
 app.command()(laws.fit)
 app.command()(laws.power)
 

@@ -19,7 +19,12 @@ from torch import Tensor
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
+<<<<<<< HEAD
 from steepen.model.init import initialise, name_seed, on_meta
+=======
+from steepen.model.init import initialise, on_meta
+from steepen.model.load import copy_weights, with_memory
+>>>>>>> evaluation
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
 from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
@@ -322,9 +327,7 @@ class _Run:
         if position.run != self.spec.hash:
             raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({position.run}).")
         self._build(position.passes)
-        with torch.no_grad():
-            for name, parameter in self.network.named_parameters():
-                parameter.copy_(weights[name])
+        copy_weights(self.network, weights)
         self.optimizer.load_state(state)
         torch.set_rng_state(random["cpu"].cpu())
         if "cuda" in random and self.device.type == "cuda":
@@ -334,11 +337,8 @@ class _Run:
 
     def _build(self, passes: int) -> None:
         spec = self.spec
-        self.network: Network = on_meta(
-            spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes
-        ).to_empty(device=self.device)
-        self.network.to(torch.float32)
-        self.network.reset_rotary()
+        bare = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
+        self.network: Network = with_memory(bare, self.device)
         if spec.precision == "bf16":
             self.network.compute_dtype = torch.bfloat16
         if self.compiled:
