@@ -145,15 +145,8 @@ def _content(spec: RunSpec) -> dict[str, Any]:
 def read_spec(path: Path) -> RunSpec:
     """A spec from a JSON or YAML file."""
     try:
-<<<<<<< HEAD
         value = load_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-=======
-        text = path.read_text()
-        # YAML 1.1 would read JSON's 1e-08 as text.
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
->>>>>>> evaluation
         reason = str(error).splitlines()[0]
         raise UsageError(f"the spec file {path} could not be read: {reason}.") from error
     return RunSpec.from_dict(value)

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
-<<<<<<< HEAD
 from steepen.model.init import initialise, name_seed, on_meta
-=======
-from steepen.model.init import initialise, on_meta
 from steepen.model.load import copy_weights, with_memory
->>>>>>> evaluation
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
 from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
