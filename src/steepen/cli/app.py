@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, family, train
+from steepen.cli import data, family, report, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("report")(report.report)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,93 @@
+"""What belongs together in a panel: series of one arm, or of one level, share a colour and one label."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from steepen.report.colours import NEUTRAL, Colour, anonymous_colour, arm_colour, arm_key, level_colour
+from steepen.report.numbers import readable
+from steepen.studies.answer import Panel, Series
+
+
+@dataclass(frozen=True)
+class Group:
+    """Series that share a colour; `named` where the label must stand in the picture."""
+
+    label: str
+    colour: Colour
+    series: tuple[Series, ...]
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """A line of the key: what a kind of line or marker means, in any colour."""
+
+    text: str
+    series: Series  # whose kind, style, marker and filling the glyph shows
+    colour: Colour = NEUTRAL
+
+
+def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
+    """The groups of a panel, in the order of first appearance; levels in the order of their values."""
+    buckets: dict[tuple[str | None, float | None, str], list[Series]] = {}
+    for series in panel.series:
+        arm = None if series.arm is None else arm_key(series.arm)
+        anonymous = series.label if arm is None and series.level is None else ""
+        buckets.setdefault((arm, series.level, anonymous), []).append(series)
+    levels = sorted({level for _, level, _ in buckets if level is not None})
+    anonymous_labels = [label for arm, level, label in buckets if arm is None and level is None]
+    short = {key: min((s.label for s in bucket), key=len) for key, bucket in buckets.items()}
+    groups: list[Group] = []
+    for key, bucket in buckets.items():
+        arm, level, anonymous = key
+        if level is not None:
+            share = levels.index(level) / max(1, len(levels) - 1)
+            colour = level_colour(share, arm)
+            ambiguous = list(short.values()).count(short[key]) > 1
+            label = readable(level) if ambiguous else short[key]
+            if ambiguous and arm is not None:
+                label = f"{title_of(arm, titles)}, {label}"
+        elif arm is not None:
+            colour, label = arm_colour(arm), title_of(arm, titles)
+        else:
+            colour, label = anonymous_colour(anonymous_labels.index(anonymous)), anonymous
+        groups.append(Group(label, colour, tuple(bucket), named=level is not None or arm is not None))
+    return groups
+
+
+def title_of(arm: str, titles: dict[str, str]) -> str:
+    """An arm's name as people read it."""
+    return titles.get(arm_key(arm), arm)
+
+
+def remainder(series: Series, group: Group) -> str:
+    """What a series' label says beyond its group's: "fit" of "Vanilla fit"."""
+    names = [group.label, *([series.arm] if series.arm else [])]
+    text = series.label
+    for name in names:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "", text, flags=re.IGNORECASE)
+    text = text.strip(" ,:;·()–-")
+    return text or ("extrapolated" if series.kind == "line" and series.style == "dashed" else "")
+
+
+def style_key(panel: Panel, groups: list[Group]) -> list[KeyEntry]:
+    """What the kinds of lines and markers mean. Words only one of many groups has are left to the hover."""
+    found: dict[tuple[object, ...], list[tuple[Series, Group, str]]] = {}
+    for group in groups:
+        for series in group.series:
+            text = remainder(series, group) if group.named else series.label
+            if text:
+                glyph = (text, series.kind, series.style, series.filled, series.marker)
+                owner = "" if group.named else group.label
+                found.setdefault((*glyph, owner), []).append((series, group, text))
+    lonely = [key for key, uses in found.items() if len(uses) == 1 and uses[0][1].named]
+    if len(lonely) > 3:
+        found = {key: uses for key, uses in found.items() if key not in lonely}
+    entries: list[KeyEntry] = []
+    for uses in found.values():
+        series, group, text = uses[0]
+        one_colour = len({use[1].label for use in uses}) == 1
+        entries.append(KeyEntry(text, series, group.colour if one_colour else NEUTRAL))
+    return entries[:8]
