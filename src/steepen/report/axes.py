@@ -42,13 +42,18 @@ class Span:
 
     def shows(self, value: float) -> bool:
         """Whether a value has a place on this axis, inside its reach or not."""
-        return math.isfinite(value) and (value > 0 or not self.log)
+        return _drawable(value, self.log)
+
+
+def _drawable(value: float, log: bool) -> bool:
+    """Finite, positive where it must be, and not so extreme that a margin would overflow."""
+    return abs(value) < 1e250 and (value > 1e-250 or not log)
 
 
 def span(axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05) -> Span:
     """The reach that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
-    good = [v for v in values if math.isfinite(v) and (v > 0 or axis.scale != "log")]
-    extra = [v for v in soft if math.isfinite(v) and (v > 0 or axis.scale != "log")]
+    good = [v for v in values if _drawable(v, axis.scale == "log")]
+    extra = [v for v in soft if _drawable(v, axis.scale == "log")]
     if not good:
         good = extra or [1.0]
     bend, back = (math.log, math.exp) if axis.scale == "log" else (float, float)
@@ -97,7 +102,7 @@ def _between(reach: Span) -> list[float]:
 def _power_tick(digit: float, power: int) -> Tick:
     value = float(f"{digit}e{power}")
     if -3 <= power <= 4:
-        return Tick(value, _plain(value, max(0, -power) + (digit % 1 > 0)))
+        return Tick(value, _plain(value, max(0, (digit % 1 > 0) - power)))
     return Tick(value, "10" if digit == 1 else f"{digit:g}×10", power)
 
 
@@ -120,7 +125,9 @@ def _even(reach: Span, wanted: int) -> list[Tick]:
 
 
 def _decimals(step: float) -> int:
-    return next((d for d in range(12) if abs(step * 10**d - round(step * 10**d)) < 1e-6), 12)
+    """Decimals that tell neighbours at this distance apart."""
+    exact = (d for d in range(12) if step * 10**d > 0.9 and abs(step * 10**d - round(step * 10**d)) < 1e-6)
+    return next(exact, 12)
 
 
 def _plain(value: float, decimals: int) -> str:

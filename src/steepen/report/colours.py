@@ -35,7 +35,7 @@ class Colour:
 ARM_COLOURS: dict[str, Colour] = {
     "vanilla": Colour("#111111", "#f4f4f4"),
     "deep-vanilla": Colour("#8d8d8d", "#6e6e6e"),
-    "operator-1": Colour("#df7d01", "#e7bd62"),
+    "operator-1": Colour("#da7a00", "#e7bd62"),
     "loop-2": Colour("#3193ce", "#67d6fc"),
     "untied-2": Colour("#a11482", "#b15aab"),
     "loop-grow": Colour("#29159f", "#0363db"),

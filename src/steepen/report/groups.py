@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from steepen.report.colours import NEUTRAL, Colour, anonymous_colour, arm_colour, arm_key, level_colour
-from steepen.report.numbers import readable
+from steepen.report.numbers import pretty, readable
 from steepen.studies.answer import Panel, Series
 
 
@@ -37,8 +37,9 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
         anonymous = series.label if arm is None and series.level is None else ""
         buckets.setdefault((arm, series.level, anonymous), []).append(series)
     levels = sorted({level for _, level, _ in buckets if level is not None})
-    anonymous_labels = [label for arm, level, label in buckets if arm is None and level is None]
-    short = {key: min((s.label for s in bucket), key=len) for key, bucket in buckets.items()}
+    # Points, the line through them and its band share a colour; a second line takes the next.
+    anonymous_kinds: dict[str, int] = {}
+    short = {key: pretty(min((s.label for s in bucket), key=len)) for key, bucket in buckets.items()}
     groups: list[Group] = []
     for key, bucket in buckets.items():
         arm, level, anonymous = key
@@ -52,7 +53,9 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
         elif arm is not None:
             colour, label = arm_colour(arm), title_of(arm, titles)
         else:
-            colour, label = anonymous_colour(anonymous_labels.index(anonymous)), anonymous
+            kind = bucket[0].kind
+            colour, label = anonymous_colour(anonymous_kinds.get(kind, 0)), anonymous
+            anonymous_kinds[kind] = anonymous_kinds.get(kind, 0) + 1
         groups.append(Group(label, colour, tuple(bucket), named=level is not None or arm is not None))
     return groups
 
@@ -65,10 +68,12 @@ def title_of(arm: str, titles: dict[str, str]) -> str:
 def remainder(series: Series, group: Group) -> str:
     """What a series' label says beyond its group's: "fit" of "Vanilla fit"."""
     names = [group.label, *([series.arm] if series.arm else [])]
-    text = series.label
+    text = pretty(series.label)
     for name in names:
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "", text, flags=re.IGNORECASE)
-    text = text.strip(" ,:;·()–-")
+    text = text.strip(" ,:;·–-")
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
     return text or ("extrapolated" if series.kind == "line" and series.style == "dashed" else "")
 
 
@@ -77,13 +82,13 @@ def style_key(panel: Panel, groups: list[Group]) -> list[KeyEntry]:
     found: dict[tuple[object, ...], list[tuple[Series, Group, str]]] = {}
     for group in groups:
         for series in group.series:
-            text = remainder(series, group) if group.named else series.label
+            text = remainder(series, group) if group.named else pretty(series.label)
             if text:
                 glyph = (text, series.kind, series.style, series.filled, series.marker)
                 owner = "" if group.named else group.label
                 found.setdefault((*glyph, owner), []).append((series, group, text))
     lonely = [key for key, uses in found.items() if len(uses) == 1 and uses[0][1].named]
-    if len(lonely) > 3:
+    if len(lonely) > 3 and sum(group.named for group in groups) > 2:
         found = {key: uses for key, uses in found.items() if key not in lonely}
     entries: list[KeyEntry] = []
     for uses in found.values():

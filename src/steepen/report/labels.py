@@ -65,8 +65,9 @@ def beside_points(
 ) -> list[Label]:
     """Labels beside single points, on the side where they cover least."""
     left, top, right, bottom = box
-    away = 0.75 * font
-    boxes = [(x - 0.4 * font, y - 0.4 * font, x + 0.4 * font, y + 0.4 * font) for x, y in taken]
+    away = 0.8 * font
+    near = 0.3 * font
+    boxes = [(x - near, y - near, x + near, y + near) for x, y in taken]
     labels: list[Label] = []
     for group, (x, y) in points:
         wide = letter * font * len(group.label)
@@ -79,6 +80,8 @@ def beside_points(
             (x, y + 1.5 * away, "middle", x - wide / 2),
             (x - away, y - away, "end", x - away - wide),
             (x - away, y + away, "end", x - away - wide),
+            (x + 2 * away, y, "start", x + 2 * away),
+            (x - 2 * away, y, "end", x - 2 * away - wide),
         ]
 
         def cost(place: tuple[float, float, Anchor, float], wide: float = wide) -> float:

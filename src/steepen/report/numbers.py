@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 NOTHING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -25,6 +26,16 @@ def scientific(value: float, digits: int = 3) -> str:
     mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
     mantissa = minus(mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa)
     return f"{mantissa}×10{superscript(int(power))}"
+
+
+def pretty(text: str) -> str:
+    """A label in which numbers written for machines (3e+17) are written for people (3×10¹⁷)."""
+    return re.sub(r"(?<![\w.])(\d(?:\.\d+)?)e([+-]?\d{1,3})(?!\w)", _powers, text)
+
+
+def _powers(match: re.Match[str]) -> str:
+    mantissa, power = match.group(1), superscript(int(match.group(2)))
+    return f"10{power}" if mantissa == "1" else f"{mantissa}×10{power}"
 
 
 def readable(value: Any, digits: int = 4) -> str:
@@ -88,6 +99,6 @@ def column(values: Sequence[Any]) -> list[str]:
     ]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a cell holds a number (and belongs on the right of its column)."""
     return isinstance(value, int | float) and not isinstance(value, bool)

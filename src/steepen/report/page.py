@@ -89,7 +89,7 @@ class _Content:
         for match in self.pattern.finditer(text):
             shade = self.colour_class(arm_colour(match.group()))
             out += escape(text[end : match.start()])
-            out += Markup('<span class="arm {}">{}</span>').format(shade, match.group())
+            out += Markup('<span class="name {}">{}</span>').format(shade, match.group())
             end = match.end()
         return out + escape(text[end:])
 
@@ -100,11 +100,12 @@ class _Content:
         return {
             "id": f"s{index + 1}",
             "name": study.name,
-            "question": self.prose(answer.question),
+            "question": answer.question,
             "section": answer.section,
             "verdicts": [
                 {
                     "arm": self.arm(v.arm),
+                    "shade": self.colour_class(arm_colour(v.arm)),
                     "word": v.word,
                     "sentence": self.prose(v.sentence),
                     "more": [self.prose(line) for line in v.would_decide],
@@ -117,7 +118,7 @@ class _Content:
             "method": [self.prose(sentence) for sentence in answer.method],
             "facts": facts(study.records),
             "options": [(key, readable(value)) for key, value in study.options.items()],
-            "values": _json(answer.to_dict()["values"]) if answer.values else "",
+            "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
             "warnings": [self.prose(warning) for warning in answer.warnings],
             "runs": len(answer.runs),
         }
@@ -154,11 +155,15 @@ class _Content:
 
     def cell(self, raw: Any, text: str) -> dict[str, Any]:
         """One cell."""
+        # Numbers stand on the right; short words keep to one line, long ones may wrap.
+        kind = "n" if is_number(raw) or raw is None else "s" if len(text) <= 32 else ""
+        html = escape(text)
         if isinstance(raw, str) and raw in self.records:
-            return {"html": Markup('<a href="#run-{0}"><code>{0}</code></a>').format(raw), "sort": raw}
-        if isinstance(raw, str) and (raw in self.titles.values() or arm_key(raw) in self.arms):
-            return {"html": self.arm(raw), "sort": text}
-        return {"html": escape(text), "sort": repr(float(raw)) if is_number(raw) else text}
+            html = Markup('<a href="#run-{0}"><code>{0}</code></a>').format(raw)
+        elif isinstance(raw, str) and (raw in self.titles.values() or arm_key(raw) in self.arms):
+            html = self.arm(raw)
+        key = repr(float(raw)) if is_number(raw) else "" if raw is None else text
+        return {"html": html, "kind": kind, "sort": key}
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run, by arm and compute."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from steepen.report.axes import Span, Tick, span, ticks
 from steepen.report.colours import Colour
@@ -24,7 +25,7 @@ class Canvas:
     width: float
     height: float
     font: float
-    letter: float = 0.54
+    letter: float = 0.58
     upright: bool = False  # the y axis's label stands beside the axis, turned; otherwise it lies above
 
     def text(self, text: str) -> float:
@@ -98,7 +99,8 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
     top = 1.9 * font if canvas.upright else 2.3 * font
     right = canvas.width - right_margin
     entries, key_height = _place_key(style_key(panel, groups), canvas)
-    bottom_margin = (3.3 if canvas.upright else 3.6) * font + key_height
+    under = (3.2 if canvas.upright else 3.6) * font  # ticks and the axis's label
+    bottom_margin = under + key_height + 0.3 * font
     plain = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
     bottom = top + plain
     height = bottom + bottom_margin
@@ -120,7 +122,7 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
     box = (left, top, right, bottom)
     room = right_margin - 1.6 * font
     labels = column_of_labels([(g, _end(g, marks, box)) for g in ended], box, font, room, canvas.letter)
-    taken = [point for mark in marks if mark.series.kind == "points" for point in mark.at]
+    taken = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
     labels += beside_points([(g, _end(g, marks, box)) for g in single], taken, box, font, canvas.letter)
     rules = [
         Rule(kind, value, at_x(value) if kind == "x" else at_y(value), text)
@@ -141,7 +143,7 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
         marks=tuple(sorted(marks, key=lambda mark: ("band", "line", "points").index(mark.series.kind))),
         labels=tuple(labels),
         rules=tuple(rules),
-        key=tuple((px, bottom + 3.2 * font + py, entry) for px, py, entry in entries),
+        key=tuple((px, bottom + under + py, entry) for px, py, entry in entries),
         hidden=hidden,
     )
 
@@ -233,6 +235,16 @@ def _end(group: Group, marks: list[Mark], box: tuple[float, float, float, float]
     return max(inside, default=(right, (top + bottom) / 2))
 
 
+def _covered(mark: Mark, step: float) -> list[tuple[float, float]]:
+    """Places a label should keep off: the points, and the lines in small steps."""
+    places = list(mark.at)
+    if mark.series.kind == "line":
+        for (ax, ay), (bx, by) in pairwise(mark.at):
+            count = min(200, math.ceil(math.hypot(bx - ax, by - ay) / step))
+            places += [(ax + (bx - ax) * i / count, ay + (by - ay) * i / count) for i in range(1, count)]
+    return places
+
+
 def _tick_text(tick: Tick) -> str:
     return tick.text + ("" if tick.power is None else str(tick.power))
 
@@ -245,6 +257,6 @@ def _place_key(entries: list[KeyEntry], canvas: Canvas) -> tuple[list[tuple[floa
         wide = 2.6 * font + canvas.text(entry.text) + 1.4 * font
         if x > font and x + wide > canvas.width:
             x, row = 0.5 * font, row + 1
-        placed.append((x, (row + 0.9) * 1.35 * font, entry))
+        placed.append((x, (row + 0.5) * 1.35 * font, entry))
         x += wide
     return placed, 1.35 * font * (row + 1) if entries else 0.0

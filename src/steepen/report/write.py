@@ -25,14 +25,15 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     yield (_write(out / PAGE, render_page(studies).encode()),)
     names = titles(studies)
-    taken: set[str] = set()
+    drawn_names: set[str] = set()
+    table_names: set[str] = set()
     for study in studies:
         for title, panels in figures_of(study):
-            name = _name(study.name, title, taken)
+            name = _name(study.name, title, drawn_names)
             drawn = draw(panels, names, formats)
             yield tuple(_write(out / "figures" / f"{name}.{kind}", data) for kind, data in drawn.items())
         for table in study.answer.tables:
-            name = _name(study.name, table.title, taken)
+            name = _name(study.name, table.title, table_names)
             texts = {"csv": to_csv(table), "md": to_markdown(table)}
             yield tuple(
                 _write(out / "tables" / f"{name}.{kind}", text.encode()) for kind, text in texts.items()

@@ -54,7 +54,10 @@
       point.setAttribute("role", "img");
       point.setAttribute("aria-label", point.dataset.text.replaceAll("\n", ", "));
       point.setAttribute("tabindex", i === 0 ? "0" : "-1"); // one stop per figure; arrows walk its points
-      point.addEventListener("focus", () => show(svg, tip, spots(svg).find((spot) => spot.point === point)));
+      point.addEventListener("focus", () => {
+        points.forEach((other) => other.setAttribute("tabindex", other === point ? "0" : "-1"));
+        show(svg, tip, spots(svg).find((spot) => spot.point === point));
+      });
       point.addEventListener("blur", () => show(svg, tip, null));
       point.addEventListener("click", () => open(point.dataset.run));
       point.addEventListener("keydown", (event) => {
@@ -63,10 +66,7 @@
         if (event.key === "Escape") point.blur();
         if (!step) return;
         event.preventDefault();
-        const next = points[(i + step + points.length) % points.length];
-        point.setAttribute("tabindex", "-1");
-        next.setAttribute("tabindex", "0");
-        next.focus();
+        points[(i + step + points.length) % points.length].focus();
       });
     });
     const seek = (event) => {
@@ -93,9 +93,12 @@
       head.setAttribute("aria-sort", rising ? "ascending" : "descending");
       const body = table.tBodies[0];
       const value = (row) => row.cells[column].dataset.v;
+      const missing = (text) => text === "" || text === "nan";
+      const numbers = [...body.rows].map(value).every((text) => missing(text) || !Number.isNaN(Number(text)));
       const rows = [...body.rows].sort((a, b) => {
-        const [x, y] = [Number(value(a)), Number(value(b))];
-        const order = Number.isNaN(x) || Number.isNaN(y) ? value(a).localeCompare(value(b)) : x - y;
+        const [x, y] = [value(a), value(b)];
+        if (missing(x) || missing(y)) return missing(x) - missing(y); // what is missing comes last, either way
+        const order = numbers ? Number(x) - Number(y) : x.localeCompare(y);
         return rising ? order : -order;
       });
       body.append(...rows);
