@@ -32,7 +32,7 @@ from steepen.training import device as machine
 from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
 from steepen.training.clock import Clock
 from steepen.training.display import Display, Moment
-from steepen.training.gradients import Accumulator
+from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
 from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
@@ -76,12 +76,23 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
         display = Display(spec, options.quiet)
         try:
             return _Run(spec, dataset, directory, options, display).go()
-        except SteepenError as error:
-            if not isinstance(error, Interrupted):
-                write_json(failure, {"kind": type(error).__name__, "message": str(error)})
-            raise
+        except (SteepenError, RuntimeError, MemoryError) as error:
+            told = _told(error)
+            if not isinstance(told, Interrupted):
+                write_json(failure, {"kind": type(told).__name__, "message": str(told)})
+            raise told from error
         finally:
             display.close()
+
+
+def _told(error: Exception) -> Exception:
+    """An error as the user should read it: the gradients' own memory search has spoken, others have not."""
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            "out of memory outside of the gradients (optimizer step, growth or validation); "
+            "use a smaller --micro-batch, or a device with more memory."
+        )
+    return error
 
 
 class _Run:
