@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper import recipe_of
+from steepen.runs.journal import Journal
 from steepen.runs.record import Parameters, RunRecord, Score
 from steepen.runs.spec import DataChoice, RunSpec
 from steepen.runs.store import Store, write_json
@@ -203,7 +204,7 @@ def ladder(arms: tuple[str, ...], store: Store, name: str = "ladder") -> Answer:
                 Axis("compute multiplier"),
                 tuple(multipliers),
                 lines=(("y", 1.0, "Vanilla"),),
-                caption="Simulated. Points: interpolated between rungs. Bands: 90%.",
+                caption="Simulated. Points: measured losses read off Vanilla's law. Bands: 90%.",
             ),
             Panel(
                 "Exponent against constant",
@@ -425,18 +426,11 @@ def save(store: Store, record: RunRecord) -> None:
     write_json(run.record_file, record.to_dict())
 
 
-def write_study(folder: Path, name: str, answer: Answer | None, /, **journal: Any) -> Path:
+def write_study(folder: Path, name: str, answer: Answer) -> Path:
     """A study's journal as driving it would have left it."""
-    entry = {
-        "name": name,
-        "options": {"simulated": True},
-        "runs_directory": str(folder / "runs"),
-        "status": "finished",
-        "answer": None if answer is None else answer.to_dict(),
-        **journal,
-    }
-    write_json(folder / "studies" / name / "study.json", entry)
-    return folder / "studies" / name
+    journal = Journal.open(folder / "studies", name, {"simulated": True}, folder / "runs")
+    journal.answer(answer)
+    return journal.folder
 
 
 def main(folder: Path) -> None:

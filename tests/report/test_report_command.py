@@ -13,6 +13,9 @@ from types import ModuleType
 import pytest
 
 from steepen.cli import main
+from steepen.report.page import render_page
+from steepen.report.source import load
+from steepen.runs.store import Store, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -71,8 +74,8 @@ def test_the_same_study_gives_the_same_bytes_in_another_process(workshop: Path, 
         (["ladder", "--out", "r", "--format", "gif"], 2, ["'gif'", "pdf, svg, png"]),
         (["ladder", "--out", "r", "--format", ","], 2, ["--format is empty"]),
         (["ladder", "--out", "studies/ladder/study.json"], 2, ["is a file"]),
-        (["unfinished", "--out", "r"], 1, ["no answer yet", "has stopped", "the budget was spent"]),
-        (["running", "--out", "r"], 1, ["no answer yet", "has not finished"]),
+        (["unfinished", "--out", "r"], 1, ["no answer yet", "it stopped", "the budget was spent"]),
+        (["running", "--out", "r"], 1, ["no answer yet", "it was killed"]),
         (["garbled", "--out", "r"], 1, ["garbled/study.json can't be read"]),
         (["crooked", "--out", "r"], 1, ["crooked/study.json can't be read", "no field 'colour'"]),
         (["moved", "--out", "r"], 1, ["does not exist", "--runs"]),
@@ -92,11 +95,15 @@ def test_bad_input_gets_one_sentence(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(workshop / "studies" / "ladder", tmp_path / "studies" / "ladder")
     answer = simulated.hold_out()
-    simulated.write_study(tmp_path, "unfinished", None, status="stopped", message="the budget was spent")
-    simulated.write_study(tmp_path, "running", None, status="running")
-    simulated.write_study(tmp_path, "crooked", None, answer={**answer.to_dict(), "colour": "red"})
-    moved = {**answer.to_dict(), "runs": ["0" * 16]}
-    simulated.write_study(tmp_path, "moved", None, answer=moved, runs_directory="/nowhere/runs")
+
+    def write(name: str, **journal: object) -> None:
+        file = simulated.write_study(tmp_path, name, answer) / "study.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **journal}))
+
+    write("unfinished", answer=None, status="stopped", message="the budget was spent.")
+    write("running", answer=None, status="running")
+    write("crooked", answer={**answer.to_dict(), "colour": "red"})
+    write("moved", answer={**answer.to_dict(), "runs": ["0" * 16]}, runs_directory="/nowhere/runs")
     (tmp_path / "studies" / "garbled").mkdir(exist_ok=True)
     (tmp_path / "studies" / "garbled" / "study.json").write_text("{")
     assert main(["report", *arguments]) == code
@@ -116,3 +123,16 @@ def test_runs_that_have_moved_are_found_where_the_user_says(
     monkeypatch.chdir(tmp_path)
     assert main(["report", "here", "--out", "a", "--format", "png"]) == 1
     assert main(["report", "here", "--out", "a", "--format", "png", "--runs", str(workshop / "runs")]) == 0
+
+
+def test_a_run_that_failed_is_listed_with_its_reason(
+    workshop: Path, simulated: ModuleType, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "runs")
+    answer = simulated.ladder(("vanilla", "untied-grow"), store)
+    run = store.root / answer.runs[0]
+    (run / "record.json").unlink()
+    write_json(run / "failure.json", {"kind": "diverged", "message": "the loss became NaN at step 7."})
+    study = load(str(simulated.write_study(tmp_path, "ladder", answer)), tmp_path)
+    assert study.failures == ((run.name, "the loss became NaN at step 7."),)
+    assert "the loss became NaN at step 7." in render_page([study])

@@ -24,6 +24,7 @@ from steepen.report.colours import (
     level_colour,
 )
 from steepen.report.figures import draw
+from steepen.report.groups import group_series
 from steepen.report.labels import spread
 from steepen.report.scene import NARROW, PAPER, WIDE, Canvas, compose
 from steepen.report.source import Finished
@@ -224,6 +225,30 @@ def test_the_key_says_what_dashes_and_hollow_points_mean(finished: Callable[[str
     assert words == ["90% band", "fitted", "extrapolated", "measured"]
     words = [entry.text for _, _, entry in compose(held.answer.panels[0], PAPER, ARM_TITLES).key]
     assert words == ["90% band", "law", "forecast", "held out"]
+
+
+def test_two_ladders_of_one_arm_are_told_apart() -> None:
+    x, y = (1.0, 2.0), (3.0, 2.0)
+    panel = Panel(
+        "p",
+        Axis("x"),
+        Axis("y"),
+        (
+            Series("untied-2 own recipe", "points", x, y, arm="untied-2"),
+            Series("untied-2 own recipe: γ = 0.11", "line", x, y, arm="untied-2"),
+            Series("untied-2 other recipe", "points", x, (3.1, 2.2), arm="untied-2"),
+            Series("untied-2 other recipe: γ = 0.10", "line", x, (3.1, 2.2), arm="untied-2"),
+            Series("vanilla", "points", x, (3.2, 2.4), arm="vanilla"),
+            Series("held out: vanilla", "points", (3.0,), (2.0,), arm="vanilla", marker="square"),
+        ),
+    )
+    groups = group_series(panel, ARM_TITLES)
+    assert [(g.label, len(g.series)) for g in groups] == [
+        ("untied-2 own recipe", 2),
+        ("untied-2 other recipe", 2),
+        ("Vanilla", 2),
+    ]
+    assert groups[0].colour == arm_colour("untied-2") != groups[1].colour
 
 
 def test_fonts_are_embedded_and_no_time_is_written(finished: Callable[[str], Finished]) -> None:

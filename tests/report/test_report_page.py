@@ -77,6 +77,17 @@ def test_a_verdict_is_not_said_twice(finished: Callable[[str], Finished]) -> Non
     assert study.answer.findings[-1] in visible
 
 
+def test_verdicts_that_the_findings_do_not_state_come_after_them(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    detail = {"arm": "untied-grow", "word": "undecided", "sentence": "untied-grow per second: undecided."}
+    values = {**study.answer.values, "seconds": {"arms": {"untied-grow": {"verdict_detail": detail}}}}
+    page = render_page([replace(study, answer=replace(study.answer, values=values))])
+    assert len(re.findall(r'<article class="verdict', page)) == 2
+    text = Outline(page).text
+    assert text.index("Untied-Grow is steeper") < text.index("Judged beside this: seconds")
+    assert "untied-grow per second: undecided." in text
+
+
 def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[str], Finished]) -> None:
     study = finished("ladder")
     page = render_page([study])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -31,22 +34,12 @@ def report(
 
     steepen report studies/ladder studies/tpp --out report --format pdf
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from steepen.report.source import load
     from steepen.report.write import PAGE, parse_formats, steps, write_report
 
     kinds = parse_formats(formats)
     loaded = [load(name, studies, runs) for name in dict.fromkeys(study)]
-    written: list[Path] = []
-    console = Console(stderr=True)
-    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=steps(loaded))
-        for files in write_report(loaded, out, kinds):
-            written += files
-            progress.advance(task)
+    written = [file for files in _followed(write_report(loaded, out, kinds), steps(loaded)) for file in files]
     if as_json:
         print(json.dumps({"page": str(out / PAGE), "files": [str(file) for file in written]}, indent=2))
         return
@@ -56,3 +49,23 @@ def report(
     for folder, count in (("figures", figures), ("tables", tables)):
         if count:
             print(f"{out / folder}: {count} files.")
+
+
+def _followed(work: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
+    """The same steps, with a bar and the time left in a terminal, and a line now and then elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    began = said = time.monotonic()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        for done, files in enumerate(work, 1):
+            yield files
+            progress.advance(task)
+            now = time.monotonic()
+            if not console.is_terminal and now - said > 5 and done < total:
+                left = (now - began) / done * (total - done)
+                print(f"drawing: {done} of {total}, about {left:.0f} s left", file=sys.stderr, flush=True)
+                said = now

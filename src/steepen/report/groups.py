@@ -31,11 +31,14 @@ class KeyEntry:
 
 def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
     """The groups of a panel, in the order of first appearance; levels in the order of their values."""
+    rivals = _rivals(panel)
     buckets: dict[tuple[str | None, float | None, str], list[Series]] = {}
     for series in panel.series:
         arm = None if series.arm is None else arm_key(series.arm)
-        anonymous = series.label if arm is None and series.level is None else ""
-        buckets.setdefault((arm, series.level, anonymous), []).append(series)
+        own = series.label if arm is None and series.level is None else ""
+        if arm in rivals and series.level is None:
+            own = _head(series.label, rivals[arm])
+        buckets.setdefault((arm, series.level, own), []).append(series)
     levels = sorted({level for _, level, _ in buckets if level is not None})
     # Points, the line through them and its band share a colour; a second line takes the next.
     anonymous_kinds: dict[str, int] = {}
@@ -50,6 +53,10 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
             label = readable(level) if ambiguous else short[key]
             if ambiguous and arm is not None:
                 label = f"{title_of(arm, titles)}, {label}"
+        elif arm is not None and anonymous:
+            heads = rivals[arm]
+            share = 1 - heads.index(anonymous) / len(heads)
+            colour, label = level_colour(share, arm), pretty(anonymous)
         elif arm is not None:
             colour, label = arm_colour(arm), title_of(arm, titles)
         else:
@@ -58,6 +65,25 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
             anonymous_kinds[kind] = anonymous_kinds.get(kind, 0) + 1
         groups.append(Group(label, colour, tuple(bucket), named=level is not None or arm is not None))
     return groups
+
+
+def _rivals(panel: Panel) -> dict[str, list[str]]:
+    """Arms with several ladders in one panel (two recipes, two optimizers), and those ladders' labels.
+
+    Points of one arm that look alike but are labelled differently can only be different ladders.
+    """
+    heads: dict[tuple[str, str, bool], list[str]] = {}
+    for series in panel.series:
+        if series.arm is not None and series.level is None and series.kind == "points":
+            look = (arm_key(series.arm), series.marker, series.filled)
+            if series.label not in heads.setdefault(look, []):
+                heads[look].append(series.label)
+    return {arm: labels for (arm, _, _), labels in heads.items() if len(labels) > 1}
+
+
+def _head(label: str, heads: list[str]) -> str:
+    """The ladder a series belongs to: the longest whose label it contains, or the first."""
+    return max((head for head in heads if head in label), key=len, default=heads[0])
 
 
 def title_of(arm: str, titles: dict[str, str]) -> str:

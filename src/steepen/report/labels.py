@@ -66,7 +66,7 @@ def beside_points(
     """Labels beside single points, on the side where they cover least."""
     left, top, right, bottom = box
     away = 0.8 * font
-    near = 0.3 * font
+    near = 0.35 * font
     boxes = [(x - near, y - near, x + near, y + near) for x, y in taken]
     labels: list[Label] = []
     for group, (x, y) in points:
@@ -82,6 +82,12 @@ def beside_points(
             (x - away, y + away, "end", x - away - wide),
             (x + 2 * away, y, "start", x + 2 * away),
             (x - 2 * away, y, "end", x - 2 * away - wide),
+            (x + 0.6 * away, y - 1.2 * away, "start", x + 0.6 * away),
+            (x - 0.6 * away, y - 1.2 * away, "end", x - 0.6 * away - wide),
+            (x + 0.6 * away, y + 1.2 * away, "start", x + 0.6 * away),
+            (x - 0.6 * away, y + 1.2 * away, "end", x - 0.6 * away - wide),
+            (x + 3 * away, y, "start", x + 3 * away),
+            (x - 3 * away, y, "end", x - 3 * away - wide),
         ]
 
         def cost(place: tuple[float, float, Anchor, float], wide: float = wide) -> float:

@@ -111,6 +111,13 @@ class _Content:
                     "more": [self.prose(line) for line in v.would_decide],
                 }
                 for v in verdicts
+                if v.main
+            ],
+            # What is judged beside the findings, as by time where they judge by compute.
+            "others": [
+                {"part": v.part, "arm": self.arm(v.arm), "word": v.word, "sentence": self.prose(v.sentence)}
+                for v in verdicts
+                if not v.main
             ],
             "findings": [self.prose(finding) for finding in other_findings(answer, verdicts)],
             "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
@@ -119,6 +126,7 @@ class _Content:
             "facts": facts(study.records),
             "options": [(key, readable(value)) for key, value in study.options.items()],
             "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
+            "failures": list(study.failures),
             "warnings": [self.prose(warning) for warning in answer.warnings],
             "runs": len(answer.runs),
         }

@@ -25,7 +25,7 @@ class Canvas:
     width: float
     height: float
     font: float
-    letter: float = 0.58
+    letter: float = 0.6
     upright: bool = False  # the y axis's label stands beside the axis, turned; otherwise it lies above
 
     def text(self, text: str) -> float:

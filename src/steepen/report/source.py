@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.report.colours import ARM_TITLES, arm_key
+from steepen.runs.journal import Journal
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer
@@ -25,28 +25,30 @@ class Finished:
     answer: Answer
     options: dict[str, Any]
     records: tuple[RunRecord, ...]
+    failures: tuple[tuple[str, str], ...] = ()  # runs that gave no record, each with the reason
 
 
 def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
     """A study by its folder, or by its name inside `studies`; `runs` is where its runs are now."""
     folder = find(study, studies)
-    journal = _read(folder / JOURNAL)
-    name = str(journal.get("name") or folder.name)
-    if journal.get("answer") is None:
-        status, message = journal.get("status", "running"), str(journal.get("message") or "")
-        why = f"it has {status}" if status in ("failed", "stopped") else "it has not finished"
+    journal = Journal.read(folder)
+    entry = journal.entry
+    if entry.answer is None:
+        why = {"running": "it is still running", "killed": "it was killed"}.get(
+            journal.stage, f"it {entry.status}"
+        )
+        message = f": {entry.message.rstrip('.')}" if entry.message else ""
         raise SteepenError(
-            f"the study {name} has no answer yet ({why}{f': {message}' if message else ''}); "
-            "run it again to continue it, then make the report."
+            f"the study {entry.name} has no answer yet ({why}{message}); "
+            "let it finish, or run it again to continue it."
         )
     try:
-        answer = Answer.from_dict(journal["answer"])
+        answer = Answer.from_dict(entry.answer)
     except SteepenError as error:
-        raise SteepenError(f"the answer in {folder / JOURNAL} can't be read: {error}") from error
-    _check(answer, folder / JOURNAL)
-    records = _records(name, answer, runs or Path(str(journal.get("runs_directory") or "runs")))
-    options = journal.get("options")
-    return Finished(name, answer, options if isinstance(options, dict) else {}, records)
+        raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
+    _check(answer, journal.file)
+    records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
+    return Finished(entry.name, answer, entry.options, records, failures)
 
 
 def find(study: str, studies: Path) -> Path:
@@ -73,16 +75,6 @@ def titles(studies: Sequence[Finished]) -> dict[str, str]:
     return found
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SteepenError(f"the journal {file} can't be read: {error}.") from error
-    if not isinstance(value, dict):
-        raise SteepenError(f"the journal {file} can't be read: it is not an object.")
-    return value
-
-
 def _check(answer: Answer, file: Path) -> None:
     """Series whose coordinates do not pair up can't be drawn: say which, before anything is written."""
     for panel in answer.panels:
@@ -95,21 +87,27 @@ def _check(answer: Answer, file: Path) -> None:
                 )
 
 
-def _records(name: str, answer: Answer, runs: Path) -> tuple[RunRecord, ...]:
-    if not answer.runs:
-        return ()
-    if not runs.is_dir():
+def _records(
+    name: str, answer: Answer, runs: Path
+) -> tuple[tuple[RunRecord, ...], tuple[tuple[str, str], ...]]:
+    if answer.runs and not runs.is_dir():
         raise SteepenError(
             f"the runs of the study {name} are not in {runs}, which does not exist; "
             "say where they are with --runs."
         )
     records: list[RunRecord] = []
-    for run in answer.runs:
-        record = RunDirectory(runs / run).record()
-        if record is None:
+    failures: list[tuple[str, str]] = []
+    for run in dict.fromkeys(answer.runs):
+        folder = RunDirectory(runs / run)
+        record = folder.record()
+        failure = folder.failure() if record is None else None
+        if record is not None:
+            records.append(record)
+        elif failure is not None:
+            failures.append((run, failure[1]))
+        else:
             raise SteepenError(
                 f"the run {run} of the study {name} has no record in {runs}; "
                 "say where the runs are with --runs, or run the study again."
             )
-        records.append(record)
-    return tuple(records)
+    return tuple(records), tuple(failures)

@@ -22,7 +22,7 @@ def print_answer(answer: Answer, console: Console | None = None, tables: bool = 
     verdicts = verdicts_of(answer)
     _say(console, Text(answer.question, style="bold"))
     console.print()
-    for judged in verdicts:
+    for judged in (one for one in verdicts if one.main):
         line = _arm(judged.arm)
         line.append(f" {judged.word}  ", style="bold reverse" if judged.word == "steeper" else "bold")
         _say(console, line)

@@ -18,20 +18,27 @@ class Judged:
     word: str
     sentence: str
     would_decide: tuple[str, ...]
+    main: bool  # the answer's findings state it; others (per second beside per FLOP) come after
+    part: str  # the name of the values it was found under
 
 
 def verdicts_of(answer: Answer) -> list[Judged]:
-    """Every verdict, in the order of the values, once per arm and sentence."""
-    found: dict[tuple[str, str], Judged] = {}
-    for value in _walk(answer.values):
-        texts = [value.get(key) for key in ("arm", "word", "sentence")]
-        if all(isinstance(text, str) and text for text in texts):
-            arm, word, sentence = (str(text) for text in texts)
-            more = value.get("would_decide")
-            lines = tuple(map(str, more)) if isinstance(more, list | tuple) else ()
-            judged = Judged(arm, str(value.get("reference") or ""), word, sentence, lines)
-            found.setdefault((arm, sentence), judged)
-    return list(found.values())
+    """Every verdict, those of the findings first, else in the order of the values; once per sentence."""
+    found: dict[tuple[str, str, str], Judged] = {}
+    for part, values in answer.values.items():
+        for value in _walk(values):
+            texts = [value.get(key) for key in ("arm", "word", "sentence")]
+            if all(isinstance(text, str) and text for text in texts):
+                arm, word, sentence = (str(text) for text in texts)
+                more = value.get("would_decide")
+                lines = tuple(map(str, more)) if isinstance(more, list | tuple) else ()
+                reference = str(value.get("reference") or "")
+                stated = sentence in answer.findings
+                judged = Judged(arm, reference, word, sentence, lines, stated, part)
+                found.setdefault((arm, sentence, "" if stated else part), judged)
+    stated = {(judged.arm, judged.sentence) for judged in found.values() if judged.main}
+    kept = [j for j in found.values() if j.main or (j.arm, j.sentence) not in stated]
+    return sorted(kept, key=lambda judged: not judged.main)
 
 
 def other_findings(answer: Answer, verdicts: list[Judged]) -> list[str]:

@@ -77,6 +77,12 @@ def _name(study: str, title: str, taken: set[str]) -> str:
 
 
 def _write(path: Path, data: bytes) -> Path:
+    """Whole or not at all: a report that is stopped leaves no half figure behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
     return path
