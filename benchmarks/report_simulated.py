@@ -192,14 +192,14 @@ def ladder(arms: tuple[str, ...], store: Store, name: str = "ladder") -> Answer:
         values={"verdicts": verdicts, "floor": FLOOR, "c0": C0},
         panels=(
             Panel(
-                "Loss and fitted laws",
+                "Loss and fitted laws (simulated)",
                 COMPUTE,
                 LOSS,
                 tuple(curves),
                 caption="Simulated. Lines: E + A·(C/C0)^−γ with the floor known.",
             ),
             Panel(
-                "Compute multiplier over Vanilla",
+                "Compute multiplier (simulated)",
                 Axis("Vanilla's compute (FLOPs)", "log"),
                 Axis("compute multiplier"),
                 tuple(multipliers),
@@ -207,7 +207,7 @@ def ladder(arms: tuple[str, ...], store: Store, name: str = "ladder") -> Answer:
                 caption="Simulated. Points: measured losses read off Vanilla's law. Bands: 90%.",
             ),
             Panel(
-                "Exponent against constant",
+                "Exponent against constant (simulated)",
                 Axis("constant, −log A (right is better)"),
                 Axis("exponent γ (up is better)"),
                 tuple(plane),

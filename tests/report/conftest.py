@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from steepen.report.source import Finished, load
-from steepen.runs.store import Store
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
 
@@ -39,8 +38,3 @@ def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 def finished(workshop: Path) -> Callable[[str], Finished]:
     """A simulated study, loaded."""
     return lambda name: load(name, workshop / "studies")
-
-
-@pytest.fixture
-def empty_store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")

@@ -95,7 +95,8 @@ def test_an_arm_keeps_its_colour_however_it_is_spelt() -> None:
     [
         (3.2e17, 1.3e21, ["10^18", "10^19", "10^20", "10^21"]),
         (2.4, 3.6, ["2.4", "2.6", "2.8", "3.0", "3.2", "3.4", "3.6"]),
-        (7.9, 20.4, ["8", "10", "15", "20"]),
+        (7.9, 20.4, ["8", "10", "20"]),
+        (0.95, 4.2, ["1", "2", "3", "4"]),
         (1e-5, 1e-1, ["10^-5", "10^-4", "0.001", "0.01", "0.1"]),
     ],
 )
@@ -244,8 +245,8 @@ def test_two_ladders_of_one_arm_are_told_apart() -> None:
     )
     groups = group_series(panel, ARM_TITLES)
     assert [(g.label, len(g.series)) for g in groups] == [
-        ("untied-2 own recipe", 2),
-        ("untied-2 other recipe", 2),
+        ("Untied-2 own recipe", 2),
+        ("Untied-2 other recipe", 2),
         ("Vanilla", 2),
     ]
     assert groups[0].colour == arm_colour("untied-2") != groups[1].colour

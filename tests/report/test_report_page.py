@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], Fin
         r"Every number of this answer</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S
     )
     assert found
-    assert json.loads(_unescape(found.group(1))) == study.answer.values
+    assert json.loads(unescape(found.group(1))) == study.answer.values
 
 
 def test_a_verdict_is_not_said_twice(finished: Callable[[str], Finished]) -> None:
@@ -96,7 +96,7 @@ def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[s
     )
     assert {run for run, _, _ in blocks} == set(study.answer.runs)
     for run, spec, rest in blocks:
-        plain = {**json.loads(_unescape(rest)), "spec": json.loads(_unescape(spec))}
+        plain = {**json.loads(unescape(rest)), "spec": json.loads(unescape(spec))}
         record = RunRecord.from_dict(plain)
         assert record == next(r for r in study.records if r.run == run)
 
@@ -128,7 +128,7 @@ def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], Finishe
     assert policy.startswith("default-src 'none'")
 
 
-def test_names_that_look_like_html_stay_names(simulated: ModuleType) -> None:
+def test_names_that_look_like_html_stay_names() -> None:
     evil = '<script>alert(1)</script>"><img src=x onerror=alert(1)></style>'
     series = Series(evil, "points", (1.0, 2.0), (1.0, 2.0), arm=evil, runs=(evil, evil))
     line = Series(evil, "line", (1.0, 2.0), (1.0, 2.0), level=3.0, style="dashed")
@@ -184,12 +184,6 @@ def test_a_study_without_runs_or_verdicts_still_has_its_page(
     assert study.answer.findings[0] in text
     assert all(table.title in text for table in study.answer.tables)
     assert "All 0 runs" not in text
-
-
-def _unescape(text: str) -> str:
-    import html
-
-    return html.unescape(text)
 
 
 def test_the_simulated_figures_say_that_they_are_simulated(workshop: Path) -> None:

@@ -56,6 +56,7 @@ def test_numbers_of_a_column_can_be_compared() -> None:
     assert column([3.2, 3.21537, None]) == ["3.2000", "3.2154", "–"]
     assert column([1.5, 2.0]) == ["1.5", "2.0"]
     assert column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
+    assert column([0.00006, -0.0022]) == ["0.0001", "−0.0022"]
     assert numeric(TABLE) == [False, True, False, True, True]
 
 
@@ -92,6 +93,18 @@ def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str
     ]
     assert places == sorted(places)
     assert " ".join(text.split()).count("Untied-Grow is steeper: Δγ") == 1
+
+
+def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
+    finished: Callable[[str], Finished],
+) -> None:
+    columns = ("arm", *(f"column {i}" for i in range(9)))
+    table = Table("Wide", columns, (("untied-grow", *(0.12345 + i for i in range(9))),) * 25)
+    study = finished("tpp")
+    text = shown(replace(study, answer=replace(study.answer, tables=(table,))), width=60)
+    assert "…" not in text.replace("… and 5 more rows.", "") and "… and 5 more rows." in text
+    assert all(f"{0.12345 + i:.4f}" in text for i in range(9))
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_the_terminal_prints_brackets_as_they_are(finished: Callable[[str], Finished]) -> None:

@@ -82,7 +82,7 @@ def ticks(reach: Span, wanted: int = WANTED) -> tuple[list[Tick], list[float]]:
         labelled = [_power_tick(1, power) for power in big]
         shown = {tick.value for tick in labelled}
         return labelled, [v for v in small if v not in shown]
-    for digits in ((1, 2, 5), (1, 2, 3, 5, 7), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
+    for digits in ((1, 2, 5), (1, 2, 3, 4, 6, 8), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
         found = [
             (digit, power)
             for power in range(first - 1, last + 1)

@@ -45,7 +45,7 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
     short = {key: pretty(min((s.label for s in bucket), key=len)) for key, bucket in buckets.items()}
     groups: list[Group] = []
     for key, bucket in buckets.items():
-        arm, level, anonymous = key
+        arm, level, own = key
         if level is not None:
             share = levels.index(level) / max(1, len(levels) - 1)
             colour = level_colour(share, arm)
@@ -53,15 +53,16 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
             label = readable(level) if ambiguous else short[key]
             if ambiguous and arm is not None:
                 label = f"{title_of(arm, titles)}, {label}"
-        elif arm is not None and anonymous:
+        elif arm is not None and own:
             heads = rivals[arm]
-            share = 1 - heads.index(anonymous) / len(heads)
-            colour, label = level_colour(share, arm), pretty(anonymous)
+            share = 1 - heads.index(own) / len(heads)
+            title = title_of(arm, titles)
+            colour, label = level_colour(share, arm), pretty(_without(arm, own, title))
         elif arm is not None:
             colour, label = arm_colour(arm), title_of(arm, titles)
         else:
             kind = bucket[0].kind
-            colour, label = anonymous_colour(anonymous_kinds.get(kind, 0)), anonymous
+            colour, label = anonymous_colour(anonymous_kinds.get(kind, 0)), own
             anonymous_kinds[kind] = anonymous_kinds.get(kind, 0) + 1
         groups.append(Group(label, colour, tuple(bucket), named=level is not None or arm is not None))
     return groups
@@ -96,14 +97,19 @@ def remainder(series: Series, group: Group) -> str:
     names = [group.label, *([series.arm] if series.arm else [])]
     text = pretty(series.label)
     for name in names:
-        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "", text, flags=re.IGNORECASE)
+        text = _without(name, text)
     text = text.strip(" ,:;·–-")
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
     return text or ("extrapolated" if series.kind == "line" and series.style == "dashed" else "")
 
 
-def style_key(panel: Panel, groups: list[Group]) -> list[KeyEntry]:
+def _without(name: str, text: str, instead: str = "") -> str:
+    """The text with a name in it replaced, however it is capitalised."""
+    return re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _: instead, text, flags=re.IGNORECASE)
+
+
+def style_key(groups: list[Group]) -> list[KeyEntry]:
     """What the kinds of lines and markers mean. Words only one of many groups has are left to the hover."""
     found: dict[tuple[object, ...], list[tuple[Series, Group, str]]] = {}
     for group in groups:
@@ -113,12 +119,19 @@ def style_key(panel: Panel, groups: list[Group]) -> list[KeyEntry]:
                 glyph = (text, series.kind, series.style, series.filled, series.marker)
                 owner = "" if group.named else group.label
                 found.setdefault((*glyph, owner), []).append((series, group, text))
-    lonely = [key for key, uses in found.items() if len(uses) == 1 and uses[0][1].named]
+    # "γ = 0.1559" belongs to one curve, even where two happen to agree.
+    lonely = [
+        key
+        for key, uses in found.items()
+        if uses[0][1].named and (len(uses) == 1 or re.search(r"=.*\d", uses[0][2]))
+    ]
     if len(lonely) > 3 and sum(group.named for group in groups) > 2:
         found = {key: uses for key, uses in found.items() if key not in lonely}
     entries: list[KeyEntry] = []
     for uses in found.values():
         series, group, text = uses[0]
+        if not series.filled and any(other is not uses and other[0][2] == text for other in found.values()):
+            text += " (censored)"  # a hollow twin of a filled marker: an optimum that is only a bound
         one_colour = len({use[1].label for use in uses}) == 1
         entries.append(KeyEntry(text, series, group.colour if one_colour else NEUTRAL))
     return entries[:8]

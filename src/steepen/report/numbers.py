@@ -81,14 +81,11 @@ def column(values: Sequence[Any]) -> list[str]:
     """A table's column: ordinary fractions share their number of decimals, so that they can be compared."""
     fractions = [v for v in values if isinstance(v, float) and math.isfinite(v)]
     sizes = [abs(v) for v in fractions if v != 0]
-    if (
-        not sizes
-        or min(sizes) < 1e-4
-        or max(sizes) >= 1e6
-        or any(isinstance(v, list | tuple) for v in values)
-    ):
+    if not sizes or not 1e-3 <= max(sizes) < 1e6 or any(isinstance(v, list | tuple) for v in values):
         return [readable(value) for value in values]
     decimals = max(0, min(4, 4 - math.floor(math.log10(max(sizes)))))
+    if any(round(size, decimals) == 0 for size in sizes):  # a p-value must not become 0.0000
+        return [readable(value) for value in values]
     while decimals and all(round(v, decimals - 1) == round(v, decimals) for v in fractions):
         decimals -= 1
     return [

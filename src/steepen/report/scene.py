@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from steepen.report.axes import Span, Tick, span, ticks
-from steepen.report.colours import Colour
 from steepen.report.groups import Group, KeyEntry, group_series, style_key
 from steepen.report.labels import Label, beside_points, column_of_labels
 from steepen.studies.answer import Panel, Series
@@ -90,15 +89,15 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
     x_ticks, x_small = ticks(x, wanted=5 if canvas.width < 400 else 7)
     y_ticks, y_small = ticks(y, wanted=6)
 
-    single = [g for g in groups if g.named and _lone_point(panel, g, x, y)]
-    ended = [g for g in groups if g.named and g not in single and _has_end(panel, g)]
+    single = [g for g in groups if g.named and _lone_point(g, x, y)]
+    ended = [g for g in groups if g.named and g not in single and _has_end(g)]
     longest = max((canvas.text(g.label) for g in ended), default=0.0)
     right_margin = min(longest + 1.9 * font, 0.42 * canvas.width) if ended else 1.2 * font
     left = max((canvas.text(_tick_text(t)) for t in y_ticks), default=0.0) + 1.1 * font
     left += 1.5 * font if canvas.upright else 0.0
     top = 1.9 * font if canvas.upright else 2.3 * font
     right = canvas.width - right_margin
-    entries, key_height = _place_key(style_key(panel, groups), canvas)
+    entries, key_height = _place_key(style_key(groups), canvas)
     under = (3.2 if canvas.upright else 3.6) * font  # ticks and the axis's label
     bottom_margin = under + key_height + 0.3 * font
     plain = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
@@ -146,11 +145,6 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
         key=tuple((px, bottom + under + py, entry) for px, py, entry in entries),
         hidden=hidden,
     )
-
-
-def colours_of(scene: Scene) -> list[Colour]:
-    """The colours a scene uses, in the order of its groups."""
-    return list(dict.fromkeys(mark.group.colour for mark in scene.marks))
 
 
 def _reach(panel: Panel) -> tuple[Span, Span]:
@@ -209,7 +203,7 @@ def _band(
     )
 
 
-def _lone_point(panel: Panel, group: Group, x: Span, y: Span) -> bool:
+def _lone_point(group: Group, x: Span, y: Span) -> bool:
     """A point with no curve (a plane of parameters): its label belongs beside it, not at the right."""
     points = sum(
         x.shows(a) and y.shows(b)
@@ -220,7 +214,7 @@ def _lone_point(panel: Panel, group: Group, x: Span, y: Span) -> bool:
     return points == 1 and all(len(s.x) <= 2 for s in group.series)
 
 
-def _has_end(panel: Panel, group: Group) -> bool:
+def _has_end(group: Group) -> bool:
     return any(s.x and s.kind != "band" for s in group.series)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -11,6 +12,8 @@ from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.tables import cells, numeric
 from steepen.report.verdicts import other_findings, verdicts_of
 from steepen.studies.answer import Answer, Table
+
+LONGEST = 20  # rows of a table; the report has them all
 
 
 def print_answer(answer: Answer, console: Console | None = None, tables: bool = True) -> None:
@@ -34,7 +37,11 @@ def print_answer(answer: Answer, console: Console | None = None, tables: bool = 
     if tables:
         for table in answer.tables:
             console.print()
-            console.print(_grid(table))
+            _say(console, Text(table.title, style="bold"))
+            for part in _fitting(table, console.width):
+                console.print(part)
+            if len(table.rows) > LONGEST:
+                _say(console, Text(f"… and {len(table.rows) - LONGEST} more rows.", style="dim"))
             if table.caption:
                 _say(console, Text(table.caption, style="dim"))
     if answer.warnings:
@@ -54,10 +61,28 @@ def _arm(name: str) -> Text:
     return Text(ARM_TITLES.get(key, name), style=style)
 
 
-def _grid(table: Table) -> Grid:
-    grid = Grid(title=Text(table.title, style="bold"), title_justify="left", box=None, header_style="dim")
-    for name, number in zip(table.columns, numeric(table), strict=True):
-        grid.add_column(Text(name), justify="right" if number else "left")
-    for row in cells(table):
-        grid.add_row(*(_arm(cell) if arm_key(cell) in ARM_TITLES else Text(cell) for cell in row))
+def _fitting(table: Table, width: int) -> list[Grid]:
+    """The table, broken between columns where it is wider than the terminal, each part with the first column.
+
+    A number that is cut off is worse than a table in two parts.
+    """
+    rows = cells(table)[:LONGEST]
+    columns = [[name, *(row[i] for row in rows)] for i, name in enumerate(table.columns)]
+    wide = [max(map(cell_len, column)) + 2 for column in columns]
+    parts: list[list[int]] = [[]]
+    for i in range(len(columns)):
+        used = sum(wide[k] for k in parts[-1])
+        if len(parts[-1]) > 1 and used + wide[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return [_grid(table, rows, part) for part in parts]
+
+
+def _grid(table: Table, rows: list[list[str]], chosen: list[int]) -> Grid:
+    grid = Grid(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    right = numeric(table)
+    for i in chosen:
+        grid.add_column(Text(table.columns[i]), justify="right" if right[i] else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(_arm(row[i]) if arm_key(row[i]) in ARM_TITLES else Text(row[i]) for i in chosen))
     return grid

@@ -14,6 +14,7 @@ from steepen.report.tables import to_csv, to_markdown
 from steepen.studies.answer import Panel
 
 PAGE = "report.html"
+PAGEFUL = 6  # panels that one figure may hold
 
 
 def write_report(
@@ -41,10 +42,10 @@ def write_report(
 
 
 def figures_of(study: Finished) -> list[tuple[str, list[Panel]]]:
-    """What is drawn of a study: every panel by itself, and all of them together where there are several."""
+    """What is drawn of a study: every panel by itself, and together where they fit on one page."""
     panels = list(study.answer.panels)
     alone = [(panel.title, [panel]) for panel in panels]
-    return [*alone, ("all", panels)] if len(panels) > 1 else alone
+    return [*alone, ("all", panels)] if 1 < len(panels) <= PAGEFUL else alone
 
 
 def steps(studies: Sequence[Finished]) -> int:
