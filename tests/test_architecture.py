@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"data", "model", "recipe", "runs.spec", "runs.record", "runs.store", "runs.codec"},
     "evaluation": {"data", "model"},
     "studies": {"recipe", "runs", "laws", "model.shape", "model.arm"},
-    "report": {"laws", "runs.record", "runs.store", "runs.spec", "studies.answer"},
+    "report": {"laws", "runs.record", "runs.store", "runs.spec", "runs.journal", "studies.answer"},
 }
 
 TORCH_FREE = [
