@@ -1,26 +1,29 @@
 """The store: a directory of run directories. Files are the truth.
 
-A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, checkpoints/ and, once the run
-has finished, record.json. Every file but the metrics is written whole or not at all.
+A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, log.txt, checkpoints/ and,
+once the run has finished, record.json; failure.json says why it could not. Every file but metrics and log is
+written whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import socket
 import tempfile
-import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError
+from steepen.runs.lock import held, hold
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+
+# The only way to read the umask is to set it; once, at import, before there are threads.
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
 
 
 class RunBusy(SteepenError):
@@ -33,6 +36,7 @@ def write_atomically(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:
+            os.fchmod(handle, 0o666 & ~_UMASK)  # readable like any file: others may share the directory
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -64,6 +68,16 @@ class RunDirectory:
         return self.path / "record.json"
 
     @property
+    def failure_file(self) -> Path:
+        """failure.json: why the run could not go on."""
+        return self.path / "failure.json"
+
+    @property
+    def lock_file(self) -> Path:
+        """lock: held by the process that trains the run."""
+        return self.path / "lock"
+
+    @property
     def metrics_file(self) -> Path:
         """metrics.jsonl: one line per step."""
         return self.path / "metrics.jsonl"
@@ -87,29 +101,28 @@ class RunDirectory:
                 "move it aside to let the run be finished again."
             ) from error
 
+    def failure(self) -> tuple[str, str] | None:
+        """The kind and the sentence of the failure that stopped this run, if one did."""
+        try:
+            value = json.loads(self.failure_file.read_text())
+            return str(value["kind"]), str(value["message"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     @contextlib.contextmanager
     def lock(self, wait: bool = False, poll: float = 1.0) -> Generator[None]:
         """Hold this run; a second process waits, or is told who holds it. A killed holder's lock is gone."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not wait:
-                        file.seek(0)
-                        holder = file.read().strip() or "another process"
-                        raise RunBusy(
-                            f"run {self.path.name} is being trained by {holder}; let it finish, "
-                            "or add --wait to wait for it."
-                        ) from None
-                    time.sleep(poll)
-            file.seek(0)
-            file.truncate()
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+        with hold(self.lock_file, wait=wait, poll=poll) as holder:
+            if holder is not None:
+                raise RunBusy(
+                    f"run {self.path.name} is being trained by {holder}; let it finish, "
+                    "or add --wait to wait for it."
+                )
             yield
+
+    def busy(self) -> bool:
+        """Whether a process, here or on another machine, is training this run."""
+        return held(self.lock_file)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""A limit on what one call may spend: FLOPs, or time."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass, field
+
+from steepen.errors import SteepenError, UsageError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class BudgetReached(SteepenError):
+    """The next run would go over the budget; all that was started has been finished."""
+
+    exit_code = 3
+    resumable = True
+
+
+@dataclass
+class Budget:
+    """Admits runs while they fit. Time counts from the budget's making, FLOPs from the runs it admitted."""
+
+    flops: float | None = None
+    seconds: float | None = None
+    spent: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def parse(text: str) -> Budget:
+        """`1e15` is FLOPs; `90s`, `30m`, `2h`, `1d` and `1h30m` are time."""
+        words = text.strip().lower().replace(" ", "")
+        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
+            parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
+            return Budget(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+        try:
+            value = float(words.removesuffix("flops"))
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(
+                f"--budget {text!r} is not valid: give FLOPs (1e15) or time (90s, 30m, 2h, 1h30m)."
+            )
+        return Budget(flops=value)
+
+    def admits(self, flops: float, seconds: float) -> bool:
+        """Whether a run of this cost fits; one that does is counted as spent."""
+        if self.flops is not None and self.spent + flops > self.flops:
+            return False
+        if self.seconds is not None and time.monotonic() - self.began + seconds > self.seconds:
+            return False
+        self.spent += flops
+        return True
+
+    def __str__(self) -> str:
+        if self.flops is not None:
+            return f"{self.flops:.3g} FLOPs"
+        return duration(self.seconds or 0.0)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in two units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    whole = max(0, round(seconds))
+    for (unit, size), (less, part) in (
+        (("d", 86400), ("h", 3600)),
+        (("h", 3600), ("min", 60)),
+        (("min", 60), ("s", 1)),
+    ):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{whole} s"

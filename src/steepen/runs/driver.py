@@ -1,0 +1,227 @@
+"""Drives a study: takes the specs it yields, gets their records from store or launcher, sends them back."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TypeVar
+
+from steepen.errors import SteepenError
+from steepen.runs.budget import Budget, BudgetReached
+from steepen.runs.estimate import Speed, flops_left
+from steepen.runs.journal import Journal
+from steepen.runs.launch import Failure, Launcher, Outcome
+from steepen.runs.progress import Progress
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import Store
+
+A = TypeVar("A")
+
+# A study yields batches of specs, is sent their records in the same order, and returns its answer.
+# (What is sent is `list[RunRecord]`, or `list[RunRecord | None]` where gaps are accepted.)
+Study = Generator[Sequence[RunSpec], Any, A]
+
+
+class RunsFailed(SteepenError):
+    """Some runs of a batch cannot be finished; the others have been."""
+
+    def __init__(self, failed: Sequence[Outcome]) -> None:
+        self.failed = list(failed)
+        first = failed[0]
+        spec, failure = first.spec, first.failure
+        assert failure is not None
+        more = (
+            f" ({len(failed) - 1} more failed; see `steepen runs --status failed`)" if len(failed) > 1 else ""
+        )
+        tried = f" after {first.retried} retries" if first.retried else ""
+        super().__init__(
+            f"run {spec.hash} ({spec.arm.name} d{spec.shape.depth}) failed{tried}: "
+            f"{failure.kind}: {failure.message}{more}"
+        )
+
+
+class Stopped(SteepenError):
+    """SIGTERM asked the driver to stop."""
+
+    exit_code = 128 + signal.SIGTERM
+    resumable = True
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """How far a study comes with what is finished, and the runs it would make next."""
+
+    finished: int  # runs it asked for that are in the store
+    batch: list[RunSpec]  # of the first batch that is not: those to be made
+    complete: bool  # the study came to its answer: nothing is left to run
+    answer: Any = None
+
+
+def drive(
+    study: Study[A],
+    store: Store,
+    launcher: Launcher,
+    *,
+    journal: Journal | None = None,
+    budget: Budget | None = None,
+    speed: Speed | None = None,
+    gaps: bool = False,
+    retry_diverged: bool = False,
+    progress: Progress | None = None,
+) -> A:
+    """Run a study to its answer.
+
+    Finished specs come from the store, the others from the launcher. A run that cannot be finished raises
+    `RunsFailed`, after all others of its batch have ended. With `gaps`, a run that *diverged* is a result:
+    the study is sent None in its place. A run that has diverged is not trained again unless `retry_diverged`.
+    `BudgetReached` is raised when the next run would go over the budget. Whatever is raised, and whenever the
+    process is stopped or killed, the same call goes on from there.
+    """
+    progress = progress or Progress(store, quiet=True)
+    with contextlib.ExitStack() as stack:
+        if journal is not None:
+            stack.enter_context(journal.driving())
+        stack.enter_context(_stop_on_sigterm())
+        stack.enter_context(progress)
+        batch = _Batch(store, launcher, budget, speed, gaps, retry_diverged, progress)
+        try:
+            specs = next(study)
+            while True:
+                if journal is not None:
+                    journal.ask(specs)
+                specs = study.send(batch.run(specs))
+        except StopIteration as end:
+            if journal is not None:
+                journal.answer(end.value)
+            return end.value
+
+
+def rehearse(study: Study[Any], store: Store, *, gaps: bool = False) -> Rehearsal:
+    """Walk a study on what is finished, as far as that goes; starts nothing and writes nothing."""
+    finished: set[str] = set()
+    try:
+        specs = next(study)
+        while True:
+            found = [_known(store, spec, gaps) for spec in specs]
+            missing = {
+                spec.hash: spec
+                for spec, known in zip(specs, found, strict=True)
+                if isinstance(known, _Missing)
+            }
+            finished |= {spec.hash for spec in specs} - missing.keys()
+            if missing:
+                study.close()
+                return Rehearsal(len(finished), list(missing.values()), complete=False)
+            specs = study.send(found)
+    except StopIteration as end:
+        return Rehearsal(len(finished), [], complete=True, answer=end.value)
+
+
+class _Missing:
+    """Nothing is known of a run yet."""
+
+
+def _known(store: Store, spec: RunSpec, gaps: bool) -> RunRecord | _Missing | None:
+    """A finished run's record, None for one that diverged where that counts as a result, or `_Missing`."""
+    run = store.run(spec)
+    record = run.record()
+    if record is not None:
+        return record
+    failure = run.failure()
+    if gaps and failure is not None and failure[0] == "Diverged" and not run.busy():
+        return None
+    return _Missing()
+
+
+@dataclass
+class _Batch:
+    """Gets one batch of records after another."""
+
+    store: Store
+    launcher: Launcher
+    budget: Budget | None
+    speed: Speed | None
+    gaps: bool
+    retry_diverged: bool
+    progress: Progress
+
+    def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
+        """The records of a batch, in its order."""
+        unique = {spec.hash: spec for spec in specs}
+        results: dict[str, RunRecord | None] = {}
+        failed: list[Outcome] = []
+        waiting: list[RunSpec] = []
+        for name, spec in unique.items():
+            record = self.store.record(spec)
+            known = None if record is not None else self.store.run(spec).failure()
+            if record is not None:
+                results[name] = record
+            elif known is not None and known[0] == "Diverged" and not self.retry_diverged:
+                self._take(Outcome(spec, failure=Failure(*known)), results, failed)
+            else:
+                waiting.append(spec)
+        self.progress.batch(list(unique.values()), waiting)
+        refused: list[RunSpec] = []
+        if waiting:
+            outcomes = self.launcher.launch(self._admitted(waiting, refused))
+            # Closing the iterator is what stops the runs, so it must happen however this loop is left.
+            with contextlib.closing(outcomes):
+                for outcome in outcomes:
+                    self._take(outcome, results, failed)
+                    self.progress.ended(outcome)
+        if failed:
+            raise RunsFailed(failed)
+        if refused:
+            raise self._over(waiting, refused)
+        return [results[spec.hash] for spec in specs]
+
+    def _take(self, outcome: Outcome, results: dict[str, RunRecord | None], failed: list[Outcome]) -> None:
+        failure = outcome.failure
+        if failure is None:
+            results[outcome.spec.hash] = outcome.record
+        elif self.gaps and failure.kind == "Diverged":
+            results[outcome.spec.hash] = None
+        else:
+            failed.append(outcome)
+
+    def _admitted(self, waiting: Sequence[RunSpec], refused: list[RunSpec]) -> Iterator[RunSpec]:
+        """Specs in order, up to the first that the budget refuses."""
+        for index, spec in enumerate(waiting):
+            if self.budget is not None:
+                flops = flops_left(spec, self.store.run(spec))
+                speed = self.speed or self.progress.speed()
+                if not self.budget.admits(flops, speed.seconds(spec, flops)):
+                    refused += waiting[index:]
+                    return
+            self.progress.started(spec)
+            yield spec
+
+    def _over(self, waiting: Sequence[RunSpec], refused: Sequence[RunSpec]) -> BudgetReached:
+        left = sum(flops_left(spec, self.store.run(spec)) for spec in refused)
+        noun = "run is" if len(refused) == 1 else "runs are"
+        return BudgetReached(
+            f"the budget of {self.budget} is reached: {len(waiting) - len(refused)} runs of this batch were "
+            f"made, {len(refused)} {noun} left ({left:.3g} FLOPs); the same command goes on from here."
+        )
+
+
+@contextlib.contextmanager
+def _stop_on_sigterm() -> Generator[None]:
+    """SIGTERM stops the driver as Ctrl-C does: the runs save, and all stays resumable."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped("stopped by SIGTERM; the runs are saved, and the same command goes on from there.")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

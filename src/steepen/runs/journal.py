@@ -1,0 +1,158 @@
+"""A study's journal: studies/NAME/study.json remembers the question, the runs it asked for, and the answer.
+
+The journal is for people and for `steepen status`; a study that is run again does not need it, as finished
+runs come from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import socket
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from steepen.errors import SteepenError, UsageError
+from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.estimate import expected_flops
+from steepen.runs.lock import held, hold
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import write_json
+
+JOURNAL_VERSION = 1
+Stage = Literal["running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run a study asked for, by what a table shows of it."""
+
+    run: str
+    arm: str
+    depth: int
+    seed: int
+    tokens: int
+    flops: float
+
+    @staticmethod
+    def of(spec: RunSpec) -> Asked:
+        """From a spec."""
+        return Asked(spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, expected_flops(spec))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What study.json holds."""
+
+    name: str
+    options: dict[str, Any]
+    runs_directory: str
+    runs: tuple[Asked, ...] = ()
+    batches: int = 0
+    status: Stage = "running"
+    message: str = ""
+    answer: Any = None
+    began: str = ""
+    changed: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    version: int = JOURNAL_VERSION
+
+
+class Journal:
+    """The journal of one study. Several processes may drive the same study: they ask for the same runs."""
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        self.folder, self.entry = folder, entry
+
+    @property
+    def file(self) -> Path:
+        """study.json."""
+        return self.folder / "study.json"
+
+    @staticmethod
+    def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
+        """The journal of a study that is about to be driven.
+
+        One of the same name that was begun with other options is not overwritten.
+        """
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
+        plain: dict[str, Any] = json.loads(json.dumps(to_plain(options)))
+        folder = studies / name
+        began = _now()
+        if (folder / "study.json").exists():
+            before = Journal.read(folder).entry
+            other = [
+                key for key in sorted({*before.options, *plain}) if before.options.get(key) != plain.get(key)
+            ]
+            if other:
+                was = ", ".join(f"{key} was {before.options.get(key)!r}" for key in other)
+                raise UsageError(
+                    f"the study {name} in {studies} was begun with other options ({was}); "
+                    "give this one another name, or remove that folder (its runs stay)."
+                )
+            began = before.began
+        return Journal(folder, Entry(name, plain, str(runs_directory.absolute()), began=began))
+
+    @staticmethod
+    def read(folder: Path) -> Journal:
+        """The journal in a study's folder."""
+        file = folder / "study.json"
+        try:
+            return Journal(folder, from_plain(Entry, json.loads(file.read_text()), "study"))
+        except FileNotFoundError as error:
+            raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
+        except (OSError, ValueError, SteepenError) as error:
+            raise SteepenError(f"the journal {file} can't be read: {error}") from error
+
+    @contextlib.contextmanager
+    def driving(self) -> Generator[None]:
+        """Be seen as driving this study, until it ends."""
+        with hold(self.folder / "lock", shared=True, wait=True, poll=0.1):
+            self._write()
+            try:
+                yield
+            except BaseException as error:
+                interrupted = not isinstance(error, Exception)
+                self._write(
+                    status="stopped" if interrupted or getattr(error, "resumable", False) else "failed",
+                    message="stopped by the user." if interrupted else str(error),
+                )
+                raise
+
+    def ask(self, specs: Sequence[RunSpec]) -> None:
+        """Note a batch."""
+        known = {asked.run for asked in self.entry.runs}
+        new = {asked.run: asked for asked in map(Asked.of, specs) if asked.run not in known}
+        self._write(runs=(*self.entry.runs, *new.values()), batches=self.entry.batches + 1)
+
+    def answer(self, value: Any) -> None:
+        """Note the answer."""
+        self._write(status="finished", answer=to_plain(value), message="")
+
+    @property
+    def driven(self) -> bool:
+        """Whether some process is driving this study now."""
+        return held(self.folder / "lock")
+
+    @property
+    def stage(self) -> str:
+        """running, finished, failed, stopped; or killed, where the journal says running and nobody is."""
+        status = self.entry.status
+        return "killed" if status == "running" and not self.driven else status
+
+    def _write(self, **changes: Any) -> None:
+        self.entry = replace(self.entry, changed=_now(), **changes)
+        write_json(self.file, to_plain(self.entry))
+
+
+def studies_in(folder: Path) -> list[Journal]:
+    """Every study of a folder."""
+    return [Journal.read(file.parent) for file in sorted(folder.glob("*/study.json"))]
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
