@@ -1,0 +1,202 @@
+"""From ladders to everything this room can say about them: laws, verdicts, multipliers, hold-outs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from steepen.errors import UsageError
+from steepen.laws.compute import ComputeFit, Loss, Settings, fit_compute, lack_of_fit, law_dict
+from steepen.laws.holdout import HoldOut, score
+from steepen.laws.ladder import Ladder
+from steepen.laws.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.laws.readings import Rule
+from steepen.laws.solver import Array, Design, jacobian, one_hot, unscaled_covariance
+from steepen.laws.verdict import Verdict, give_verdict
+
+Ways = Literal["both", "joint", "paper"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do with the ladders. `method` names the laws to report; `both` heads its list with the joint one."""
+
+    reference: str
+    method: Ways = "both"
+    loss: Loss = "huber"
+    c0: float | None = None
+    confidence: float = 0.90
+    noise: float | None = None
+    level: float = 0.05
+    margin: float = 0.025
+    draws: int = 2000
+    seed: int = 0
+    budget: float | None = None
+    extrapolate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in ("both", "joint", "paper"):
+            raise UsageError(f"method is {self.method!r}; choose both, joint or paper.")
+        if not 0 < self.level < 0.5:
+            raise UsageError(f"level is {self.level}; give a share between 0 and 0.5, such as 0.05.")
+        if self.draws < 100:
+            raise UsageError(f"draws is {self.draws}; a bootstrap needs at least 100.")
+        if self.margin <= 0:
+            raise UsageError(f"margin is {self.margin}; give a share of γ greater than zero, such as 0.025.")
+        if self.budget is not None and not self.budget > 0:
+            raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
+
+    @property
+    def rule(self) -> Rule:
+        """How verdicts are reached."""
+        return Rule(self.level, self.margin, self.noise, self.loss == "log-mse")
+
+
+@dataclass(frozen=True)
+class LadderReport:
+    """Laws by each way asked for, a verdict per arm, multipliers by each method, scored hold-outs and warnings."""
+
+    request: Request
+    fits: dict[str, ComputeFit]
+    verdicts: dict[str, Verdict]
+    multipliers: dict[str, tuple[Multiplier, ...]]
+    hold_out: tuple[HoldOut, ...]
+    p_lack_of_fit: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def head(self) -> ComputeFit:
+        """The fit whose numbers come first: the joint one unless only the paper's was asked for."""
+        return self.fits.get("joint") or self.fits["paper"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; infinite or undefined numbers become null when written by `to_json`."""
+        arms: dict[str, Any] = {}
+        for name, law in self.head.arms.items():
+            verdict = self.verdicts.get(name)
+            arms[name] = {
+                **law_dict(law),
+                "verdict": verdict.word if verdict else "reference",
+                "sentence": verdict.sentence if verdict else "the reference",
+                "delta_gamma": verdict.delta_gamma if verdict else 0.0,
+                "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],
+                "verdict_detail": verdict.to_dict() if verdict else None,
+                "multipliers": [asdict(m) for m in self.multipliers.get(name, ())],
+                **{way: law_dict(fit.arms[name]) for way, fit in self.fits.items()},
+            }
+        return {
+            "law": "compute",
+            "form": "loss = e + exp(log_a) * (flops / c0) ** -gamma",
+            "reference": self.request.reference,
+            "method": self.head.settings.method,
+            "settings": asdict(self.request),
+            "c0": self.head.c0,
+            "sigma": self.head.sigma,
+            "degrees_of_freedom": self.head.freedom,
+            "arms": arms,
+            "hold_out": [asdict(h) for h in self.hold_out],
+            "p_lack_of_fit": self.p_lack_of_fit,
+            "warnings": list(self.warnings),
+        }
+
+    def summary(self) -> str:
+        """Everything as text."""
+        parts = [fit.summary() for fit in self.fits.values()]
+        parts += [verdict.summary() for verdict in self.verdicts.values()]
+        parts += [
+            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, miss {h.miss:+.4f}"
+            f" ({h.miss_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
+            for h in self.hold_out
+        ]
+        return "\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def analyse(
+    ladders: dict[str, Ladder], request: Request, hold_out: dict[str, Ladder] | None = None
+) -> LadderReport:
+    """Fit the laws, judge every arm against the reference, and score what was held out."""
+    ways = ("joint", "paper") if request.method == "both" else (request.method,)
+    base = Settings(
+        reference=request.reference, loss=request.loss, c0=request.c0,
+        confidence=request.confidence, noise=request.noise,
+    )  # fmt: skip
+    fits: dict[str, ComputeFit] = {way: fit_compute(ladders, replace(base, method=way)) for way in ways}
+    head = fits.get("joint") or fits["paper"]
+    reference = ladders[request.reference]
+    verdicts: dict[str, Verdict] = {}
+    multipliers: dict[str, tuple[Multiplier, ...]] = {}
+    for name, ladder in ladders.items():
+        if name == request.reference:
+            continue
+        verdicts[name] = give_verdict(
+            reference, ladder, base, request.rule, draws=request.draws, seed=request.seed, budget=request.budget
+        )
+        found = interpolated_multipliers(
+            reference, ladder, sigma=verdicts[name].sigma, confidence=request.confidence, seed=request.seed
+        )
+        for fit in fits.values():
+            found += fitted_multipliers(fit, name, _points(reference, request), extrapolate=request.extrapolate)
+        multipliers[name] = tuple(found)
+    scores = [_with_readings(h, verdicts, head.c0) for h in score(head, hold_out)] if hold_out else []
+    p_lack = lack_of_fit(ladders, head)
+    return LadderReport(request, fits, verdicts, multipliers, tuple(scores), p_lack, _warnings(ladders, head, p_lack))
+
+
+def _points(reference: Ladder, request: Request) -> Array:
+    further = [request.budget] if request.budget is not None and request.extrapolate else []
+    return np.concatenate([reference.flops, further])
+
+
+def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> HoldOut:
+    """What the exponent and the floor reading each forecast for a held-out run of an arm."""
+    verdict = verdicts.get(held.arm)
+    if verdict is None:
+        return held
+    x = np.log(held.flops / c0)
+    forecasts = {
+        name: float(r.e[1] + np.exp(r.log_a[1] - r.gamma[1] * x))
+        for name, r in verdict.readings.items()
+        if name in ("exponent", "floor")
+    }
+    return replace(held, readings=forecasts)
+
+
+def _warnings(ladders: dict[str, Ladder], fit: ComputeFit, p_lack: float | None) -> tuple[str, ...]:
+    found = [f"the fit rests on a limit ({what}), so its intervals are one-sided there" for what in fit.at_bound]
+    if p_lack is not None and p_lack < 0.01:
+        found.append(
+            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law or the recipe is off,"
+            " not the seeds"
+        )
+    for ladder in ladders.values():
+        rise = np.flatnonzero(np.diff(ladder.loss) > 0)
+        found += [f"{ladder.places[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise]
+    return tuple(found + _outliers(ladders, fit))
+
+
+def _outliers(ladders: dict[str, Ladder], fit: ComputeFit) -> list[str]:
+    """Rungs whose residual, judged by the other rungs, is beyond chance (1% over the whole table)."""
+    group = np.concatenate([np.full(len(ladder.flops), i) for i, ladder in enumerate(ladders.values())])
+    x = np.log(np.concatenate([ladder.flops for ladder in ladders.values()]) / fit.c0)
+    y = np.concatenate([ladder.loss for ladder in ladders.values()])
+    w = np.concatenate([ladder.seeds for ladder in ladders.values()])
+    own = one_hot(group, len(ladders))
+    design = Design(np.ones((len(x), 1)), own, own)
+    freedom = len(x) - design.parameters - 1
+    if freedom < 2:
+        return []
+    residual = (y - design.predict(fit.theta, x)) * np.sqrt(w)
+    j = jacobian(design, x, fit.theta[None])[0] * np.sqrt(w)[:, None]
+    inverse = unscaled_covariance(design, x, fit.theta, weights=w)[0]
+    left = np.maximum(1 - np.einsum("ni,ij,nj->n", j, inverse, j), 1e-6)
+    rest = np.maximum((residual @ residual - residual**2 / left) / freedom, (1e-9 * y.mean()) ** 2)
+    t = residual / np.sqrt(rest * left)
+    p = 2 * stats.t.sf(np.abs(t), freedom) * len(x)
+    places = [place for ladder in ladders.values() for place in ladder.places]
+    return [
+        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({t[i]:+.1f} standard errors); check that run"
+        for i in np.flatnonzero(p < 0.01)
+    ]

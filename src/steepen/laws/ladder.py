@@ -1,0 +1,94 @@
+"""A ladder: one arm's losses at its rungs of compute, seeds gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steepen.errors import UsageError, nearest
+from steepen.laws.solver import Array
+from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, Table
+
+
+@dataclass(frozen=True, eq=False)
+class Ladder:
+    """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` keeps them all.
+
+    Fits use rung means, weighted by the number of seeds: scatter about a law is then judged rung by rung, so an error
+    that all seeds of a rung share (a badly scaled learning rate) is not mistaken for precision.
+    """
+
+    arm: str
+    flops: Array
+    loss: Array
+    runs: tuple[Array, ...]
+    places: tuple[str, ...]
+
+    @property
+    def seeds(self) -> Array:
+        """How many runs stand behind each rung."""
+        return np.array([len(runs) for runs in self.runs], dtype=float)
+
+    def keep(self, mask: Array) -> Ladder:
+        """The rungs where the mask is true."""
+        index = np.flatnonzero(mask)
+        return Ladder(
+            self.arm, self.flops[index], self.loss[index],
+            tuple(self.runs[i] for i in index), tuple(self.places[i] for i in index),
+        )  # fmt: skip
+
+
+def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:
+    """A ladder from two arrays, one run a rung."""
+    order = np.argsort(flops)
+    flops, loss = np.asarray(flops, float)[order], np.asarray(loss, float)[order]
+    places = tuple(f"{arm} at {value:.3g} FLOPs" for value in flops)
+    return Ladder(arm, flops, loss, tuple(np.array([value]) for value in loss), places)
+
+
+def read_ladders(table: Table) -> dict[str, Ladder]:
+    """The ladders of a table with columns arm, flops, loss and perhaps seed, in the order arms appear."""
+    table.require(["arm", "flops", "loss"])
+    arms, flops, loss = table.names("arm"), table.numbers("flops"), table.numbers("loss")
+    seeds = ["" if s is None else str(s) for s in table.columns["seed"]] if table.has("seed") else [""] * len(table)
+    seen: dict[tuple[str, float, str], int] = {}
+    rungs: dict[str, dict[float, list[int]]] = {}
+    for row, key in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
+        if key in seen:
+            what = f"seed {key[2]} of " if key[2] else ""
+            raise UsageError(
+                f"{table.place(row)}: {what}arm '{key[0]}' at {key[1]:g} FLOPs is already at {table.unit}"
+                f" {table.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
+            )
+        seen[key] = row
+        rungs.setdefault(key[0], {}).setdefault(key[1], []).append(row)
+    ladders: dict[str, Ladder] = {}
+    for arm, by_flops in rungs.items():
+        ordered = sorted(by_flops.items())
+        runs = tuple(loss[rows] for _, rows in ordered)
+        ladders[arm] = Ladder(
+            arm,
+            np.array([value for value, _ in ordered]),
+            np.array([values.mean() for values in runs]),
+            runs,
+            tuple(table.place(rows[0]) for _, rows in ordered),
+        )
+    return ladders
+
+
+def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
+    """Refuse ladders too short to carry a law, and a reference that is not there."""
+    if reference not in ladders:
+        raise UsageError(
+            f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
+        )
+    for arm, ladder in ladders.items():
+        least = LEAST_REFERENCE_RUNGS if arm == reference else LEAST_ARM_RUNGS
+        if len(ladder.flops) < least:
+            what = "rung" if len(ladder.flops) == 1 else "rungs"
+            role = "the reference" if arm == reference else "an arm"
+            raise UsageError(
+                f"{ladder.places[-1]}: arm '{arm}' has only {len(ladder.flops)} {what}; {role} needs at least {least}"
+                " rungs of different compute."
+            )

@@ -1,0 +1,240 @@
+"""Least squares for floors plus power laws, thousands of data sets at a time.
+
+One model covers every compute-law fit of this room:
+
+    loss_j = (floors · θ)_j + exp((constants · θ)_j − x_j · (exponents · θ)_j),   x = log(C / C0)
+
+A `Design` says which parameters each point uses, so "same law", "own constant", "own exponent" and "own
+floor" differ only by three small matrices. The solver is a damped Gauss–Newton method vectorised over data
+sets (bootstrap draws, simulated ladders, points left out, starts), which is what makes honest statistics cheap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+GAMMA_LIMITS = (-1.0, 5.0)
+LOG_CONSTANT_LIMITS = (-40.0, 40.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """Which floor, log constant and exponent each point uses: one (points × parameters) matrix for each."""
+
+    floors: Array
+    constants: Array
+    exponents: Array
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many floors, log constants and exponents there are, in the order they sit in θ."""
+        return self.floors.shape[1], self.constants.shape[1], self.exponents.shape[1]
+
+    @property
+    def parameters(self) -> int:
+        """The length of θ."""
+        return sum(self.sizes)
+
+    def split(self, theta: Array) -> tuple[Array, Array, Array]:
+        """θ of shape (…, parameters) as floors, log constants and exponents."""
+        first, second, _ = self.sizes
+        return theta[..., :first], theta[..., first : first + second], theta[..., first + second :]
+
+    def predict(self, theta: Array, x: Array) -> Array:
+        """The modelled loss of every point, shape (…, points)."""
+        floor, constant, exponent = self.split(theta)
+        return floor @ self.floors.T + np.exp(constant @ self.constants.T - x * (exponent @ self.exponents.T))
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The best parameters of each data set, its objective, and whether the search came to rest."""
+
+    theta: Array
+    objective: Array
+    converged: Mask
+
+
+def one_hot(groups: NDArray[np.intp], count: int) -> Array:
+    """A (points × count) matrix with a one where the point belongs to the group."""
+    return np.eye(count)[groups]
+
+
+def starts(design: Design, x: Array, y: Array, fraction: float) -> Array:
+    """A start for each data set: every floor at `fraction` of its lowest loss, then a log–log regression."""
+    floors = np.stack(
+        [fraction * y[..., column > 0].min(axis=-1) for column in design.floors.T], axis=-1
+    )  # (…, floors)
+    rest = np.log(np.maximum(y - floors @ design.floors.T, 1e-12))
+    linear = np.concatenate([design.constants, -x[:, None] * design.exponents], axis=1)
+    return np.concatenate([floors, rest @ np.linalg.pinv(linear).T], axis=-1)
+
+
+def solve(
+    design: Design,
+    x: Array,
+    y: Array,
+    start: Array,
+    *,
+    weights: Array | None = None,
+    fixed: Mask | None = None,
+    log: bool = False,
+    huber: float | None = None,
+    iterations: int = 200,
+) -> Solution:
+    """Minimise the weighted sum of squares (or the summed Huber loss) of each row of `y` from each row of `start`.
+
+    `log` compares log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters that stay at
+    their start. Floors are kept between 0 and the highest loss. All arrays broadcast to (data sets, …).
+    """
+    count = max(len(np.atleast_2d(y)), len(np.atleast_2d(start)))
+    theta = np.array(np.broadcast_to(start, (count, design.parameters)), dtype=float)
+    y = np.broadcast_to(y, (count, len(x)))
+    w = np.ones_like(y) if weights is None else np.broadcast_to(weights, y.shape)
+    frozen = np.zeros(theta.shape, bool) if fixed is None else np.broadcast_to(fixed, theta.shape)
+    low, high = _limits(design, y)
+    theta = np.where(frozen, theta, np.clip(theta, low, high))
+
+    objective, residual, influence = (np.array(part) for part in _evaluate(design, x, y, w, theta, log, huber))
+    damping = np.full(count, 1e-3)
+    done = np.zeros(count, bool)
+    tiny = 1e-28 * np.square(y).sum(axis=1)
+    for _ in range(iterations):
+        busy = np.flatnonzero(~done)
+        if not len(busy):
+            break
+        step = _step(
+            design, x, theta[busy], residual[busy], influence[busy], frozen[busy], low[busy], high[busy],
+            damping[busy], log,
+        )  # fmt: skip
+        moved = np.where(frozen[busy], theta[busy], np.clip(theta[busy] + step, low[busy], high[busy]))
+        trial = _evaluate(design, x, y[busy], w[busy], moved, log, huber)
+        better = trial[0] <= objective[busy]
+        gain = objective[busy] - trial[0]
+        hit = busy[better]
+        small = np.abs(gain) <= 1e-11 * objective[busy] + tiny[busy]
+        theta[hit], objective[hit] = moved[better], trial[0][better]
+        residual[hit], influence[hit] = trial[1][better], trial[2][better]
+        # At rest: a nearly undamped step changes nothing (a damped one may only be timid), or no step helps at all.
+        done[busy] = (small & (damping[busy] < 1e-2)) | (damping[busy] > 1e9)
+        damping[busy] = np.where(better, damping[busy] * 0.1, damping[busy] * 8.0).clip(1e-12, 1e10)
+    return Solution(theta, objective, done)
+
+
+def solve_anew(
+    design: Design,
+    x: Array,
+    y: Array,
+    *,
+    fractions: tuple[float, ...] = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97),
+    weights: Array | None = None,
+    log: bool = False,
+    huber: float | None = None,
+) -> Solution:
+    """Like `solve`, from several starts that need no guess; the best of them for each data set."""
+    y = np.atleast_2d(y)
+    best: Solution | None = None
+    for fraction in fractions:
+        found = solve(
+            design, x, y, starts(design, x, y, fraction), weights=weights, log=log, huber=huber, iterations=400
+        )
+        best = found if best is None else better_of(best, found)
+    assert best is not None
+    return best
+
+
+def better_of(first: Solution, second: Solution) -> Solution:
+    """For each data set, whichever of two solutions has the lower objective."""
+    take = second.objective < first.objective
+    return Solution(
+        np.where(take[:, None], second.theta, first.theta),
+        np.where(take, second.objective, first.objective),
+        np.where(take, second.converged, first.converged),
+    )
+
+
+def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array:
+    """d(prediction)/dθ (or of its logarithm), shape (data sets, points, parameters)."""
+    floor, constant, exponent = design.split(theta)
+    reducible = np.exp(constant @ design.constants.T - x * (exponent @ design.exponents.T))
+    parts = np.concatenate(
+        [
+            np.broadcast_to(design.floors, (len(theta), *design.floors.shape)),
+            reducible[:, :, None] * design.constants,
+            (-x * reducible)[:, :, None] * design.exponents,
+        ],
+        axis=2,
+    )
+    return parts / (floor @ design.floors.T + reducible)[:, :, None] if log else parts
+
+
+def unscaled_covariance(
+    design: Design, x: Array, theta: Array, *, weights: Array | None = None, log: bool = False
+) -> Array:
+    """(JᵀJ)⁻¹ at θ for each data set; times the noise variance it is the parameters' covariance."""
+    j = jacobian(design, x, np.atleast_2d(theta), log)
+    w = np.ones(j.shape[:2]) if weights is None else np.broadcast_to(weights, j.shape[:2])
+    scale = np.sqrt((w[:, :, None] * j * j).sum(axis=1)) + 1e-300
+    j = j / scale[:, None, :]
+    inverse = np.linalg.pinv(np.swapaxes(j * w[:, :, None], 1, 2) @ j, hermitian=True)
+    return inverse / scale[:, :, None] / scale[:, None, :]
+
+
+def _limits(design: Design, y: Array) -> tuple[Array, Array]:
+    """Floors between zero and the highest loss; the others only far from overflow."""
+    n_floor, n_constant, n_exponent = design.sizes
+    count = len(y)
+    low = [np.zeros((count, n_floor)), np.full((count, n_constant), LOG_CONSTANT_LIMITS[0])]
+    high = [np.repeat(y.max(axis=1)[:, None], n_floor, 1), np.full((count, n_constant), LOG_CONSTANT_LIMITS[1])]
+    low.append(np.full((count, n_exponent), GAMMA_LIMITS[0]))
+    high.append(np.full((count, n_exponent), GAMMA_LIMITS[1]))
+    return np.concatenate(low, axis=1), np.concatenate(high, axis=1)
+
+
+def _evaluate(
+    design: Design, x: Array, y: Array, w: Array, theta: Array, log: bool, huber: float | None
+) -> tuple[Array, Array, Array]:
+    """Objective, residuals, and the weight of each residual in the normal equations."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        predicted = design.predict(theta, x)
+        residual = np.log(y) - np.log(predicted) if log else y - predicted
+    residual = np.nan_to_num(residual, nan=1e100, posinf=1e100, neginf=-1e100)
+    if huber is None:
+        return (w * residual * residual).sum(axis=1), residual, w
+    size = np.abs(residual)
+    inside = size <= huber
+    value = np.where(inside, 0.5 * residual * residual, huber * (size - 0.5 * huber))
+    return (w * value).sum(axis=1), residual, w * np.where(inside, 1.0, huber / np.maximum(size, huber))
+
+
+def _step(
+    design: Design,
+    x: Array,
+    theta: Array,
+    residual: Array,
+    influence: Array,
+    frozen: Mask,
+    low: Array,
+    high: Array,
+    damping: Array,
+    log: bool,
+) -> Array:
+    """The damped Gauss–Newton step of each data set; parameters held by a limit do not move."""
+    j = jacobian(design, x, theta, log)
+    weighted = np.swapaxes(j * influence[:, :, None], 1, 2)
+    gradient = (weighted @ residual[:, :, None])[:, :, 0]
+    held = frozen | ((theta <= low) & (gradient < 0)) | ((theta >= high) & (gradient > 0))
+    free = ~held
+    normal = (weighted @ j) * (free[:, :, None] & free[:, None, :])
+    diagonal = np.einsum("bii->bi", normal)
+    scale = np.sqrt(np.where(free & (diagonal > 0), diagonal, 1.0))
+    scaled = normal / scale[:, :, None] / scale[:, None, :]
+    np.einsum("bii->bi", scaled)[...] = np.where(free, 1.0 + damping[:, None], 1.0)
+    right = np.where(free, gradient, 0.0) / scale
+    return np.linalg.solve(scaled, right[:, :, None])[:, :, 0] / scale

@@ -1,0 +1,177 @@
+"""Reading tables of measurements, and saying which row is wrong when one is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.solver import Array
+
+LEAST_REFERENCE_RUNGS = 4
+LEAST_ARM_RUNGS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of a file, with the place of every row in it for error sentences."""
+
+    source: str
+    unit: str
+    lines: tuple[int, ...]
+    columns: dict[str, tuple[Any, ...]]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int) -> str:
+        """How to point a reader at a row: the file and its line."""
+        return f"{self.source}, {self.unit} {self.lines[row]}"
+
+    def numbers(self, column: str, *, positive: bool = True) -> Array:
+        """A required column as finite (and, unless told otherwise, positive) numbers."""
+        values = np.empty(len(self))
+        for row, cell in enumerate(self._column(column)):
+            try:
+                values[row] = float(cell) if not isinstance(cell, bool) else math.nan
+            except (TypeError, ValueError):
+                values[row] = math.nan
+                if not isinstance(cell, float):
+                    shown = "empty" if cell in (None, "") else f"{cell!r}, which is not a number"
+                    raise UsageError(
+                        f"{self.place(row)}: {column} is {shown}; give a number such as 3.2 or 1e18."
+                    ) from None
+            if not math.isfinite(values[row]):
+                raise UsageError(f"{self.place(row)}: {column} is {cell}; remove the row or give a finite number.")
+            if positive and values[row] <= 0:
+                raise UsageError(f"{self.place(row)}: {column} is {cell}; it must be greater than zero.")
+        return values
+
+    def names(self, column: str) -> list[str]:
+        """A required column as non-empty text."""
+        names: list[str] = []
+        for row, cell in enumerate(self._column(column)):
+            name = "" if cell is None else str(cell).strip()
+            if not name:
+                raise UsageError(f"{self.place(row)}: {column} is empty; every row needs one.")
+            names.append(name)
+        return names
+
+    def has(self, column: str) -> bool:
+        """Whether the file has the column at all."""
+        return column in self.columns
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Refuse the table unless it has all of these columns."""
+        missing = [column for column in columns if column not in self.columns]
+        if missing:
+            raise UsageError(
+                f"{self.source} has no column {', '.join(map(repr, missing))}; it needs {', '.join(columns)}"
+                f" and has {', '.join(self.columns) or 'none'}."
+            )
+
+    def _column(self, column: str) -> tuple[Any, ...]:
+        self.require([column])
+        return self.columns[column]
+
+
+def read_table(path: Path | str) -> Table:
+    """Read CSV, JSON lines or Parquet, told apart by the file's ending (.csv, .jsonl/.ndjson/.json, .parquet)."""
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"there is no table at {path}; give a CSV, JSON-lines or Parquet file.")
+    ending = path.suffix.lower()
+    if ending == ".csv":
+        table = _read_csv(path)
+    elif ending in (".jsonl", ".ndjson", ".json"):
+        table = _read_json_lines(path)
+    elif ending in (".parquet", ".pq"):
+        table = _read_parquet(path)
+    else:
+        raise UsageError(f"{path.name} ends in {ending or 'nothing'}; tables end in .csv, .jsonl or .parquet.")
+    if not len(table):
+        raise UsageError(f"{path.name} has no rows of data.")
+    return table
+
+
+def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Table:
+    """A table from columns already in memory (a study's records, a notebook); rows are counted from 1."""
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1:
+        raise UsageError(f"the columns of {source} differ in length: {sorted(lengths)}.")
+    rows = lengths.pop()
+    return Table(source, "row", tuple(range(1, rows + 1)), {name: tuple(v) for name, v in columns.items()})
+
+
+def _read_csv(path: Path) -> Table:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, None)
+            if header is None:
+                raise UsageError(f"{path.name} is empty; its first line must name the columns.")
+            names = [name.strip() for name in header]
+            if len(set(names)) < len(names):
+                raise UsageError(f"{path.name} names a column twice: {', '.join(names)}.")
+            rows: list[list[str]] = []
+            lines: list[int] = []
+            for row in reader:
+                if not any(cell.strip() for cell in row):
+                    continue
+                if len(row) != len(names):
+                    raise UsageError(
+                        f"{path.name}, line {reader.line_num}: {len(row)} cells where the header names {len(names)}."
+                    )
+                rows.append([cell.strip() for cell in row])
+                lines.append(reader.line_num)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path.name} is not a readable CSV file ({error}).") from None
+    columns = {name: tuple(row[i] for row in rows) for i, name in enumerate(names)}
+    return Table(path.name, "line", tuple(lines), columns)
+
+
+def _read_json_lines(path: Path) -> Table:
+    records: list[dict[str, Any]] = []
+    lines: list[int] = []
+    try:
+        numbered = list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path.name} is not a readable text file ({error}).") from None
+    for number, record in _records(path, numbered):
+        records.append(record)
+        lines.append(number)
+    names = list(dict.fromkeys(key for record in records for key in record))
+    columns = {name: tuple(record.get(name) for record in records) for name in names}
+    return Table(path.name, "line", tuple(lines), columns)
+
+
+def _records(path: Path, numbered: list[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in numbered:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path.name}, line {number}: not JSON ({error.msg}); write one object a line.") from None
+        if not isinstance(record, dict):
+            raise UsageError(f"{path.name}, line {number}: not a JSON object; write one object a line.")
+        yield number, record
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = pq.read_table(path).to_pydict()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path.name} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+    rows = len(next(iter(columns.values()), []))
+    return Table(path.name, "row", tuple(range(1, rows + 1)), {str(k): tuple(v) for k, v in columns.items()})
