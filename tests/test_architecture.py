@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "runs": {"model.shape", "model.arm", "model.options", "recipe"},
     "training": {"data", "model", "recipe", "runs.spec", "runs.record", "runs.store", "runs.codec"},
     "evaluation": {"data", "model"},
-    "studies": {"recipe", "runs", "laws", "model.shape", "model.arm"},
+    "studies": {"recipe", "runs", "laws", "model.shape", "model.arm", "model.arms"},
     "report": {"laws", "runs.record", "runs.store", "runs.spec", "studies.answer"},
 }
 
