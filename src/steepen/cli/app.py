@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, family, train
+from steepen.cli import data, family, runs, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("runs")(runs.runs)
+app.command("status")(runs.status)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from steepen.errors import SteepenError
 from steepen.runs.budget import Budget, BudgetReached
-from steepen.runs.estimate import Speed, flops_left
+from steepen.runs.estimate import flops_left
 from steepen.runs.journal import Journal
 from steepen.runs.launch import Failure, Launcher, Outcome
 from steepen.runs.progress import Progress
@@ -69,7 +69,6 @@ def drive(
     *,
     journal: Journal | None = None,
     budget: Budget | None = None,
-    speed: Speed | None = None,
     gaps: bool = False,
     retry_diverged: bool = False,
     progress: Progress | None = None,
@@ -88,7 +87,7 @@ def drive(
             stack.enter_context(journal.driving())
         stack.enter_context(_stop_on_sigterm())
         stack.enter_context(progress)
-        batch = _Batch(store, launcher, budget, speed, gaps, retry_diverged, progress)
+        batch = _Batch(store, launcher, budget, gaps, retry_diverged, progress)
         try:
             specs = next(study)
             while True:
@@ -145,7 +144,6 @@ class _Batch:
     store: Store
     launcher: Launcher
     budget: Budget | None
-    speed: Speed | None
     gaps: bool
     retry_diverged: bool
     progress: Progress
@@ -194,8 +192,8 @@ class _Batch:
         for index, spec in enumerate(waiting):
             if self.budget is not None:
                 flops = flops_left(spec, self.store.run(spec))
-                speed = self.speed or self.progress.speed()
-                if not self.budget.admits(flops, speed.seconds(spec, flops)):
+                seconds = self.progress.speed().seconds(spec, flops)
+                if not self.budget.admits(flops, seconds):
                     refused += waiting[index:]
                     return
             self.progress.started(spec)

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from steepen.errors import UsageError, nearest
 from steepen.runs.launch import Launcher, Workplace
+from steepen.runs.text import load_yaml
 
 LAUNCHERS = ("local", "slurm", "ray")
 
@@ -42,4 +41,4 @@ def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"--with {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")
-    return name.strip().replace("-", "_"), yaml.safe_load(value)
+    return name.strip().replace("-", "_"), load_yaml(value)

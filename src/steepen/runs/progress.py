@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,11 +30,12 @@ class Progress:
         self,
         store: Store,
         *,
-        records: Iterable[RunRecord] = (),  # finished runs of the same hardware, for the ETA
+        speed: Speed | None = None,  # what is known of it before the first run ends
         quiet: bool = False,
     ) -> None:
         self.store, self.quiet = store, quiet
-        self.known = list(records)
+        self.first_speed = speed
+        self.known: list[RunRecord] = []  # of the runs that ended here
         self.batches = 0
         self.total: dict[str, RunSpec] = {}
         self.left: dict[str, RunSpec] = {}  # not ended, in order
@@ -84,7 +85,9 @@ class Progress:
             self._say(f"{done} {title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
 
     def speed(self) -> Speed:
-        """How fast runs have been, from all finished ones known so far."""
+        """How fast runs have been here, or, before the first has ended, were elsewhere."""
+        if not self.known and self.first_speed is not None:
+            return self.first_speed
         return Speed.of(self.known)
 
     # --- shown ----------------------------------------------------------------------------------------------

@@ -11,15 +11,18 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError
 from steepen.runs.lock import held, hold
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+
+if TYPE_CHECKING:
+    from steepen.runs.status import Row, Status
 
 # The only way to read the umask is to set it; once, at import, before there are threads.
 _UMASK = os.umask(0o022)
@@ -95,11 +98,15 @@ class RunDirectory:
             return None
         try:
             return RunRecord.from_dict(json.loads(text))
-        except (json.JSONDecodeError, SteepenError) as error:
-            raise SteepenError(
-                f"the record {self.record_file} cannot be read ({error}); "
-                "move it aside to let the run be finished again."
-            ) from error
+        except (ValueError, SteepenError) as error:
+            raise self.unreadable(error) from error
+
+    def unreadable(self, error: Exception) -> SteepenError:
+        """What to say of a record that makes no sense."""
+        return SteepenError(
+            f"the record {self.record_file} cannot be read ({error}); "
+            "move it aside to let the run be finished again."
+        )
 
     def failure(self) -> tuple[str, str] | None:
         """The kind and the sentence of the failure that stopped this run, if one did."""
@@ -144,3 +151,23 @@ class Store:
         if not self.root.is_dir():
             return []
         return [RunDirectory(file.parent) for file in sorted(self.root.glob("*/spec.json"))]
+
+    def rows(
+        self, *, arm: str | None = None, depth: int | None = None, status: Status | None = None
+    ) -> list[Row]:
+        """Every run as a row of a table, whatever its status; ten thousand take a fraction of a second."""
+        from steepen.runs.index import Index
+
+        return Index(self.root).rows(arm=arm, depth=depth, status=status)
+
+    def records(
+        self,
+        *,
+        arm: str | None = None,
+        depth: int | None = None,
+        runs: Collection[str] | None = None,
+    ) -> list[RunRecord]:
+        """Records of finished runs, in the order of their names; `runs` are names to choose from."""
+        from steepen.runs.index import Index
+
+        return Index(self.root).records(arm=arm, depth=depth, runs=runs)

@@ -1,0 +1,148 @@
+"""The options of every command that launches runs, and what `--dry-run` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steepen.runs.driver import Study
+    from steepen.runs.estimate import Speed
+    from steepen.runs.forecast import Forecast
+    from steepen.runs.store import Store
+
+On = Annotated[str, typer.Option("--on", help="Where runs happen: local, slurm or ray.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", help="Runs at a time: one per GPU, or per CPU core, by default.")
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="KEY=VALUE",
+        help="How to run (repeatable). local: runs_per_gpu, threads. slurm: partition, timeout_min, "
+        "gpus_per_node, account and all else submitit knows. ray: address, num_cpus, num_gpus, threads.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the next runs with FLOPs, time and cost; start nothing.")
+]
+BudgetText = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", help="Stop before a run that would go over: FLOPs (1e15) or time (90s, 30m, 2h)."
+    ),
+]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", help="Estimate time for this GPU (a100, h100, …) instead of measuring.")
+]
+Mfu = Annotated[
+    float | None, typer.Option("--mfu", help="And for this share of its peak (0.4).", min=1e-6, max=1.0)
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--dollars-per-hour", help="Price of what one run occupies, e.g. one GPU.", min=0.0),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Where run directories live.")]
+Studies = Annotated[Path, typer.Option("--studies", help="Where the journals of studies live.")]
+RetryDiverged = Annotated[
+    bool, typer.Option("--retry-diverged", help="Train runs again whose loss has diverged before.")
+]
+
+
+def launch_study(
+    make_study: Callable[[], Study[Any]],
+    *,
+    name: str,
+    options: dict[str, Any],
+    data: Path,
+    runs: Path = Path("runs"),
+    studies: Path = Path("studies"),
+    on: str = "local",
+    jobs: int | None = None,
+    settings: list[str] | None = None,
+    dry_run: bool = False,
+    budget: str | None = None,
+    gpu: str | None = None,
+    mfu: float | None = None,
+    dollars_per_hour: float | None = None,
+    device: str = "auto",
+    retry_diverged: bool = False,
+    gaps: bool = False,
+    as_json: bool = False,
+) -> Any:
+    """Run a study to its answer, or with `dry_run` print what it would run next and return None.
+
+    `options` are what makes this study another one than its namesake; they go to its journal.
+    """
+    from steepen.runs.budget import Budget
+    from steepen.runs.driver import drive, rehearse
+    from steepen.runs.forecast import Forecast
+    from steepen.runs.journal import Journal
+    from steepen.runs.launch import Workplace
+    from steepen.runs.launchers import make_launcher
+    from steepen.runs.progress import Progress
+    from steepen.runs.store import Store
+
+    store = Store(runs)
+    limit = None if budget is None else Budget.parse(budget)
+    arguments = () if device == "auto" else ("--device", device)
+    launcher = make_launcher(on, Workplace(data, store, arguments), jobs, settings or [])
+    speed = measured_speed(store, on, device, gpu, mfu)
+    if dry_run:
+        rehearsal = rehearse(make_study(), store, gaps=gaps)
+        forecast = Forecast.of(rehearsal, store, speed, launcher.slots, dollars_per_hour)
+        print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast))
+        return None
+    return drive(
+        make_study(),
+        store,
+        launcher,
+        journal=Journal.open(studies, name, options, runs),
+        budget=limit,
+        gaps=gaps,
+        retry_diverged=retry_diverged,
+        progress=Progress(store, speed=speed),
+    )
+
+
+def measured_speed(store: Store, on: str, device: str, gpu: str | None, mfu: float | None) -> Speed:
+    """How fast runs go: as given, or from finished runs of the hardware they will have, or assumed."""
+    import platform
+
+    from steepen.runs.estimate import Speed, here
+
+    # On a cluster any hardware may come: all finished runs count.
+    name = None if on != "local" else platform.node() if device == "cpu" else here()
+    return Speed.of(store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu)
+
+
+def describe(forecast: Forecast) -> str:
+    """What a dry run prints."""
+    from steepen.runs.budget import duration
+
+    done = f"{forecast.finished} finished" if forecast.finished else "none finished yet"
+    if forecast.complete:
+        return f"Nothing is left to run ({done}): the study has its answer."
+    lines = [f"{'run':16}  {'arm':20} {'depth':>5} {'seed':>4} {'tokens':>14} {'FLOPs':>9} {'time':>14}"]
+    for run in forecast.runs:
+        lines.append(
+            f"{run.run:16}  {run.arm:20} {run.depth:5} {run.seed:4} {run.tokens:14,} {run.flops:9.2e} "
+            f"{duration(run.seconds):>14}"
+        )
+    noun = "run" if len(forecast.runs) == 1 else "runs"
+    lines += [
+        "",
+        f"The next batch is {len(forecast.runs)} {noun} ({done}): {forecast.flops:.3g} FLOPs, "
+        f"{duration(forecast.machine_seconds)} of machine time, {duration(forecast.seconds)} with "
+        f"{forecast.slots} at a time ({forecast.speed}).",
+    ]
+    if forecast.dollars is not None:
+        lines.append(f"Cost: ${forecast.dollars:,.2f} at ${forecast.dollars_per_hour:g} an hour.")
+    lines.append("What a study asks for after this batch may depend on its results.")
+    return "\n".join(lines)

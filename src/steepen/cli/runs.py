@@ -1,0 +1,171 @@
+"""`steepen runs` and `steepen status`: what has been run, and how far a study has come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steepen.cli.launching import Runs, Studies
+from steepen.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from steepen.runs.forecast import StudyStatus
+    from steepen.runs.status import Row
+
+SORTS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
+
+
+def runs(
+    runs: Runs = Path("runs"),
+    arm: Annotated[str | None, typer.Option(help="Only this arm.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Only this depth.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only finished, running, failed, interrupted or waiting.")
+    ] = None,
+    sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTS)}; a - before it reverses.")] = "arm",
+    as_json: Json = False,
+) -> None:
+    """List runs: what came out, what is going on, and what went wrong.
+
+    A run that is not finished shows its last training loss; one that was interrupted goes on where it
+    stopped when it is asked for again.
+
+    Example: steepen runs --arm untied-grow --sort loss
+    """
+    from steepen.runs.status import check_status
+    from steepen.runs.store import Store
+
+    if not runs.is_dir():
+        raise UsageError(f"there is no folder {runs}; name the one with your runs with --runs.")
+    chosen = None if status is None else check_status(status)
+    found = _sorted(Store(runs).rows(arm=arm, depth=depth, status=chosen), sort)
+    if as_json:
+        print(json.dumps({"runs": [row.to_dict() for row in found]}, indent=2, ensure_ascii=False))
+        return
+    if not found:
+        asked = any(value is not None for value in (arm, depth, status))
+        print(f"No run in {runs}" + (" is like that." if asked else " yet."))
+        return
+    _print_table(found)
+
+
+def status(
+    study: Annotated[
+        str | None, typer.Argument(help="A study's name, or its folder; all studies where left out.")
+    ] = None,
+    studies: Studies = Path("studies"),
+    runs: Annotated[
+        Path | None, typer.Option(help="Where its run directories are, if they have moved.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how far a study has come: runs by status, FLOPs done and left, and when it will be done.
+
+    It looks at files only, so it can be asked anywhere the folder is visible, also while the study runs
+    elsewhere.
+
+    Example: steepen status ladder
+    """
+    from steepen.runs.forecast import study_status
+    from steepen.runs.journal import Journal, studies_in
+
+    if study is None:
+        if not studies.is_dir():
+            raise UsageError(f"there is no folder {studies}; name the one with your studies with --studies.")
+        every = [study_status(journal, runs) for journal in studies_in(studies)]
+        if as_json:
+            print(json.dumps({"studies": [one.to_dict() for one in every]}, indent=2, ensure_ascii=False))
+        else:
+            print("\n".join(map(_headline, every)) or f"No study in {studies} yet.")
+        return
+    folder = studies / study
+    if not folder.is_dir() and (Path(study) / "study.json").is_file():
+        folder = Path(study)
+    if not folder.is_dir():
+        names = [file.parent.name for file in studies.glob("*/study.json")]
+        known = f"known are {nearest(study, names)}" if names else "it holds none"
+        raise UsageError(f"there is no study {study!r} in {studies}; {known}.")
+    found = study_status(Journal.read(folder), runs)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    print(_headline(found))
+    if found.message:
+        print(found.message)
+    waiting = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
+    if waiting:
+        _print_table(waiting)
+
+
+def _headline(study: StudyStatus) -> str:
+    """A study in one or two lines."""
+    from steepen.runs.budget import duration
+
+    total = len(study.runs)
+    counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
+    line = f"{study.name}: {study.stage}, batch {study.batches}; {total} runs asked for so far"
+    line += f" ({counts})" if counts else ""
+    line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
+    if study.flops_left and study.seconds_left is not None:
+        when = "ETA" if study.stage == "running" else "about"
+        line += f", {when} {duration(study.seconds_left)}" + ("" if when == "ETA" else " of work")
+    return line + "."
+
+
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    key = sort.removeprefix("-")
+    if key not in SORTS:
+        raise UsageError(f"--sort {sort!r} is not known; the nearest are {nearest(key, SORTS)}.")
+    field = {"speed": "tokens_per_second"}.get(key, key)
+    rows = sorted(rows, key=lambda row: (row.arm, row.depth, row.seed, row.run))
+    have = [row for row in rows if getattr(row, field) is not None]
+    lack = [row for row in rows if getattr(row, field) is None]  # what has no value comes last, either way
+    return sorted(have, key=lambda row: getattr(row, field), reverse=sort.startswith("-")) + lack
+
+
+def _print_table(rows: list[Row]) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("run", no_wrap=True)
+    table.add_column("arm", no_wrap=True)
+    for column in ("depth", "seed", "tokens", "FLOPs", "loss", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("status")
+    for row in rows:
+        table.add_row(*_cells(row))
+    # A reader that is not a terminal has no width: nothing is cut off there.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _cells(row: Row) -> list[Any]:
+    from rich.text import Text
+
+    loss = "" if row.loss is None else f"{row.loss:.4f}"
+    speed = "" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
+    step = f" at step {row.step:,}/{row.steps:,}" if row.steps and row.step is not None else ""
+    words = {
+        "finished": Text("finished", style="green"),
+        "running": Text(f"running{step}", style="cyan"),
+        "failed": Text(f"failed: {row.cause}", style="red"),
+        "interrupted": Text(f"interrupted{step}, resumable", style="yellow"),
+        "waiting": Text("waiting", style="dim"),
+    }
+    return [
+        row.run,
+        row.arm,
+        str(row.depth),
+        str(row.seed),
+        f"{row.tokens:,}",
+        f"{row.flops:.2e}",
+        loss if row.status == "finished" else Text(loss, style="dim"),
+        speed,
+        words[row.status],
+    ]
