@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, family, runs, train
+from steepen.cli import data, family, runs, study, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("study")(study.study)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
 

@@ -20,6 +20,7 @@ from steepen.studies.growth_fraction import growth_fraction
 from steepen.studies.growth_target import growth_target
 from steepen.studies.growth_timing import growth_timing
 from steepen.studies.ladder import ladder
+from steepen.studies.names import ASKS
 from steepen.studies.tpp import tpp
 
 
@@ -28,10 +29,14 @@ class Listed:
     """A study as a command line knows it."""
 
     name: str
-    asks: str  # one line
     function: Callable[..., Study]
     gaps: bool = True  # a run that diverges is a result of the sweep, not a failure of the study
     parts: tuple[str, ...] = ()
+
+    @property
+    def asks(self) -> str:
+        """Its question in a line."""
+        return ASKS[self.name]
 
     @property
     def options(self) -> list[str]:
@@ -42,37 +47,35 @@ class Listed:
         """The generator, with the options that were given; one it does not take is refused."""
         for name in given:
             if name not in self.options:
-                takes = ", ".join(f"--{option.rstrip('s') if option == 'parts' else option}".replace("_", "-")
-                                  for option in self.options) or "none of them"  # fmt: skip
-                option = "part" if name == "parts" else name.replace("_", "-")
-                raise UsageError(f"{self.name} does not take --{option}; of the options of studies it takes {takes}.")
+                takes = ", ".join(map(_flag, self.options))
+                raise UsageError(f"{self.name} does not take {_flag(name)}; of these options it takes {takes}.")
         return self.function(bench, **given)
 
 
 STUDIES = {
     study.name: study
     for study in (
-        Listed("ladder", "Which arms scale better, and is it exponent or constant?", ladder, gaps=False),
-        Listed("fit-recipe", "The four stages in order for an arm; writes a recipe file.", fit_recipe),
-        Listed("chain-tuning", "Stage 1: the best hyperparameters at the base size.", chain_tuning),
-        Listed("tpp", "Stage 2: the best tokens per parameter, and whether it drifts.", tpp),
-        Listed("growth-fraction", "Stage 3: the share of tokens after growth.", growth_fraction),
-        Listed("lr-rule", "Stage 4: how the learning rate must change with size.", lr_rule.lr_rule,
-               parts=lr_rule.PARTS),
-        Listed("allocation", "Which share of the blocks belongs in the core?", allocation),
-        Listed("passes", "How many core passes, at fixed tokens and at fixed compute?", passes.passes,
-               parts=passes.PARTS),
-        Listed("growth-target", "To how many passes should a network grow?", growth_target),
-        Listed("growth-timing", "When should it grow, and which law does that follow?", growth_timing),
-        Listed("transfer", "What does another arm's recipe cost?", transfer.transfer, gaps=False,
-               parts=transfer.PARTS),
-        Listed("ablations", "Operator, allocation, shape, width-only, optimizer, random, recipe.",
-               ablations.ablations, gaps=False, parts=ablations.PARTS),
-        Listed("extrapolate", "Does the fitted law predict a held-out rung?", extrapolate, gaps=False),
-        Listed("data-constrained", "Parameters or passes, when data are repeated?",
-               constrained.data_constrained, parts=constrained.PARTS),
+        Listed("ladder", ladder, gaps=False),
+        Listed("fit-recipe", fit_recipe),
+        Listed("chain-tuning", chain_tuning),
+        Listed("tpp", tpp),
+        Listed("growth-fraction", growth_fraction),
+        Listed("lr-rule", lr_rule.lr_rule, parts=lr_rule.PARTS),
+        Listed("allocation", allocation),
+        Listed("passes", passes.passes, parts=passes.PARTS),
+        Listed("growth-target", growth_target),
+        Listed("growth-timing", growth_timing),
+        Listed("transfer", transfer.transfer, gaps=False, parts=transfer.PARTS),
+        Listed("ablations", ablations.ablations, gaps=False, parts=ablations.PARTS),
+        Listed("extrapolate", extrapolate, gaps=False),
+        Listed("data-constrained", constrained.data_constrained, parts=constrained.PARTS),
     )
-}  # fmt: skip
+}
+
+
+def _flag(option: str) -> str:
+    """An option as it is written on a command line."""
+    return "--" + {"parts": "part", "source": "from"}.get(option, option).replace("_", "-")
 
 
 def find_study(name: str) -> Listed:

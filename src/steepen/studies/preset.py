@@ -104,7 +104,6 @@ class Preset:
     recipes: tuple[Adjustment, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
-    checkpoint_every: int | None = None  # steps; None: a tenth of a run
 
     def __post_init__(self) -> None:
         require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
