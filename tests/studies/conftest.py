@@ -18,3 +18,9 @@ def paper() -> Bench:
 @pytest.fixture(scope="session")
 def tiny() -> Bench:
     return Bench(load_preset("tiny"), DataFacts("f" * 64, 512, PLENTY, PLENTY))
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bootstraps small enough for a test; verdicts do not rest on them."""
+    monkeypatch.setattr("steepen.studies.rungs.DRAWS", 200)

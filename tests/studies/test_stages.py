@@ -79,7 +79,10 @@ def test_chain_tuning_uses_the_papers_grids(paper: Bench) -> None:
 
 def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: Bench) -> None:
     sweeps = {
-        arm: [step["sweep"] for step in Formula(separable).answer(chain_tuning(paper, arms=[arm])).values[arm]["steps"]]
+        arm: [
+            step["sweep"]
+            for step in Formula(separable).answer(chain_tuning(paper, arms=[arm])).values[arm]["steps"]
+        ]
         for arm in ("vanilla", "operator-1")
     }
     assert "alpha" in sweeps["operator-1"]
@@ -242,7 +245,9 @@ def whole_surface(bench: Bench):
         # Stage 1 sees the tuned values at the base size, stage 4 their drift.
         value = math.log(separable(spec)) - 0.01 * (math.log2(h.glr / 0.04)) ** 2 / 3.3
         value += 0.01 * math.log(h.glr / (0.04 * size**-0.63)) ** 2
-        value += 0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 999_817_216 else 0.0
+        value += (
+            0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 999_817_216 else 0.0
+        )
         value += 0.03 * (share_after_growth(spec) - 0.271) ** 2
         return math.exp(value)
 
@@ -252,7 +257,13 @@ def whole_surface(bench: Bench):
 def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(paper: Bench, tmp_path) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-grow"]))
     file = from_plain(RecipeFile, answer.values["recipe"])
-    assert list(answer.values["stages"]) == ["chain-tuning", "tpp", "growth-fraction", "lr-rule", "lr-rule of growth"]
+    assert list(answer.values["stages"]) == [
+        "chain-tuning",
+        "tpp",
+        "growth-fraction",
+        "lr-rule",
+        "lr-rule of growth",
+    ]
     assert file.arm == "untied-grow"
     recipe = file.recipe
     assert (recipe.tpp, recipe.rho, recipe.glr_exponent) == (6, 0.3, -0.6)

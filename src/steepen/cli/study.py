@@ -46,7 +46,8 @@ def study(
         list[str] | None, typer.Option("--part", help="Only this part of the study (repeatable).")
     ] = None,
     recipe: Annotated[
-        list[Path] | None, typer.Option(help="A recipe file of fit-recipe, instead of the preset's (repeatable).")
+        list[Path] | None,
+        typer.Option(help="A recipe file of fit-recipe, instead of the preset's (repeatable)."),
     ] = None,
     reference: Annotated[str | None, typer.Option(help="ladder: the arm others are judged against.")] = None,
     noise: Annotated[
@@ -55,17 +56,20 @@ def study(
     source: Annotated[str | None, typer.Option("--from", help="transfer: whose recipe.")] = None,
     hold_out: Annotated[int | None, typer.Option(help="extrapolate: the depth to keep out.", min=1)] = None,
     from_recipe: Annotated[
-        bool, typer.Option("--from-recipe", help="chain-tuning: start from the recipe, not the paper's initial.")
+        bool,
+        typer.Option("--from-recipe", help="chain-tuning: start from the recipe, not the paper's initial."),
     ] = False,
     data: Annotated[
         Path | None,
-        typer.Option(help="A folder made by `steepen data prepare`; the preset's own is prepared by default."),
+        typer.Option(
+            help="A folder made by `steepen data prepare`; the preset's own is prepared by default."
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Repeat data where runs need more than there is.", min=1)] = 1,
     runs: Runs = Path("runs"),
-    out: Annotated[Path, typer.Option("--out", "--studies", help="Where studies keep journal and answer.")] = Path(
-        "studies"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "--studies", help="Where studies keep journal and answer.")
+    ] = Path("studies"),
     label: Annotated[
         str | None, typer.Option("--name", help="The study's name there.", show_default="study-preset[-arms]")
     ] = None,
@@ -81,8 +85,7 @@ def study(
     retry_diverged: RetryDiverged = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Run a study to its answer; killed or stopped, the same command goes on. Finished runs are never repeated.
-    """
+    """Run a study to its answer. Killed or stopped, the same command goes on; no finished run is repeated."""
     from steepen.studies.bench import Bench
     from steepen.studies.catalogue import find_study
     from steepen.studies.preset import load_preset
@@ -159,20 +162,22 @@ def _title(listed: Listed, preset: Preset, given: dict[str, Any]) -> str:
 
 
 def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DataFacts]:
-    """The data of a study: what was given, or the preset's own, prepared beside the runs where it is not yet."""
+    """What was given, or the preset's own data, which is prepared beside the runs where it is not there."""
     from steepen.data import Dataset
     from steepen.studies.bench import DataFacts
 
     if folder is None:
         own = preset.source or "data"
-        folder = runs.absolute().parent / "data" / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{own}-{preset.tokenizer}")
+        folder = (
+            runs.absolute().parent / "data" / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{own}-{preset.tokenizer}")
+        )
         if not (folder / "manifest.json").is_file():
             if dry_run:
                 return folder, _assumed(preset)
             if preset.source is None:
                 raise UsageError(
                     f"the preset {preset.name} needs --data: a folder made by `steepen data prepare`, e.g. "
-                    f"`steepen data prepare fineweb:sample-10BT --tokenizer {preset.tokenizer} --out data/fineweb`."
+                    f"`steepen data prepare fineweb --tokenizer {preset.tokenizer} --out data/fineweb`."
                 )
             _prepare(preset, folder)
     dataset = Dataset.open(folder)

@@ -43,7 +43,10 @@ GROUPS = (
         "width-only", "Does the operator's gain survive when only the width grows?",
         ("width-only-deep-vanilla", "width-only-operator-1", "width-only-loop-2", "width-only-untied-2"),
     ),
-    Group("width-and-depth", "And when width and depth grow together?", ("deep-vanilla", "loop-2", "untied-2")),
+    Group(
+        "width-and-depth", "And when width and depth grow together?",
+        ("deep-vanilla", "loop-2", "untied-2"),
+    ),
     Group("optimizer", "What does Muon gain over Adam, and does it keep it?", ()),
     Group("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     Group(
@@ -87,7 +90,7 @@ def _ladders(bench: Bench, group: Group, rungs: Sequence[int]) -> dict[str, list
 
 
 def _optimizers(bench: Bench, rungs: Sequence[int]) -> dict[str, list[Entry]]:
-    """Adam against Muon, with width alone and with depth too; each regime has its Muon ladder as reference."""
+    """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
     grid = bench.preset.grids.ablations
     found: dict[str, list[Entry]] = {}
     for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
@@ -122,7 +125,9 @@ def _together(answers: dict[str, Answer]) -> Answer:
             for table in answer.tables
         ),
         warnings=tuple(f"{name}: {note}" for name, answer in answers.items() for note in answer.warnings),
-        method=tuple(dict.fromkeys(told for answer in answers.values() for told in answer.method[1:]))
-        + ("Every part is judged against the first ladder of its own group.",),
+        method=(
+            "Every part is judged against the first ladder of its own group.",
+            *dict.fromkeys(told for answer in answers.values() for told in answer.method[1:]),
+        ),
         runs=tuple(dict.fromkeys(run for answer in answers.values() for run in answer.runs)),
     )

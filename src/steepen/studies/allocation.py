@@ -50,9 +50,13 @@ def allocation(bench: Bench, *, arms: Arms = ()) -> Study:
         raise UsageError("allocation works on one arm at a time, e.g. --arms loop-2.")
     arm = chosen[0]
     recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+    tokens = bench.preset.base_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
+    # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
     rungs = [
-        recipe.spend(_allocated(arm, depth, core), depth, bench.scale, tokens=bench.preset.base_tokens)
+        replace(recipe, base_depth=depth).spend(
+            _allocated(arm, depth, core), depth, bench.scale, tokens=tokens
+        )
         for depth, core in keys
     ]
     specs = [bench.spec(rung) for rung in rungs]
@@ -92,7 +96,9 @@ def _frontier(cells: Sequence[Cell]) -> PowerLine:
         if not kept or cell.loss < kept[-1].loss:
             kept.append(cell)
     if len(kept) < 2:
-        raise UsageError("the cheapest run is also the best, so there is no compute frontier to compare with.")
+        raise UsageError(
+            "the cheapest run is also the best, so there is no compute frontier to compare with."
+        )
     return fit_power_line(np.array([c.flops for c in kept]), np.array([c.loss for c in kept]))
 
 
@@ -129,9 +135,7 @@ def _answer(
         x = [cell.fraction for cell in own]
         regrets.append(points(f"d{depth}", x, y, runs, **look))
         if depth in best:
-            regrets += parabola(
-                f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **look
-            )
+            regrets += parabola(f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **look)
             regrets.append(star(f"d{depth}: best", best[depth], **look))
     ends = [min(c.flops for c in cells), max(c.flops for c in cells)]
     loss.append(line("frontier", ends, [edge.predict(x) for x in ends], style="dashed"))
@@ -149,7 +153,8 @@ def _answer(
             }
         ),
         panels=(
-            Panel("Loss against compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(loss)),
+            Panel("Loss against compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"),
+                  tuple(loss)),
             Panel("Regret against the core's share", Axis("core blocks / stored blocks"),
                   Axis("loss above the frontier"), tuple(regrets)),
         ),

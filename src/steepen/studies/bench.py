@@ -67,7 +67,7 @@ class Bench:
     def cost(self, arm: Arm, depth: int, passes: int | None = None) -> float:
         """FLOPs per token at the start (or at so many passes)."""
         shape = arm.shape(depth, self.scale)
-        return flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total
+        return float(flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total)
 
     def budget(self, arm: Arm, depth: int, tpp: float) -> float:
         """FLOPs of so many tokens per stored parameter at a depth, without growth."""
@@ -132,7 +132,9 @@ def fixed_twin(arm: Arm) -> Arm:
         words = {"name": known.name, "title": known.title, "about": known.about, "recipe": known.recipe}
         if replace(arm, passes=start, **words) == known:
             return known
-    return replace(arm, passes=start, name=f"{arm.name}-fixed", title=f"{arm.title}, fixed", recipe=arm.recipe)
+    return replace(
+        arm, passes=start, name=f"{arm.name}-fixed", title=f"{arm.title}, fixed", recipe=arm.recipe
+    )
 
 
 def find_arms(names: Arms) -> list[Arm]:

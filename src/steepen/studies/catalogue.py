@@ -48,7 +48,9 @@ class Listed:
         for name in given:
             if name not in self.options:
                 takes = ", ".join(map(_flag, self.options))
-                raise UsageError(f"{self.name} does not take {_flag(name)}; of these options it takes {takes}.")
+                raise UsageError(
+                    f"{self.name} does not take {_flag(name)}; of these options it takes {takes}."
+                )
         return self.function(bench, **given)
 
 

@@ -98,9 +98,7 @@ def injects(arm: Arm) -> bool:
     return "inject" in arm.core_boundary or "inject" in arm.coda_boundary
 
 
-def candidates(
-    values: Hyperparameters, sweep: str, number: int, points: int = 8
-) -> list[tuple[str, float]]:
+def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8) -> list[tuple[str, float]]:
     """The settings a sweep tries besides the current one: (name, value)."""
     if sweep in DISCRETE:
         return [
@@ -146,8 +144,7 @@ def _sweep(
     known = [step.best for step in chain.steps[-1:]]
     best = min([baseline, *known, *(better[name][0] for name in adopted)])
     rows = tuple(
-        (name, value, None if math.isinf(loss) else loss, spec.hash)
-        for (name, value), loss, spec in results
+        (name, value, None if math.isinf(loss) else loss, spec.hash) for (name, value), loss, spec in results
     )
     chain.steps.append(Step(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
 
@@ -206,7 +203,8 @@ def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
         stacked = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.stacked]
         if stacked:
             label = f"{chain.arm.name}: several settings stacked"
-            series.append(points(label, *zip(*stacked, strict=True), filled=False, **look))
+            x, y = [row[0] for row in stacked], [row[1] for row in stacked]
+            series.append(points(label, x, y, filled=False, **look))
         rows += [
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "kept", step.best)
             for step in chain.steps

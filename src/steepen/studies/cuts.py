@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError
-from steepen.laws.cuts import Cut, common_budgets, matched_cuts
+from steepen.laws.cuts import Cut, matched_cuts
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.draw import flops_text, levels, line, parabola, points, star
@@ -38,24 +37,18 @@ def families(cells: Sequence[Cell]) -> dict[float, Ladder]:
 
 
 def cut_families(cells: Sequence[Cell], count: int) -> list[Cut]:
-    """The best number of passes at budgets that at least the smallest three families cover."""
+    """The best number of passes at budgets from where three families are measured to where the fewest
+    passes end; families with more passes join where their ranges reach.
+    """
     ladders = families(cells)
-    if len(ladders) < 2:
+    if len(ladders) < 3:
         return []
-    # A few passes more cost more: the widest range of budgets is the one the fewest-passes families share,
-    # and families with more passes join where they are measured.
-    for size in range(len(ladders), 1, -1):
-        shared = dict(list(ladders.items())[:size])
-        try:
-            budgets = common_budgets(shared, count)
-        except UsageError:
-            continue
-        if len(ladders) == size or size <= 3:
-            return matched_cuts(ladders, budgets)
-        low, high = budgets[0], budgets[-1]
-        if high > low * 1.5:
-            return matched_cuts(ladders, budgets)
-    return []
+    low = sorted(float(ladder.flops[0]) for ladder in ladders.values())[2]
+    high = float(next(iter(ladders.values())).flops[-1])
+    if low > high:
+        return []
+    # Ends of the range are runs' own budgets: a hair inside them, so that rounding leaves none outside.
+    return matched_cuts(ladders, np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count))
 
 
 def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
@@ -121,8 +114,12 @@ def range_sentence(name: str, cuts: Sequence[Cut]) -> str:
         return f"{name}: no budget is covered by two numbers of passes, so there is nothing to compare."
     first, last = known[0], known[-1]
     assert first.best is not None and last.best is not None
-    mark = "" if all(cut.best and cut.best.interior for cut in known) else " (some are best measured, not optima)"
+    mark = (
+        ""
+        if all(cut.best and cut.best.interior for cut in known)
+        else " (some are best measured, not optima)"
+    )
     return (
-        f"{name}: the best number of passes goes from {first.best.x:.2g} at {flops_text(first.budget)} FLOPs to "
-        f"{last.best.x:.2g} at {flops_text(last.budget)}{mark}."
+        f"{name}: the best number of passes goes from {first.best.x:.2g} at {flops_text(first.budget)} FLOPs "
+        f"to {last.best.x:.2g} at {flops_text(last.budget)}{mark}."
     )

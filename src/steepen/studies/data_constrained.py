@@ -18,7 +18,15 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Bench, loss_of
-from steepen.studies.cuts import Cell, cut_families, cut_panel, cut_table, cut_values, loss_panel, range_sentence
+from steepen.studies.cuts import (
+    Cell,
+    cut_families,
+    cut_panel,
+    cut_table,
+    cut_values,
+    loss_panel,
+    range_sentence,
+)
 from steepen.studies.draw import levels, line, points
 from steepen.studies.plain import plain
 
@@ -59,7 +67,9 @@ def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
         yield from _grid(bench, found)
     if "regimes" in wanted:
         for epochs in grid.epochs:
-            cells: list[Cell] = yield from _cells(bench, tied, _recipe(bench), epochs, grid.control_passes, grid.decay)
+            cells: list[Cell] = yield from _cells(
+                bench, tied, _recipe(bench), epochs, grid.control_passes, grid.decay
+            )
             _cut(found, f"tied, {_regime(epochs)}", cells, grid.budgets, f"regime {epochs}")
     if "controls" in wanted:
         plain_recipe = replace(bench.recipe(find_arm("vanilla")), glr_exponent=0.0)
@@ -161,7 +171,9 @@ def _grid(bench: Bench, found: Found) -> Work:
     # The decay that is best at one pass, depth by depth, then held over all passes.
     chosen: dict[int, float] = {}
     for depth in grid.depths:
-        losses = {d: c.loss for d, cells in by_decay.items() for c in cells if (c.depth, c.passes) == (depth, 1)}
+        losses = {
+            d: c.loss for d, cells in by_decay.items() for c in cells if (c.depth, c.passes) == (depth, 1)
+        }
         chosen[depth] = min(losses, key=lambda decay: losses[decay])
     tuned = [cell for decay, cells in by_decay.items() for cell in cells if chosen[cell.depth] == decay]
     _cut(found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay")
@@ -175,12 +187,14 @@ def _grid(bench: Bench, found: Found) -> Work:
         depth, factor = ratio
         found.findings.insert(
             0,
-            f"Adding passes at d{depth} with decay {grid.decay:g} reaches the best loss of adding parameters (one pass, "
-            f"decay retuned at every size) with {factor:.2f}× less compute.",
+            f"Adding passes at d{depth} with decay {grid.decay:g} reaches the best loss of adding "
+            f"parameters (one pass, decay retuned at every size) with {factor:.2f}× less compute.",
         )
     else:
         found.findings.insert(
-            0, "No depth reaches, by passes alone at fixed decay, the best loss of adding parameters with tuned decay."
+            0,
+            "No depth reaches, by passes alone at fixed decay, the best loss of adding parameters with decay "
+            "retuned.",
         )
     found.values["decay"] = {
         "chosen_at_one_pass": {str(d): w for d, w in chosen.items()},
@@ -251,7 +265,10 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
         look: dict[str, Any] = {"level": shade[depth]}
         series += [points(f"d{depth:g}", x, y, **look), line(f"d{depth:g}", x, y, **look)]
     return Panel(
-        "Best weight decay by depth and passes", Axis("passes K", "log"), Axis("best weight decay", "log"), tuple(series)
+        "Best weight decay by depth and passes",
+        Axis("passes K", "log"),
+        Axis("best weight decay", "log"),
+        tuple(series),
     )
 
 
@@ -269,8 +286,10 @@ def _ways_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> P
     shade = levels([cell.depth for cell in fixed])
     for depth in shade:
         own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
-        series.append(line(f"passes at d{depth:g}, decay {decay:g}", *zip(*own, strict=True), level=shade[depth],
-                           style="dashed"))  # fmt: skip
+        if own:
+            x, y = [row[0] for row in own], [row[1] for row in own]
+            label = f"passes at d{depth:g}, decay {decay:g}"
+            series.append(line(label, x, y, level=shade[depth], style="dashed"))
     return Panel(
         "Ways to spend compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series)
     )

@@ -55,9 +55,7 @@ def parabola(
 
 def star(label: str, vertex: Vertex, **look: Any) -> Series:
     """The optimum of a sweep: a star, hollow where it is only the best measured point."""
-    return Series(
-        label, "points", (vertex.x,), (vertex.loss,), marker="star", filled=vertex.interior, **look
-    )
+    return Series(label, "points", (vertex.x,), (vertex.loss,), marker="star", filled=vertex.interior, **look)
 
 
 def levels(values: Sequence[float]) -> dict[float, float]:

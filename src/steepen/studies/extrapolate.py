@@ -70,10 +70,11 @@ def _answer(
 ) -> Answer:
     score = report.hold_out[0]
     within = score.interval[0] <= score.observed <= score.interval[1]
+    low, high = score.interval
     told = (
-        f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} against "
-        f"{score.forecast:.4f} forecast ({score.interval[0]:.4f} to {score.interval[1]:.4f}), a miss of "
-        f"{score.miss:+.4f}; {'inside' if within else 'outside'} the forecast's interval. The law would need "
+        f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
+        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), a miss of {score.miss:+.4f}, "
+        f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
         f"{score.compute_factor:.2f}× that compute for the observed loss."
     )
     panels: list[Panel] = []
@@ -104,8 +105,8 @@ def _answer(
         ),
         warnings=(*notes, *report.warnings),
         method=(
-            "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run takes "
-            "part in no fit.",
+            "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
+            "takes part in no fit.",
         ),
         runs=tuple(record.run for one in everything for record in one.records),
     )

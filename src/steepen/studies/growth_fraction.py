@@ -38,9 +38,7 @@ def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
         recipe = bench.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: bench.budget(arm, depth, recipe.tpp) for depth in grid.depths}
-        rungs = [
-            recipe.spend(arm, depth, bench.scale, flops=budgets[depth], rho=rho) for depth, rho in keys
-        ]
+        rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[depth], rho=rho) for depth, rho in keys]
         specs = [bench.spec(rung) for rung in rungs]
         losses = np.array([loss_of(record) for record in (yield specs)])
         # The step of growth is whole: ρ on the axis is the one the run really had.
@@ -68,10 +66,7 @@ def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
             Table(
                 "Optimal growth fractions",
                 ("arm", "mean ρ*", "adopted", *(f"ρ* at d{depth}" for depth in grid.depths)),
-                tuple(
-                    (name, finite(fit.mean), adopted(fit), *optima[name])
-                    for name, fit in found.items()
-                ),
+                tuple((name, finite(fit.mean), adopted(fit), *optima[name]) for name, fit in found.items()),
                 "Empty where an anchor's optimum lies outside the sweep.",
             ),
         ),
@@ -122,9 +117,7 @@ def _panel(
         series.append(points(f"d{depth}", x, losses, runs, **look))
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
-                series += parabola(
-                    f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **look
-                )
+                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **look)
                 series.append(star(f"d{depth}: optimum", vertex, **look))
     mean = finite(fit.mean)
     marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
@@ -95,9 +96,7 @@ def _effective_depth(record: RunRecord | None) -> float | None:
 def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
     grown = [cell for cell in cells if not cell.fixed]
     budgets = sorted({cell.budget for cell in grown})
-    best = {
-        budget: min((c for c in grown if c.budget == budget), key=lambda c: c.loss) for budget in budgets
-    }
+    best = {budget: min((c for c in grown if c.budget == budget), key=lambda c: c.loss) for budget in budgets}
     wins = {t: sum(cell.target == t for cell in best.values()) for t in {cell.target for cell in grown}}
     winner = min(wins, key=lambda target: (-wins[target], target))
     shade = levels(budgets)
@@ -106,7 +105,8 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
     for budget in budgets:
         own = sorted((c for c in grown if c.budget == budget), key=lambda c: c.target)
         x, y = [c.target for c in own], [c.loss for c in own]
-        label, look = f"{flops_text(budget)} FLOPs", {"level": shade[budget]}
+        label = f"{flops_text(budget)} FLOPs"
+        look: dict[str, Any] = {"level": shade[budget]}
         loss += [points(label, x, y, [c.run for c in own], **look)]
         if all(map(math.isfinite, y)):
             loss.append(line(label, x, y, **look))
@@ -116,11 +116,17 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
     anchors = [cell for cell in cells if cell.fixed]
     loss.append(points("fixed passes", [c.target for c in anchors], [c.loss for c in anchors],
                        [c.run for c in anchors], filled=False, arm=arm.name))  # fmt: skip
-    panels = [Panel(f"{arm.name}: growth target", Axis("passes grown to"), Axis("validation loss"), tuple(loss),
-                    caption="Hollow: that many passes throughout.")]  # fmt: skip
+    axis = Axis("passes grown to")
+    title, caption = f"{arm.name}: growth target", "Hollow: that many passes throughout."
+    panels = [Panel(title, axis, Axis("validation loss"), tuple(loss), caption=caption)]
     if deep:
         panels.append(
-            Panel(f"{arm.name}: effective depth", Axis("passes grown to"), Axis("KL effective depth"), tuple(deep))
+            Panel(
+                f"{arm.name}: effective depth",
+                Axis("passes grown to"),
+                Axis("KL effective depth"),
+                tuple(deep),
+            )
         )
     told = "every" if wins[winner] == len(budgets) else f"{wins[winner]} of {len(budgets)}"
     return Answer(
@@ -150,8 +156,8 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
         ),
         warnings=tuple(skipped),
         method=(
-            f"Depth {depth} on {tokens:,} tokens under the base recipe; at each budget the transition is placed "
-            "so that every target spends it.",
+            f"Depth {depth} on {tokens:,} tokens under the base recipe; at each budget the transition is "
+            "placed so that every target spends it.",
         ),
         runs=tuple(cell.run for cell in cells),
     )  # fmt: skip

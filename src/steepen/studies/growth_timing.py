@@ -58,7 +58,8 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
         recipe = bench.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         rungs = [
-            recipe.spend(arm, d, bench.scale, flops=bench.budget(arm, d, tpp), rho=rho) for d, tpp, rho in keys
+            recipe.spend(arm, d, bench.scale, flops=bench.budget(arm, d, tpp), rho=rho)
+            for d, tpp, rho in keys
         ]
         specs = [bench.spec(rung) for rung in rungs]
         losses = [loss_of(record) for record in (yield specs)]
@@ -81,7 +82,16 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
         found.append(_sentence(arm.name, anchors, law))
         panels += _panels(arm.name, anchors, law)
         rows += [
-            (arm.name, a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.tpp / a.expansion, a.expansion, a.vertex.loss)
+            (
+                arm.name,
+                a.depth,
+                a.tpp,
+                a.vertex.x,
+                a.vertex.interior,
+                a.tpp / a.expansion,
+                a.expansion,
+                a.vertex.loss,
+            )
             for a in anchors
         ]
         values[arm.name] = {
@@ -134,7 +144,9 @@ def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> st
     inside = [anchor.vertex.x for anchor in anchors if anchor.vertex.interior]
     if not inside:
         return f"{name}: no optimum lies inside its sweep of ρ; widen it."
-    told = f"{name}: ρ* runs from {min(inside):.2f} to {max(inside):.2f} over {len(inside)} depths and budgets"
+    told = (
+        f"{name}: ρ* runs from {min(inside):.2f} to {max(inside):.2f} over {len(inside)} depths and budgets"
+    )
     if law is None:
         return f"{told}; too few of them for the affine law."
     return (

@@ -110,8 +110,8 @@ def judged_ladders(
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),
         method=(
-            f"{count} runs: {len(measured)} ladders at their own recipes, {used} seed{'s'[: used > 1]} a rung; "
-            f"{reference} spans {low:.3g} to {high:.3g} FLOPs.",
+            f"{count} runs: {len(measured)} ladders at their own recipes, {used} seed{'s'[: used > 1]} a "
+            f"rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
             "FLOPs are realised ones, pass by pass, with causal attention and without the input embedding.",
             "One floor E and every ladder's A and γ are fitted jointly by least squares; the paper's way "
             "(E from the reference by Huber loss, then straight lines) is kept beside it in the values.",

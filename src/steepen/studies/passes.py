@@ -19,7 +19,15 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Bench, loss_of
-from steepen.studies.cuts import Cell, cut_families, cut_panel, cut_table, cut_values, loss_panel, range_sentence
+from steepen.studies.cuts import (
+    Cell,
+    cut_families,
+    cut_panel,
+    cut_table,
+    cut_values,
+    loss_panel,
+    range_sentence,
+)
 from steepen.studies.draw import levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
@@ -202,7 +210,8 @@ def _report(part: Part, family: str, anchors: Sequence[Anchor]) -> dict[str, Any
             for name, law in laws.items()
         },
         "anchors": [
-            {"depth": a.depth, "tpp": a.tpp, "passes": a.vertex.x, "interior": a.vertex.interior} for a in anchors
+            {"depth": a.depth, "tpp": a.tpp, "passes": a.vertex.x, "interior": a.vertex.interior}
+            for a in anchors
         ],
     }
 

@@ -157,5 +157,3 @@ def load_preset(name: str) -> Preset:
     if isinstance(value, dict):
         value = {"name": path.stem, **value}
     return from_plain(Preset, value, f"preset {path.stem}")
-
-

@@ -17,6 +17,8 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import OptimizerChoice, RunSpec
 from steepen.studies.bench import Bench, all_finished
 
+DRAWS = 2000  # of the bootstraps behind a verdict
+
 Runs = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
@@ -103,10 +105,10 @@ def measure(bench: Bench, entries: Sequence[Entry], seeds: Sequence[int] | None 
 
 def ladders_of(measured: Sequence[Measured], by: str = "flops") -> dict[str, Ladder]:
     """Ladders for the laws, by label."""
-    columns: dict[str, list[Any]] = {"arm": [], "flops": [], "loss": [], "seed": []}
-    for one in measured:
-        for name, values in one.columns(by).items():
-            columns[name] += values
+    parts = [one.columns(by) for one in measured]
+    columns: dict[str, Sequence[Any]] = {
+        name: [value for part in parts for value in part[name]] for name in ("arm", "flops", "loss", "seed")
+    }
     return read_ladders(table_from(columns, "the study's runs"))
 
 
@@ -139,4 +141,6 @@ def judge(
 ) -> tuple[LadderReport, dict[str, Ladder]]:
     """The laws' report on ladders, and the ladders."""
     ladders = ladders_of(measured, by)
-    return analyse(ladders, Request(reference=reference, noise=noise), hold_out), ladders
+    # Per second only the table and the curves are shown: fewer draws will do.
+    draws = DRAWS if by == "flops" else max(100, DRAWS // 10)
+    return analyse(ladders, Request(reference=reference, noise=noise, draws=draws), hold_out), ladders

@@ -63,9 +63,9 @@ def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
         tables=(_table(found),),
         warnings=tuple(notes),
         method=(
-            f"Budgets are those of depths {', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} tokens "
-            f"per parameter; at each, {len(grid.offsets)} sizes with tokens adjusted to the same compute, "
-            "under the base recipe with a constant learning rate.",
+            f"Budgets are those of depths {', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} "
+            f"tokens per parameter; at each, {len(grid.offsets)} sizes with tokens adjusted to the same "
+            "compute, under the base recipe with a constant learning rate.",
             "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no "
             "part in mean and test.",
         ),

@@ -15,7 +15,9 @@ from steepen.studies.bench import Arms, Bench, all_finished, find_arms
 from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
 
-SECTION = "Appendix B.1, transfer probe, and Appendix C.2, Recipe Tuning Changes the Apparent Scaling Advantage"
+SECTION = (
+    "Appendix B.1, transfer probe, and Appendix C.2, Recipe Tuning Changes the Apparent Scaling Advantage"
+)
 PARTS = ("probe", "ladder")
 
 
@@ -66,7 +68,9 @@ def transfer(
             tuple(table),
             "Positive regret is what the arm's own recipe is worth at the base size.",
         )
-        values["probe"] = {row[0]: {"transferred": row[1], "own": row[3], "regret": row[4] / 1e3} for row in table}
+        values["probe"] = {
+            row[0]: {"transferred": row[1], "own": row[3], "regret": row[4] / 1e3} for row in table
+        }
         found += [
             f"{row[0]} with {giver.name}'s recipe loses {row[4] / 1e3:+.4f} at the base size."
             for row in table[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,7 @@ def findings(report: LadderReport) -> list[str]:
 
 def would_decide(report: LadderReport) -> list[str]:
     """What would decide or undo each verdict."""
-    return [
-        f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.would_decide
-    ]
+    return [f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.would_decide]
 
 
 def verdict_table(report: LadderReport, by: str = "flops") -> Table:
@@ -111,7 +110,7 @@ def _multipliers(report: LadderReport, ladders: dict[str, Ladder], arms: dict[st
         measured = sorted((m for m in found if m.method == "interpolated"), key=lambda m: m.flops)
         if measured:
             x = tuple(m.flops for m in measured)
-            look = {"arm": arms[name]}
+            look: dict[str, Any] = {"arm": arms[name]}
             series.append(points(name, x, [m.value for m in measured], **look))
             series.append(line(name, x, [m.value for m in measured], **look))
             low, high = tuple(m.low for m in measured), tuple(m.high for m in measured)
@@ -145,7 +144,8 @@ def _plane(report: LadderReport, arms: dict[str, str]) -> Panel:
         low, high = law.gamma.conditional
         series.append(Series(f"{name}: interval", "line", (x, x), (low, high), arm=arms[name]))
     return Panel(
-        "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"), tuple(series),
+        "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
+        tuple(series),
         caption=f"At C0 = {report.head.c0:.3g}; bars are {report.request.confidence:.0%} intervals given E.",
     )  # fmt: skip
 
