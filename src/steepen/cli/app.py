@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from steepen.cli import data, family, runs, study, train
+from steepen.cli import data, family, laws, runs, study, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -37,6 +37,8 @@ app.command("train")(train.train)
 app.command("study")(study.study)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
+app.command("fit")(laws.fit)
+app.command("power")(laws.power)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -9,9 +10,10 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.compute import ComputeFit, Loss, Settings, fit_compute, lack_of_fit, law_dict
+from steepen.laws.compute import fit_compute, lack_of_fit
 from steepen.laws.holdout import HoldOut, score
 from steepen.laws.ladder import Ladder
+from steepen.laws.law import ComputeFit, Loss, Settings, law_dict
 from steepen.laws.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.laws.readings import Rule
 from steepen.laws.solver import Array, Design, jacobian, one_hot, unscaled_covariance
@@ -22,7 +24,9 @@ Ways = Literal["both", "joint", "paper"]
 
 @dataclass(frozen=True)
 class Request:
-    """What to do with the ladders. `method` names the laws to report; `both` heads its list with the joint one."""
+    """What to do with the ladders. `method` names the laws to report; `both` heads its list with the joint
+    one.
+    """
 
     reference: str
     method: Ways = "both"
@@ -57,7 +61,9 @@ class Request:
 
 @dataclass(frozen=True)
 class LadderReport:
-    """Laws by each way asked for, a verdict per arm, multipliers by each method, scored hold-outs and warnings."""
+    """Laws by each way asked for, a verdict per arm, multipliers by each method, scored hold-outs and
+    warnings.
+    """
 
     request: Request
     fits: dict[str, ComputeFit]
@@ -107,7 +113,8 @@ class LadderReport:
         parts = [fit.summary() for fit in self.fits.values()]
         parts += [verdict.summary() for verdict in self.verdicts.values()]
         parts += [
-            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, miss {h.miss:+.4f}"
+            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, miss"
+            f" {h.miss:+.4f}"
             f" ({h.miss_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
             for h in self.hold_out
         ]
@@ -115,9 +122,15 @@ class LadderReport:
 
 
 def analyse(
-    ladders: dict[str, Ladder], request: Request, hold_out: dict[str, Ladder] | None = None
+    ladders: dict[str, Ladder],
+    request: Request,
+    hold_out: dict[str, Ladder] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> LadderReport:
-    """Fit the laws, judge every arm against the reference, and score what was held out."""
+    """Fit the laws, judge every arm against the reference, and score what was held out.
+
+    `progress` is called with an arm's name once it has been judged.
+    """
     ways = ("joint", "paper") if request.method == "both" else (request.method,)
     base = Settings(
         reference=request.reference, loss=request.loss, c0=request.c0,
@@ -132,17 +145,29 @@ def analyse(
         if name == request.reference:
             continue
         verdicts[name] = give_verdict(
-            reference, ladder, base, request.rule, draws=request.draws, seed=request.seed, budget=request.budget
+            reference,
+            ladder,
+            base,
+            request.rule,
+            draws=request.draws,
+            seed=request.seed,
+            budget=request.budget,
         )
         found = interpolated_multipliers(
             reference, ladder, sigma=verdicts[name].sigma, confidence=request.confidence, seed=request.seed
         )
         for fit in fits.values():
-            found += fitted_multipliers(fit, name, _points(reference, request), extrapolate=request.extrapolate)
+            found += fitted_multipliers(
+                fit, name, _points(reference, request), extrapolate=request.extrapolate
+            )
         multipliers[name] = tuple(found)
+        if progress is not None:
+            progress(name)
     scores = [_with_readings(h, verdicts, head.c0) for h in score(head, hold_out)] if hold_out else []
     p_lack = lack_of_fit(ladders, head)
-    return LadderReport(request, fits, verdicts, multipliers, tuple(scores), p_lack, _warnings(ladders, head, p_lack))
+    return LadderReport(
+        request, fits, verdicts, multipliers, tuple(scores), p_lack, _warnings(ladders, head, p_lack)
+    )
 
 
 def _points(reference: Ladder, request: Request) -> Array:
@@ -165,10 +190,13 @@ def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> Ho
 
 
 def _warnings(ladders: dict[str, Ladder], fit: ComputeFit, p_lack: float | None) -> tuple[str, ...]:
-    found = [f"the fit rests on a limit ({what}), so its intervals are one-sided there" for what in fit.at_bound]
+    found = [
+        f"the fit rests on a limit ({what}), so its intervals are one-sided there" for what in fit.at_bound
+    ]
     if p_lack is not None and p_lack < 0.01:
         found.append(
-            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law or the recipe is off,"
+            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law or the"
+            " recipe is off,"
             " not the seeds"
         )
     for ladder in ladders.values():
@@ -197,6 +225,7 @@ def _outliers(ladders: dict[str, Ladder], fit: ComputeFit) -> list[str]:
     p = 2 * stats.t.sf(np.abs(t), freedom) * len(x)
     places = [place for ladder in ladders.values() for place in ladder.places]
     return [
-        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({t[i]:+.1f} standard errors); check that run"
+        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({t[i]:+.1f} standard"
+        " errors); check that run"
         for i in np.flatnonzero(p < 0.01)
     ]

@@ -1,8 +1,9 @@
 """The three-term law L(N, D) = E + A/N^α + B/D^β, by summed Huber loss of log losses, MSE or log-MSE.
 
-Variables are centred and the two amplitudes are fitted as logarithms at the centre of the data, so nothing depends
-on the units of N and D. Starts are a grid over (α, β) with E, A and B found by linear least squares, which puts every
-start near the valley of good fits; all are refined at once, and the share that arrives at the best optimum is told.
+Variables are centred and the two amplitudes are fitted as logarithms at the centre of the data, so nothing
+depends on the units of N and D. Starts are a grid over (α, β) with E, A and B found by linear least
+squares, which puts every start near the valley of good fits; all are refined at once, and the share that
+arrives at the best optimum is told.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from steepen.errors import UsageError
-from steepen.laws.compute import LOSSES, Loss
-from steepen.laws.solver import Array, Mask
+from steepen.laws.law import LOSSES, Loss
+from steepen.laws.solver import Array
+from steepen.laws.surface import Surface, bounds, grid_starts, polish, refine
 
 PARAMETERS = ("e", "a", "b", "alpha", "beta")
-EXPONENT_LIMITS = (1e-3, 5.0)
 LEAST_POINTS = 6
 
 
 @dataclass(frozen=True)
 class ChinchillaSettings:
-    """How to fit. `starts_per_axis`² starts; `bootstrap` redraws of the points give the intervals (0: none)."""
+    """How to fit. `starts_per_axis`² starts; `bootstrap` redraws of the points give the intervals (0:
+    none).
+    """
 
     loss: Loss = "huber"
     delta: float = 1e-3
@@ -47,8 +49,8 @@ class ChinchillaSettings:
 class ChinchillaFit:
     """The fitted law. `a` and `b` are in the units of the table: A/N^α with N as given.
 
-    `objective` is the sum over points (of Huber terms, or of squares). `starts_at_optimum` is the share of starts that
-    reached it, `flags` say what is suspicious about the solution.
+    `objective` is the sum over points (of Huber terms, or of squares). `starts_at_optimum` is the share of
+    starts that reached it, `flags` say what is suspicious about the solution.
     """
 
     e: float
@@ -92,7 +94,8 @@ class ChinchillaFit:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "law": "chinchilla", "form": "loss = e + a / parameters ** alpha + b / tokens ** beta", **asdict(self),
+            "law": "chinchilla", "form": "loss = e + a / parameters ** alpha + b / tokens ** beta",
+            **asdict(self),
             "parameters_exponent": self.parameters_exponent, "tokens_exponent": self.tokens_exponent,
         }  # fmt: skip
 
@@ -100,57 +103,14 @@ class ChinchillaFit:
         """The fit as text."""
         lines = [
             f"L(N, D) = {self.e:.4f} + {self.a:.5g} / N^{self.alpha:.4f} + {self.b:.5g} / D^{self.beta:.4f}",
-            f"{self.settings.loss} objective {self.objective:.6e} over {self.points} points; {self.starts_at_optimum:.0%} of"
+            f"{self.settings.loss} objective {self.objective:.6e} over {self.points} points;"
+            f" {self.starts_at_optimum:.0%} of"
             f" {self.starts} starts reached it; residual sd {self.residual_sd:.4f}",
             f"compute-optimal: N* ∝ C^{self.parameters_exponent:.4f}, D* ∝ C^{self.tokens_exponent:.4f}",
         ]
         for name, (low, high) in self.intervals.items():
             lines.append(f"  {name:<20} {low:.5g} to {high:.5g} ({self.settings.confidence:.0%}, bootstrap)")
         return "\n".join([*lines, *(f"flag: {flag}" for flag in self.flags)])
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """Centred data. θ = (E, log of each term at the centre, α, β)."""
-
-    u: Array
-    v: Array
-    y: Array
-    weights: Array
-    log: bool
-    huber: float | None
-
-    def terms(self, theta: Array) -> tuple[Array, Array]:
-        first = np.exp(theta[:, 1:2] - theta[:, 3:4] * self.u)
-        return first, np.exp(theta[:, 2:3] - theta[:, 4:5] * self.v)
-
-    def evaluate(self, theta: Array, weights: Array) -> tuple[Array, Array, Array, tuple[Array, Array]]:
-        """Objective, residual, weight in the normal equations, and the two terms."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            terms = self.terms(theta)
-            predicted = theta[:, :1] + terms[0] + terms[1]
-            residual = np.log(self.y) - np.log(predicted) if self.log else self.y - predicted
-        residual = np.nan_to_num(residual, nan=1e60, posinf=1e60, neginf=-1e60)
-        if self.huber is None:
-            return (weights * residual**2).sum(axis=1), residual, weights, terms
-        size = np.abs(residual)
-        inside = size <= self.huber
-        value = np.where(inside, 0.5 * residual**2, self.huber * (size - 0.5 * self.huber))
-        influence = weights * np.where(inside, 1.0, self.huber / np.maximum(size, self.huber))
-        return (weights * value).sum(axis=1), residual, influence, terms
-
-    def jacobian(self, theta: Array, terms: tuple[Array, Array]) -> Array:
-        """d(prediction)/dθ, or of its logarithm, shape (starts, 5, points)."""
-        first, second = terms
-        parts = np.stack([np.ones_like(first), first, second, -self.u * first, -self.v * second], axis=1)
-        return parts / (theta[:, :1] + first + second)[:, None, :] if self.log else parts
-
-    def value_and_gradient(self, theta: Array) -> tuple[float, Array]:
-        """For one θ: the objective and its exact gradient."""
-        point = theta[None]
-        value, residual, influence, terms = self.evaluate(point, self.weights[None])
-        factor = 1.0 if self.huber is not None else 2.0
-        return float(value[0]), -factor * (self.jacobian(point, terms)[0] @ (influence * residual)[0])
 
 
 def fit_chinchilla(
@@ -161,15 +121,15 @@ def fit_chinchilla(
     n, d, y = (np.asarray(part, float) for part in (parameters, tokens, loss))
     _check(n, d, y)
     centre = float(np.log(n).mean()), float(np.log(d).mean())
-    problem = _Problem(
+    problem = Surface(
         np.log(n) - centre[0], np.log(d) - centre[1], y, np.ones(len(y)),
         settings.loss != "mse", settings.delta if settings.loss == "huber" else None,
     )  # fmt: skip
-    start = _starts(problem, settings.starts_per_axis)
-    theta, objective = _refine(problem, start, problem.weights[None], 150)
+    start = grid_starts(problem, settings.starts_per_axis)
+    theta, objective = refine(problem, start, problem.weights[None], 150)
     order = np.argsort(objective)
     # The last digits: a quasi-Newton search with the exact gradient from the best few.
-    polished = [_polish(problem, theta[i]) for i in order[: 4 if problem.huber else 1]]
+    polished = [polish(problem, theta[i]) for i in order[: 4 if problem.huber else 1]]
     best_theta, best = min(polished, key=lambda found: found[1])
     reached = objective <= best * (1 + 1e-3) + 1e-14
     flags = _flags(problem, best_theta, start, best)
@@ -178,8 +138,8 @@ def fit_chinchilla(
     e, a, b, alpha, beta = _outward(best_theta[None], centre)[0]
     spread = float(((y - y.mean()) ** 2).sum())
     return ChinchillaFit(
-        e=float(e), a=float(a), b=float(b), alpha=float(alpha), beta=float(beta), objective=best, points=len(y),
-        starts=len(start), starts_at_optimum=float(reached.mean()),
+        e=float(e), a=float(a), b=float(b), alpha=float(alpha), beta=float(beta), objective=best,
+        points=len(y), starts=len(start), starts_at_optimum=float(reached.mean()),
         residual_sd=float(np.sqrt(((y - predicted) ** 2).sum() / max(len(y) - 5, 1))),
         r_squared=1 - float(((y - predicted) ** 2).sum()) / max(spread, 1e-300),
         intervals=intervals, flags=flags, settings=settings,
@@ -193,92 +153,14 @@ def _check(n: Array, d: Array, y: Array) -> None:
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise UsageError(f"{name} must be finite and greater than zero in every row.")
     if len(y) < LEAST_POINTS:
-        raise UsageError(f"the law has five parameters and the table {len(y)} rows; give at least {LEAST_POINTS}.")
+        raise UsageError(
+            f"the law has five parameters and the table {len(y)} rows; give at least {LEAST_POINTS}."
+        )
     for name, values in (("parameters", n), ("tokens", d)):
         if len(np.unique(values)) < 3:
-            raise UsageError(f"{name} takes only {len(np.unique(values))} values; its exponent needs at least three.")
-
-
-def _starts(problem: _Problem, per_axis: int) -> Array:
-    """For each (α, β) of a grid: E, A, B by linear least squares, kept positive."""
-    exponents = np.geomspace(0.05, 1.5, per_axis)
-    floor_limits = 0.02 * problem.y.min(), 0.98 * problem.y.min()
-    found: list[list[float]] = []
-    for alpha in exponents:
-        for beta in exponents:
-            columns = np.stack([np.ones_like(problem.y), np.exp(-alpha * problem.u), np.exp(-beta * problem.v)], 1)
-            value, _ = optimize.nnls(columns / problem.y[:, None], np.ones(len(problem.y)))
-            e = float(np.clip(value[0], *floor_limits))
-            small = 1e-3 * (problem.y.mean() - e)
-            found.append([e, math.log(max(value[1], small)), math.log(max(value[2], small)), alpha, beta])
-    return np.array(found)
-
-
-def _bounds(problem: _Problem) -> tuple[Array, Array]:
-    low = np.array([0.0, -40.0, -40.0, EXPONENT_LIMITS[0], EXPONENT_LIMITS[0]])
-    return low, np.array([problem.y.max(), 40.0, 40.0, EXPONENT_LIMITS[1], EXPONENT_LIMITS[1]])
-
-
-def _refine(problem: _Problem, start: Array, weights: Array, iterations: int) -> tuple[Array, Array]:
-    """Damped Gauss–Newton (reweighted, for Huber) from all starts or for all redraws at once."""
-    low, high = _bounds(problem)
-    count = max(len(start), len(weights))
-    theta = np.array(np.broadcast_to(start, (count, 5)))
-    w = np.broadcast_to(weights, (count, len(problem.y)))
-    objective, residual, influence, terms = problem.evaluate(theta, w)
-    damping = np.full(count, 1e-2)
-    busy = np.arange(count)
-    for _ in range(iterations):
-        if not len(busy):
-            break
-        j = problem.jacobian(theta[busy], (terms[0], terms[1]))
-        weighted = j * influence[:, None, :]
-        gradient = (weighted @ residual[:, :, None])[:, :, 0]
-        here = theta[busy]
-        free: Mask = ~(((here <= low) & (gradient < 0)) | ((here >= high) & (gradient > 0)))
-        normal = (weighted @ np.swapaxes(j, 1, 2)) * (free[:, :, None] & free[:, None, :])
-        diagonal = np.einsum("bii->bi", normal)
-        scale = np.sqrt(np.where(free & (diagonal > 0), diagonal, 1.0))
-        normal = normal / scale[:, :, None] / scale[:, None, :]
-        np.einsum("bii->bi", normal)[...] = np.where(free, 1.0 + damping[busy, None], 1.0)
-        step = np.linalg.solve(normal, (np.where(free, gradient, 0.0) / scale)[:, :, None])[:, :, 0] / scale
-        trial = np.clip(here + step, low, high)
-        new = problem.evaluate(trial, w[busy])
-        better = new[0] <= objective[busy]
-        gain = np.abs(objective[busy] - new[0])
-        done = (gain <= 1e-10 * objective[busy]) & (damping[busy] < 1e-1) | (damping[busy] > 1e9)
-        theta[busy[better]], objective[busy[better]] = trial[better], new[0][better]
-        damping[busy] = np.clip(np.where(better, damping[busy] * 0.2, damping[busy] * 6.0), 1e-12, 1e10)
-        pick = better[:, None]
-        keep = ~done
-        residual = np.where(pick, new[1], residual)[keep]
-        influence = np.where(pick, new[2], influence)[keep]
-        terms = (np.where(pick, new[3][0], terms[0])[keep], np.where(pick, new[3][1], terms[1])[keep])
-        busy = busy[keep]
-    return theta, objective
-
-
-def _polish(problem: _Problem, theta: Array) -> tuple[Array, float]:
-    low, high = _bounds(problem)
-    value, _ = problem.value_and_gradient(theta)
-    best = theta
-    for _ in range(3):
-        # The objective is of order 1e-3 or less: scaled up, or the search would stop by its own tolerances.
-        factor = 1.0 / max(value, 1e-300)
-
-        def scaled(point: Array, factor: float = factor) -> tuple[float, Array]:
-            inner, slope = problem.value_and_gradient(np.asarray(point, float))
-            return inner * factor, slope * factor
-
-        found = optimize.minimize(
-            scaled, best, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)),
-            options={"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 30},
-        )  # fmt: skip
-        now, _ = problem.value_and_gradient(found.x)
-        if not now < value * (1 - 1e-12):
-            break
-        value, best = now, np.asarray(found.x, float)
-    return best, value
+            raise UsageError(
+                f"{name} takes only {len(np.unique(values))} values; its exponent needs at least three."
+            )
 
 
 def _outward(theta: Array, centre: tuple[float, float]) -> Array:
@@ -289,9 +171,9 @@ def _outward(theta: Array, centre: tuple[float, float]) -> Array:
     return np.stack([theta[:, 0], a, b, theta[:, 3], theta[:, 4]], axis=1)
 
 
-def _flags(problem: _Problem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
+def _flags(problem: Surface, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
     found: list[str] = []
-    low, high = _bounds(problem)
+    low, high = bounds(problem)
     if np.isclose(start, theta, rtol=1e-9, atol=1e-12).all(axis=1).any():
         found.append("the solution equals one of its starts: the search did not move")
     for name, value, least, most in zip(PARAMETERS, theta, low, high, strict=True):
@@ -305,13 +187,13 @@ def _flags(problem: _Problem, theta: Array, start: Array, objective: float) -> t
 
 
 def _bootstrap(
-    problem: _Problem, theta: Array, centre: tuple[float, float], settings: ChinchillaSettings
+    problem: Surface, theta: Array, centre: tuple[float, float], settings: ChinchillaSettings
 ) -> dict[str, tuple[float, float]]:
     """Percentile intervals from fits to points drawn again with replacement (as weights)."""
     rng = np.random.default_rng(settings.seed)
     count = len(problem.y)
     weights = rng.multinomial(count, np.full(count, 1 / count), size=settings.bootstrap).astype(float)
-    refit, _ = _refine(problem, theta[None], weights, 60)
+    refit, _ = refine(problem, theta[None], weights, 60)
     values = _outward(refit, centre)
     columns = dict(zip(PARAMETERS, values.T, strict=True))
     total = columns["alpha"] + columns["beta"]

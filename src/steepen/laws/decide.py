@@ -20,9 +20,9 @@ MOST_EXCESS = 0.05
 class Decider:
     """What it would take to tell the two readings apart with 90% power, each remedy alone.
 
-    `runs_factor`: that many times the runs (seeds, or rungs) in the same span. `top_flops`: extend both ladders to this
-    compute at the present spacing (None beyond twelve decades). `apart_flops`: where the readings' predicted gap
-    between the arms differs by three standard deviations of one run.
+    `runs_factor`: that many times the runs (seeds, or rungs) in the same span. `top_flops`: extend both
+    ladders to this compute at the present spacing (None beyond twelve decades). `apart_flops`: where the
+    readings' predicted gap between the arms differs by three standard deviations of one run.
     """
 
     runs_factor: float
@@ -34,7 +34,8 @@ class Decider:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up to 5%.
+    """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
+    to 5%.
 
     A learning rate that is off can only raise a loss, so the excess is taken off the measured value.
     """
@@ -47,7 +48,9 @@ class Tolerance:
 
 
 def needed_noncentrality(freedom: float, level: float, power: float = POWER) -> float:
-    """How strongly (in squared standard errors) an effect must show for an F-test with one degree to have the power."""
+    """How strongly (in squared standard errors) an effect must show for an F-test with one degree to have
+    the power.
+    """
     if not math.isfinite(freedom):
         return float((special.ndtri(1 - level / 2) + special.ndtri(power)) ** 2)
     if freedom < 1:
@@ -60,14 +63,19 @@ def needed_noncentrality(freedom: float, level: float, power: float = POWER) -> 
             return math.inf
     for _ in range(60):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if special.ncfdtr(1.0, freedom, middle, critical) > 1 - power else (low, middle)
+        low, high = (
+            (middle, high) if special.ncfdtr(1.0, freedom, middle, critical) > 1 - power else (low, middle)
+        )
     return high
 
 
-def separation(truth: Design, theta: Array, twin: Design, start: Array, pair: Pair, log: bool) -> float:
+def separation(
+    truth: Design, theta: Array, twin: Design, start: Array, pair: Pair, *, log: bool = False
+) -> float:
     """The sum of squares the twin cannot explain when the truth is the other reading, without noise."""
     y = truth.predict(theta, pair.x)
-    return float(solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log).objective[0])
+    found = solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=60)
+    return float(found.objective[0])
 
 
 def extended(pair: Pair, decades: float) -> Pair:
@@ -84,15 +92,15 @@ def extended(pair: Pair, decades: float) -> Pair:
 
 
 def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
-    """Remedies for a tie between the exponent reading and its floor twin (both taken in turn as the truth)."""
+    """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
     exponent, floor = (fits.solutions[name].theta[0] for name in ("exponent", "floor"))
 
     def strength(where: Pair) -> float:
         own = where.designs()
-        first = separation(own["exponent"], exponent, own["floor"], floor, where, rule.log)
-        second = separation(own["floor"], floor, own["exponent"], exponent, where, rule.log)
+        first = separation(own["exponent"], exponent, own["floor"], floor, where, log=rule.log)
+        second = separation(own["floor"], floor, own["exponent"], exponent, where, log=rule.log)
         return min(first, second) / variance
 
     def needed(points: int) -> float:
@@ -104,19 +112,27 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
     spacing = max(
         np.ptp(pair.x[pair.arm == flag]) / (int((pair.arm == flag).sum()) - 1) for flag in (False, True)
     )
-    decades, rungs = None, None
-    for count in range(0, int(FURTHEST_DECADES * math.log(10) / spacing) + 1):
+
+    def enough(count: int) -> bool:
         longer = extended(pair, count * spacing * 1.001 / math.log(10))
-        if strength(longer) >= needed(len(longer.x)):
-            decades, rungs = count * spacing / math.log(10), (len(longer.x) - len(pair.x))
-            break
+        return strength(longer) >= needed(len(longer.x))
+
+    # A longer ladder always tells more, so halving finds the shortest that tells enough.
+    low, high = -1, int(FURTHEST_DECADES * math.log(10) / spacing)
+    decades, rungs = None, None
+    if enough(high):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        decades = high * spacing / math.log(10)
+        rungs = len(extended(pair, decades * 1.001).x) - len(pair.x)
 
     # Along a fine line of compute: how differently do the readings see the gap between the arms?
     line = np.linspace(top, top + FURTHEST_DECADES * math.log(10), 1200)
     both = Pair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
     gaps = [
-        np.diff(both.designs()[name].predict(theta, both.x).reshape(2, -1), axis=0)[0]
-        for name, theta in (("exponent", exponent), ("floor", floor))
+        np.diff(design.predict(theta, both.x).reshape(2, -1), axis=0)[0]
+        for design, theta in ((both.designs()["exponent"], exponent), (both.designs()["floor"], floor))
     ]
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
@@ -132,7 +148,9 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
 def top_rung_tolerance(
     fits: PairFits, y: Array, rule: Rule, names: tuple[str, str], c0: float
 ) -> tuple[Tolerance, Tolerance]:
-    """For each ladder, how much too high its top loss would have to be to undo the slope test, or the verdict."""
+    """For each ladder, how much too high its top loss would have to be to undo the slope test, or the
+    verdict.
+    """
     excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
     found: list[Tolerance] = []
     for name, flag in zip(names, (False, True), strict=True):
@@ -145,7 +163,8 @@ def top_rung_tolerance(
         changed = np.flatnonzero(verdicts != verdicts[0])
         sign = np.sign(tests.delta_gamma[0])
         slope = np.flatnonzero((tests.p_slope >= rule.level) | (np.sign(tests.delta_gamma) != sign))
-        # Lowering the reference's end closes a gap in the arm's favour, lowering the arm's end one against it.
+        # Lowering the reference's end closes a gap in the arm's favour, lowering the arm's end one against
+        # it.
         closes = tests.p_slope[0] < rule.level and (sign > 0) != flag and len(slope) > 0
         loss = float(y[index])
         found.append(

@@ -9,18 +9,18 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.compute import ComputeFit
 from steepen.laws.intervals import Interval
 from steepen.laws.ladder import Ladder
+from steepen.laws.law import ComputeFit
 
 
 @dataclass(frozen=True)
 class HoldOut:
     """A held-out rung: negative misses are better than forecast.
 
-    `miss_sigma` counts standard deviations of one run, `miss_errors` those of the forecast itself (law and run
-    together), `p_value` is for the latter. `compute_factor` is the compute the law needs for the observed loss over
-    the compute that was spent (above 1: better than forecast).
+    `miss_sigma` counts standard deviations of one run, `miss_errors` those of the forecast itself (law and
+    run together), `p_value` is for the latter. `compute_factor` is the compute the law needs for the
+    observed loss over the compute that was spent (above 1: better than forecast).
     """
 
     arm: str
@@ -52,7 +52,9 @@ def split_hold_out(
         if away.any():
             out[name] = ladder.keep(away)
     if not out:
-        raise UsageError(f"no rung{'' if arm is None else f' of {arm!r}'} has {at_least:g} FLOPs or more to hold out.")
+        raise UsageError(
+            f"no rung{'' if arm is None else f' of {arm!r}'} has {at_least:g} FLOPs or more to hold out."
+        )
     return kept, out
 
 
@@ -63,7 +65,9 @@ def score(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
     found: list[HoldOut] = []
     for arm, ladder in held.items():
         if arm not in fit.arms:
-            raise UsageError(f"{ladder.places[0]}: arm '{arm}' is held out but not fitted; it needs rungs in the table.")
+            raise UsageError(
+                f"{ladder.places[0]}: arm '{arm}' is held out but not fitted; it needs rungs in the table."
+            )
         law = fit.arms[arm]
         a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
         for flops, observed, count in zip(ladder.flops, ladder.loss, ladder.seeds, strict=True):

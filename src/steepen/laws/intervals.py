@@ -1,4 +1,6 @@
-"""Intervals by profile likelihood: how far a parameter can move before the best fit with it there is refuted."""
+"""Intervals by profile likelihood: how far a parameter can move before the best fit with it there is
+refuted.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steepen.laws.solver import Array, Design, solve
+from steepen.laws.solver import Array, Design, limits, solve
 
 Interval = tuple[float, float]
 
@@ -26,10 +28,11 @@ class Fitted:
 
 
 def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile: float) -> list[Interval]:
-    """For each parameter, where the profiled sum of squares has risen by quantile² · variance on either side.
+    """For each parameter, where the profiled sum of squares has risen by quantile² · variance on either
+    side.
 
-    With `quantile` Student's t for the residual degrees of freedom this is the interval an F-test inverts. An end
-    that is never reached is infinite; a floor's lower end stops at zero.
+    With `quantile` Student's t for the residual degrees of freedom this is the interval an F-test inverts.
+    An end that is never reached is infinite; a floor's lower end stops at zero.
     """
     n_floor = fit.design.sizes[0]
     errors = np.sqrt(np.maximum(np.diag(covariance) * fit.variance, 0.0))
@@ -41,30 +44,26 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     fixed[np.arange(len(rows)), index] = True
     # As a parameter is pushed, the others follow it; the covariance says how, to first order.
     follow = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
-    ends = np.full(len(rows), np.nan)
+    lowest, highest = (part[0, index] for part in limits(fit.design, fit.y[None]))
+    ends = np.where(side < 0, lowest, highest)
     reached = np.zeros(len(rows), bool)
-    lowest = np.where(index < n_floor, 0.0, -np.inf)
     for _ in range(40):
-        value = np.maximum(fit.theta[index] + side * step, lowest)
+        value = np.clip(fit.theta[index] + side * step, lowest, highest)
         start = fit.theta + follow * (value - fit.theta[index])[:, None]
         start[np.arange(len(rows)), index] = value
         found = solve(
-            fit.design, fit.x, fit.y[None], start, weights=fit.weights[None], fixed=fixed, log=fit.log
-        )
+            fit.design, fit.x, fit.y[None], start,
+            weights=fit.weights[None], fixed=fixed, log=fit.log, iterations=60,
+        )  # fmt: skip
         rise = np.sqrt(np.maximum(found.objective - fit.rss, 0.0) / fit.variance)
-        at_limit = (value <= lowest) & (rise < quantile)
-        near = np.abs(rise - quantile) <= 1e-4 * quantile
-        ends = np.where(reached, ends, value)
-        reached |= near | at_limit
+        stuck = ((value <= lowest) | (value >= highest)) & (rise < quantile)
+        # Past every limit the solver allows there is no end, save that no floor lies below zero.
+        beyond = np.where(stuck & ((index >= n_floor) | (side > 0)), side * np.inf, value)
+        ends = np.where(reached, ends, beyond)
+        reached |= (np.abs(rise - quantile) <= 1e-4 * quantile) | stuck
         if reached.all():
             break
         # The root of the rise is nearly linear in the parameter, so scaling the step homes in at once.
-        step = np.where(reached, step, step * np.clip(quantile / np.maximum(rise, 1e-12), 0.25, 2.0))
-        step = np.where(step > 1e3 * np.maximum(errors[index], 1e-12), np.inf, step)
-        if np.isinf(step).any():
-            lost = np.isinf(step) & ~reached
-            ends[lost], reached = side[lost] * np.inf, reached | lost
-            step = np.where(np.isinf(step), 0.0, step)
-            if reached.all():
-                break
+        scale = np.clip(quantile / np.maximum(rise, 1e-12), 0.25, 2.0)
+        step = np.where(reached, step, step * scale)
     return [(float(ends[2 * i]), float(ends[2 * i + 1])) for i in range(len(which))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.solver import Array
+from steepen.laws.solver import Array, Mask
 from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, Table
 
 
@@ -15,8 +15,8 @@ from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, Table
 class Ladder:
     """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` keeps them all.
 
-    Fits use rung means, weighted by the number of seeds: scatter about a law is then judged rung by rung, so an error
-    that all seeds of a rung share (a badly scaled learning rate) is not mistaken for precision.
+    Fits use rung means, weighted by the number of seeds: scatter about a law is then judged rung by rung,
+    so an error that all seeds of a rung share (a badly scaled learning rate) is not mistaken for precision.
     """
 
     arm: str
@@ -30,7 +30,7 @@ class Ladder:
         """How many runs stand behind each rung."""
         return np.array([len(runs) for runs in self.runs], dtype=float)
 
-    def keep(self, mask: Array) -> Ladder:
+    def keep(self, mask: Mask) -> Ladder:
         """The rungs where the mask is true."""
         index = np.flatnonzero(mask)
         return Ladder(
@@ -51,7 +51,11 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
     """The ladders of a table with columns arm, flops, loss and perhaps seed, in the order arms appear."""
     table.require(["arm", "flops", "loss"])
     arms, flops, loss = table.names("arm"), table.numbers("flops"), table.numbers("loss")
-    seeds = ["" if s is None else str(s) for s in table.columns["seed"]] if table.has("seed") else [""] * len(table)
+    seeds = (
+        ["" if s is None else str(s) for s in table.columns["seed"]]
+        if table.has("seed")
+        else [""] * len(table)
+    )
     seen: dict[tuple[str, float, str], int] = {}
     rungs: dict[str, dict[float, list[int]]] = {}
     for row, key in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
@@ -89,6 +93,7 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
             what = "rung" if len(ladder.flops) == 1 else "rungs"
             role = "the reference" if arm == reference else "an arm"
             raise UsageError(
-                f"{ladder.places[-1]}: arm '{arm}' has only {len(ladder.flops)} {what}; {role} needs at least {least}"
+                f"{ladder.places[-1]}: arm '{arm}' has only {len(ladder.flops)} {what}; {role} needs at"
+                f" least {least}"
                 " rungs of different compute."
             )

@@ -1,7 +1,7 @@
 """Compute multipliers over a reference: how many times less compute an arm needs for the reference's loss.
 
-Two methods that need not agree, so each value carries its method's name: `interpolated` between measurements, as the
-paper's figures do, and `fitted`, from the ratio of two fitted laws.
+Two methods that need not agree, so each value carries its method's name: `interpolated` between
+measurements, as the paper's figures do, and `fitted`, from the ratio of two fitted laws.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from steepen.errors import UsageError
-from steepen.laws.compute import ComputeFit
 from steepen.laws.ladder import Ladder
+from steepen.laws.law import ComputeFit
 from steepen.laws.solver import Array
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """A multiplier at a compute of the reference, with its band; `extrapolated` ones lie outside the measurements."""
+    """A multiplier at a compute of the reference, with its band; `extrapolated` ones lie outside the
+    measurements.
+    """
 
     method: str
     flops: float
@@ -31,7 +32,8 @@ class Multiplier:
 
 
 def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
-    """The compute at which a measured curve first falls to each target, log–log between the two nearest points.
+    """The compute at which a measured curve first falls to each target, log–log between the two nearest
+    points.
 
     `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
     """
@@ -43,7 +45,8 @@ def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
     share = (above - wanted) / np.where(above > below, above - below, 1.0)
     where = log_c[:-1] + share * np.diff(log_c)
     value = np.take_along_axis(where, first[..., None], axis=-1)[..., 0]
-    return np.where(crosses.any(axis=-1), np.exp(value), np.nan)
+    found = crosses.any(axis=-1)
+    return np.where(found, np.exp(np.where(found, value, 0.0)), np.nan)
 
 
 def interpolated_multipliers(
@@ -55,15 +58,19 @@ def interpolated_multipliers(
     draws: int = 2000,
     seed: int = 0,
 ) -> list[Multiplier]:
-    """At each of the reference's budgets whose loss lies within the arm's measured losses; never extrapolated.
+    """At each of the reference's budgets whose loss lies within the arm's measured losses; never
+    extrapolated.
 
-    The band is from adding noise of standard deviation `sigma` to every run (divided by √seeds) of both ladders.
+    The band is from adding noise of standard deviation `sigma` to every run (divided by √seeds) of both
+    ladders.
     """
     value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss)
     rng = np.random.default_rng(seed)
     spread = value[None]
     if sigma > 0 and draws > 0:
-        ours = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal((draws, len(reference.loss)))
+        ours = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
+            (draws, len(reference.loss))
+        )
         theirs = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
         spread = reference.flops / interpolate_compute(
@@ -79,8 +86,12 @@ def interpolated_multipliers(
     return found
 
 
-def fitted_multipliers(fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False) -> list[Multiplier]:
-    """From the ratio of the fitted laws at the reference's compute; points outside both ladders only if asked for."""
+def fitted_multipliers(
+    fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False
+) -> list[Multiplier]:
+    """From the ratio of the fitted laws at the reference's compute; points outside both ladders only if
+    asked for.
+    """
     if arm not in fit.arms:
         raise UsageError(f"'{arm}' is not among the fitted arms: {', '.join(fit.arms)}.")
     names = list(fit.arms)
@@ -89,6 +100,8 @@ def fitted_multipliers(fit: ComputeFit, arm: str, flops: Array, *, extrapolate: 
     g_r, g_a = a_r + len(names), a_a + len(names)
     theta = fit.theta
     found: list[Multiplier] = []
+    if abs(theta[g_a]) < 1e-9:
+        return found  # a flat arm never reaches another loss than its own
     for value in np.atleast_1d(np.asarray(flops, float)):
         x = math.log(value / fit.c0)
         needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
@@ -100,7 +113,7 @@ def fitted_multipliers(fit: ComputeFit, arm: str, flops: Array, *, extrapolate: 
             slope[:] = 0.0
         reach = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
         log_m = x - needed
-        theirs = fit.c0 * math.exp(needed)
+        theirs = fit.c0 * _exp(needed)
         slack = 1 + 1e-9
         inside = (
             base.flops_range[0] / slack <= value <= base.flops_range[1] * slack
@@ -120,10 +133,14 @@ def fitted_multipliers(fit: ComputeFit, arm: str, flops: Array, *, extrapolate: 
     return found
 
 
-def carried_multiplier(multiplier: float, from_flops: float, to_flops: float, gamma: float, gamma_arm: float) -> float:
-    """A multiplier carried along two laws with one floor: its slope against log compute is 1 − γ/γ_arm, whatever E is."""
+def carried_multiplier(
+    multiplier: float, from_flops: float, to_flops: float, gamma: float, gamma_arm: float
+) -> float:
+    """A multiplier carried along two laws with one floor: its slope against log compute is 1 − γ/γ_arm,
+    whatever E is.
+    """
     return multiplier * (to_flops / from_flops) ** (1 - gamma / gamma_arm)
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < special.log1p(1e300) else math.inf
+    return math.exp(value) if value < 700 else math.inf

@@ -1,4 +1,5 @@
-"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a verdict.
+"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a
+verdict.
 
     same      one law for both                        3 parameters
     constant  own constant                            4
@@ -6,14 +7,15 @@
     floor     own constant and floor, one exponent    5   (the floor-shift twin of `exponent`)
     free      everything its own                      6
 
-All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested models
-whose size is right for eight points as well as for eight hundred. Everything here is vectorised over data sets:
-the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with every rung left out
-is the same code.
+All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested
+models whose size is right for eight points as well as for eight hundred. Everything here is vectorised over
+data sets: the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with
+every rung left out is the same code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -24,6 +26,7 @@ from scipy import special
 from steepen.laws.solver import Array, Design, Solution, better_of, solve, solve_anew, unscaled_covariance
 
 Reading = Literal["same", "constant", "exponent", "floor", "free"]
+Own = Literal["exponent", "floor"]
 VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "worse"]
 
 READINGS: tuple[Reading, ...] = ("same", "constant", "exponent", "floor", "free")
@@ -37,9 +40,9 @@ ROUNDING = 1e-9
 class Rule:
     """How verdicts are reached. `margin` is the largest |Δγ|/γ that may still be called a constant gain.
 
-    The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1: .0027 of
-    .1113), so an effect of that size is not waved through as a constant. `noise` is a known standard deviation of the
-    loss; without it the scatter about the free reading is used.
+    The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
+    .0027 of .1113), so an effect of that size is not waved through as a constant. `noise` is a known
+    standard deviation of the loss; without it the scatter about the free reading is used.
     """
 
     level: float = 0.05
@@ -50,14 +53,18 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind each."""
+    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind
+    each.
+    """
 
     x: Array
     arm: NDArray[np.bool_]
     weights: Array
 
     def designs(self) -> dict[Reading, Design]:
-        """The five readings; constants and exponents are (reference, arm − reference), floors one per ladder."""
+        """The five readings; constants and exponents are (reference, arm − reference), floors one per
+        ladder.
+        """
         ones = np.ones((len(self.x), 1))
         arm = self.arm[:, None].astype(float)
         both, split = np.hstack([ones, arm]), np.hstack([1.0 - arm, arm])
@@ -124,22 +131,39 @@ def fit_readings(
     def run(reading: Reading, start: Array) -> Solution:
         return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
-    if warm is None:
-        for reading in ("same", "constant"):
-            found[reading] = solve_anew(designs[reading], pair.x, y, weights=w, log=rule.log)
-    else:
-        for reading in ("same", "constant"):
+    if warm is not None:
+        for reading in READINGS:
             found[reading] = run(reading, warm.solutions[reading].theta)
+        _mend(found, run)
+        return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+    for reading in ("same", "constant"):
+        found[reading] = solve_anew(designs[reading], pair.x, y, weights=w, log=rule.log)
     # Each larger reading starts from the smaller one it contains, so it can never fit worse.
-    zero = np.zeros((len(w), 1))
-    base = found["constant"].theta
-    found["exponent"] = run("exponent", np.hstack([base, zero]))
-    found["floor"] = run("floor", np.hstack([base[:, :1], base]))
-    exponent, floor = found["exponent"].theta, found["floor"].theta
+    found["exponent"] = run("exponent", _widened(found["constant"].theta, "exponent"))
+    found["floor"] = run("floor", _widened(found["constant"].theta, "floor"))
     found["free"] = better_of(
-        run("free", np.hstack([exponent[:, :1], exponent])), run("free", np.hstack([floor, zero]))
+        run("free", _widened(found["exponent"].theta, "floor")),
+        run("free", _widened(found["floor"].theta, "exponent")),
     )
     return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+
+
+def _widened(theta: Array, by: Own) -> Array:
+    """θ of a reading as θ of the larger one that gives the arm its own exponent, or its own floor."""
+    return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
+
+
+def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Solution]) -> None:
+    """Where a warm start led a larger reading to fit worse than one it contains, start it from that one."""
+    pairs: list[tuple[Reading, Reading, Own]] = [
+        ("constant", "exponent", "exponent"),
+        ("constant", "floor", "floor"),
+        ("exponent", "free", "floor"),
+        ("floor", "free", "exponent"),
+    ]
+    for small, large, by in pairs:
+        if (found[large].objective > found[small].objective * (1 + 1e-9)).any():
+            found[large] = better_of(found[large], run(large, _widened(found[small].theta, by)))
 
 
 def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
@@ -168,17 +192,19 @@ def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
 def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
-    1. Slopes (given one floor) differ: if the arm is shallower it is *worse*. If it is steeper, the exponent reading
-       and its floor twin are each tested against the free reading: *steeper* if only the twin is refuted, *floor* if
-       only the exponent reading is, the sign of the free Δγ if both are, and *undecided* if neither is.
-    2. Slopes do not differ: *lower (constant)* or *worse* if the constant does, and if the interval of Δγ excludes a
-       drift beyond the margin; otherwise *undecided*.
+    1. Slopes (given one floor) differ: if the arm is shallower it is *worse*. If it is steeper, the
+    exponent reading and its floor twin are each tested against the free reading: *steeper* if only the twin
+    is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are, and
+    *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant does,
+    and if the interval of Δγ excludes a drift beyond the margin; otherwise *undecided*.
     """
     level = rule.level
     steep = tests.p_slope < level
     twin_out = tests.p_floor_reading < level
     exponent_out = tests.p_exponent_reading < level
-    quantile = t_quantile(1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf))
+    quantile = t_quantile(
+        1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf)
+    )
     reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     flat = reach < rule.margin * np.abs(tests.gamma)
     shifted = tests.p_shift < level
@@ -196,7 +222,9 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
 
 
 def t_quantile(probability: float, freedom: Array) -> Array:
-    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there are none."""
+    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there
+    are none.
+    """
     freedom = np.asarray(freedom, float)
     with np.errstate(invalid="ignore"):
         value = cast(Array, special.stdtrit(np.maximum(freedom, 1e-9), probability))
@@ -205,7 +233,9 @@ def t_quantile(probability: float, freedom: Array) -> Array:
 
 
 def f_p_value(statistic: Array, above: float, below: Array) -> Array:
-    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are none."""
+    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are
+    none.
+    """
     statistic = np.maximum(np.asarray(statistic, float), 0.0)
     below = np.broadcast_to(np.asarray(below, float), statistic.shape)
     ratio = np.where(np.isinf(below), 1.0, below)

@@ -18,17 +18,23 @@ def sentence(verdict: Verdict) -> str:
     sloped = v.p_slope < v.rule.level
     if v.word == "steeper":
         more = f"; a lower floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
-        behind = "" if v.multiplier >= 1 else f", though it still needs {1 / v.multiplier:.2f}× the compute here"
+        behind = (
+            ""
+            if v.multiplier >= 1
+            else f", though it still needs {_times(1 / v.multiplier)} the compute here"
+        )
         return f"{lead}. {gain}{more}{behind}."
     if v.word == "floor":
         return (
-            f"{lead}. It gains with compute because its floor is lower (ΔE = {v.delta_e:+.4f}); a better exponent above a"
+            f"{lead}. It gains with compute because its floor is lower (ΔE = {v.delta_e:+.4f}); a better"
+            " exponent above a"
             f" common floor is refuted (p = {v.p_exponent_reading:.2g})."
         )
     if v.word == "lower (constant)":
         drift = max(abs(low), abs(high)) / v.readings["constant"].gamma[0]
         return (
-            f"{lead}. It needs {v.multiplier:.3f}× less compute at every rung; {gain}, so the factor drifts by no more than"
+            f"{lead}. It needs {v.multiplier:.3f}× less compute at every rung; {gain}, so the factor drifts"
+            " by no more than"
             f" ×{10**drift:.3f} a decade."
         )
     if v.word == "worse":
@@ -39,9 +45,11 @@ def sentence(verdict: Verdict) -> str:
         far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
         return (
-            f"{lead}. It gains with compute, but a better exponent ({gain}; p = {v.p_exponent_reading:.2g}) and a lower floor"
-            f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_floor_reading:.2g}) are both tenable; at"
-            f" {far[0][1].flops:.2g} FLOPs they say {says}."
+            f"{lead}. It gains with compute, but a better exponent ({gain}; p = {v.p_exponent_reading:.2g})"
+            " and a lower floor"
+            f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_floor_reading:.2g}) are both"
+            " tenable; at"
+            f" {plain(far[0][1].flops)} FLOPs they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
         side = "lower" if v.multiplier > 1 else "higher"
@@ -63,24 +71,28 @@ def deciders(verdict: Verdict) -> list[str]:
         goal = v.rule.margin * abs(v.readings["constant"].gamma[0])
         if reach > goal > 0 and math.isfinite(reach):
             lines.append(
-                f"more seeds or rungs: about {(reach / goal) ** 2 * 2:.0f} times the runs bring Δγ's interval inside the"
+                f"more seeds or rungs: about {(reach / goal) ** 2 * 2:.0f} times the runs bring Δγ's"
+                " interval inside the"
                 " margin"
             )
         lines.append("another decade of compute: a drift of the multiplier shows in proportion to the span")
     for tolerance in v.tolerance:
-        where = f"top rung of {tolerance.ladder} ({tolerance.flops:.2g} FLOPs)"
+        where = f"top rung of {tolerance.ladder} ({plain(tolerance.flops)} FLOPs)"
         if tolerance.undoes_verdict is not None:
             lines.append(
-                f"re-sweep the learning rate at the {where}: a loss {tolerance.undoes_verdict:.4f} too high there"
-                f"{_in_sigma(tolerance.undoes_verdict, v.sigma)} would make the verdict {tolerance.verdict_then}"
+                f"re-sweep the learning rate at the {where}: a loss {tolerance.undoes_verdict:.4f} too high"
+                " there"
+                f"{_in_sigma(tolerance.undoes_verdict, v.sigma)} would make the verdict"
+                f" {tolerance.verdict_then}"
             )
         if tolerance.undoes_slope is not None:
             lines.append(
-                f"a loss {tolerance.undoes_slope:.4f} too high at the {where} would by itself explain the difference in slope"
+                f"a loss {tolerance.undoes_slope:.4f} too high at the {where} would by itself explain the"
+                " difference in slope"
             )
     changed = [out for out in v.left_out if out.verdict != v.word]
     if changed:
-        each = "; ".join(f"without {o.arm} at {o.flops:.2g}: {o.verdict}" for o in changed[:4])
+        each = "; ".join(f"without {o.arm} at {plain(o.flops)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         lines.append(f"it hangs on single rungs ({each}{more})")
     elif v.left_out:
@@ -93,13 +105,15 @@ def _tie_breakers(v: Verdict) -> list[str]:
     d = v.decider
     if d.top_flops is not None and d.extra_decades:
         lines.append(
-            f"another {d.extra_decades:.1f} decades: both ladders carried on to {d.top_flops:.2g} FLOPs"
+            f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} FLOPs"
             f" ({d.extra_rungs} more runs) tell the readings apart with 90% power"
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
     if d.apart_flops is not None:
-        lines.append(f"one further rung of each at {d.apart_flops:.2g} FLOPs: there the readings differ by 3σ")
+        lines.append(
+            f"one further rung of each at {plain(d.apart_flops)} FLOPs: there the readings differ by 3σ"
+        )
     if d.runs_factor < 100:
         lines.append(f"more seeds or rungs in the same span: about {math.ceil(d.runs_factor)} times the runs")
     else:
@@ -115,14 +129,29 @@ def _standing(v: Verdict) -> str:
     gap = exponent.log_a[1] - exponent.log_a[0]
     slope = exponent.gamma[1] - exponent.gamma[0]
     return (
-        f"though it still saves compute ({v.multiplier:.3f}×) here; by the exponent reading the saving is gone after"
+        f"though it still saves compute ({v.multiplier:.3f}×) here; by the exponent reading the saving is"
+        " gone after"
         f" {gap / slope / math.log(10):.1f} decades above C0"
     )
 
 
+def _small(v: Verdict) -> str:
+    """A remark where a slope is resolved but no larger than what may pass for a constant."""
+    reach = max(abs(end) for end in v.delta_gamma_interval)
+    share = reach / abs(v.readings["constant"].gamma[0])
+    return f" Either way it is small: at most {share:.1%} of γ." if share < v.rule.margin else ""
+
+
 def _in_sigma(size: float, sigma: float) -> str:
-    """A loss in standard deviations of a rung, unless the table is noise-free and the figure would be silly."""
+    """A loss in standard deviations of a rung, unless the table is noise-free and the figure would be
+    silly.
+    """
     return f" ({size / sigma:.1f}σ)" if size < 1000 * sigma else ""
+
+
+def plain(flops: float) -> str:
+    """Compute as people write it: 1.2e21."""
+    return f"{flops:.2g}".replace("e+", "e")
 
 
 def _times(value: float) -> str:

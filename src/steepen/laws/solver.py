@@ -6,12 +6,14 @@ One model covers every compute-law fit of this room:
 
 A `Design` says which parameters each point uses, so "same law", "own constant", "own exponent" and "own
 floor" differ only by three small matrices. The solver is a damped Gauss–Newton method vectorised over data
-sets (bootstrap draws, simulated ladders, points left out, starts), which is what makes honest statistics cheap.
+sets (bootstrap draws, simulated ladders, points left out, starts), which is what makes honest statistics
+cheap.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ Mask = NDArray[np.bool_]
 
 GAMMA_LIMITS = (-1.0, 5.0)
 LOG_CONSTANT_LIMITS = (-40.0, 40.0)
+# Numbers in one Jacobian; more data sets than fit are solved in turn, so memory stays small.
+BLOCK = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +52,12 @@ class Design:
 
     def predict(self, theta: Array, x: Array) -> Array:
         """The modelled loss of every point, shape (…, points)."""
-        floor, constant, exponent = self.split(theta)
-        return floor @ self.floors.T + np.exp(constant @ self.constants.T - x * (exponent @ self.exponents.T))
+        return self.split(theta)[0] @ self.floors.T + self.reducible(theta, x)
+
+    def reducible(self, theta: Array, x: Array) -> Array:
+        """The part above the floor, held below e^200 so that a wild trial step cannot overflow."""
+        _, constant, exponent = self.split(theta)
+        return np.exp(np.clip(constant @ self.constants.T - x * (exponent @ self.exponents.T), -700.0, 200.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +81,8 @@ def starts(design: Design, x: Array, y: Array, fraction: float) -> Array:
     )  # (…, floors)
     rest = np.log(np.maximum(y - floors @ design.floors.T, 1e-12))
     linear = np.concatenate([design.constants, -x[:, None] * design.exponents], axis=1)
-    return np.concatenate([floors, rest @ np.linalg.pinv(linear).T], axis=-1)
+    lines = rest @ np.linalg.pinv(linear).T
+    return np.concatenate([floors, lines], axis=-1, dtype=np.float64)
 
 
 def solve(
@@ -88,20 +97,40 @@ def solve(
     huber: float | None = None,
     iterations: int = 200,
 ) -> Solution:
-    """Minimise the weighted sum of squares (or the summed Huber loss) of each row of `y` from each row of `start`.
+    """Minimise the weighted sum of squares (or the summed Huber loss) of each row of `y` from each row of
+    `start`.
 
-    `log` compares log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters that stay at
-    their start. Floors are kept between 0 and the highest loss. All arrays broadcast to (data sets, …).
+    `log` compares log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters that
+    stay at their start. Floors are kept between 0 and the highest loss. All arrays broadcast to (data sets,
+    …).
     """
-    count = max(len(np.atleast_2d(y)), len(np.atleast_2d(start)))
+    count = max(len(np.atleast_2d(part)) for part in (y, start, y if weights is None else weights))
+    block = max(1, BLOCK // (len(x) * design.parameters))
+    if count > block:
+        parts = [
+            solve(
+                design, x, *(_rows(part, count, i, block) for part in (y, start)),
+                weights=None if weights is None else _rows(weights, count, i, block),
+                fixed=None if fixed is None else _rows(fixed, count, i, block),
+                log=log, huber=huber, iterations=iterations,
+            )
+            for i in range(0, count, block)
+        ]  # fmt: skip
+        return Solution(
+            np.concatenate([part.theta for part in parts]),
+            np.concatenate([part.objective for part in parts]),
+            np.concatenate([part.converged for part in parts]),
+        )
     theta = np.array(np.broadcast_to(start, (count, design.parameters)), dtype=float)
     y = np.broadcast_to(y, (count, len(x)))
     w = np.ones_like(y) if weights is None else np.broadcast_to(weights, y.shape)
     frozen = np.zeros(theta.shape, bool) if fixed is None else np.broadcast_to(fixed, theta.shape)
-    low, high = _limits(design, y)
+    low, high = limits(design, y)
     theta = np.where(frozen, theta, np.clip(theta, low, high))
 
-    objective, residual, influence = (np.array(part) for part in _evaluate(design, x, y, w, theta, log, huber))
+    objective, residual, influence = (
+        np.array(part) for part in _evaluate(design, x, y, w, theta, log=log, huber=huber)
+    )
     damping = np.full(count, 1e-3)
     done = np.zeros(count, bool)
     tiny = 1e-28 * np.square(y).sum(axis=1)
@@ -110,18 +139,19 @@ def solve(
         if not len(busy):
             break
         step = _step(
-            design, x, theta[busy], residual[busy], influence[busy], frozen[busy], low[busy], high[busy],
-            damping[busy], log,
+            design, x, theta[busy], residual[busy], influence=influence[busy], frozen=frozen[busy],
+            limits=(low[busy], high[busy]), damping=damping[busy], log=log,
         )  # fmt: skip
         moved = np.where(frozen[busy], theta[busy], np.clip(theta[busy] + step, low[busy], high[busy]))
-        trial = _evaluate(design, x, y[busy], w[busy], moved, log, huber)
+        trial = _evaluate(design, x, y[busy], w[busy], moved, log=log, huber=huber)
         better = trial[0] <= objective[busy]
         gain = objective[busy] - trial[0]
         hit = busy[better]
         small = np.abs(gain) <= 1e-11 * objective[busy] + tiny[busy]
         theta[hit], objective[hit] = moved[better], trial[0][better]
         residual[hit], influence[hit] = trial[1][better], trial[2][better]
-        # At rest: a nearly undamped step changes nothing (a damped one may only be timid), or no step helps at all.
+        # At rest: a nearly undamped step changes nothing (a damped one may only be timid), or no step helps
+        # at all.
         done[busy] = (small & (damping[busy] < 1e-2)) | (damping[busy] > 1e9)
         damping[busy] = np.where(better, damping[busy] * 0.1, damping[busy] * 8.0).clip(1e-12, 1e10)
     return Solution(theta, objective, done)
@@ -142,7 +172,14 @@ def solve_anew(
     best: Solution | None = None
     for fraction in fractions:
         found = solve(
-            design, x, y, starts(design, x, y, fraction), weights=weights, log=log, huber=huber, iterations=400
+            design,
+            x,
+            y,
+            starts(design, x, y, fraction),
+            weights=weights,
+            log=log,
+            huber=huber,
+            iterations=400,
         )
         best = found if best is None else better_of(best, found)
     assert best is not None
@@ -161,8 +198,8 @@ def better_of(first: Solution, second: Solution) -> Solution:
 
 def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array:
     """d(prediction)/dθ (or of its logarithm), shape (data sets, points, parameters)."""
-    floor, constant, exponent = design.split(theta)
-    reducible = np.exp(constant @ design.constants.T - x * (exponent @ design.exponents.T))
+    floor = design.split(theta)[0]
+    reducible = design.reducible(theta, x)
     parts = np.concatenate(
         [
             np.broadcast_to(design.floors, (len(theta), *design.floors.shape)),
@@ -171,7 +208,7 @@ def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array
         ],
         axis=2,
     )
-    return parts / (floor @ design.floors.T + reducible)[:, :, None] if log else parts
+    return parts / np.maximum(floor @ design.floors.T + reducible, 1e-300)[:, :, None] if log else parts
 
 
 def unscaled_covariance(
@@ -186,25 +223,31 @@ def unscaled_covariance(
     return inverse / scale[:, :, None] / scale[:, None, :]
 
 
-def _limits(design: Design, y: Array) -> tuple[Array, Array]:
+def _rows(part: NDArray[Any], count: int, first: int, block: int) -> NDArray[Any]:
+    """Some of the data sets of an array that may hold one for all."""
+    return np.broadcast_to(np.atleast_2d(part), (count, np.shape(part)[-1]))[first : first + block]
+
+
+def limits(design: Design, y: Array) -> tuple[Array, Array]:
     """Floors between zero and the highest loss; the others only far from overflow."""
     n_floor, n_constant, n_exponent = design.sizes
     count = len(y)
     low = [np.zeros((count, n_floor)), np.full((count, n_constant), LOG_CONSTANT_LIMITS[0])]
-    high = [np.repeat(y.max(axis=1)[:, None], n_floor, 1), np.full((count, n_constant), LOG_CONSTANT_LIMITS[1])]
+    high = [
+        np.repeat(y.max(axis=1)[:, None], n_floor, 1),
+        np.full((count, n_constant), LOG_CONSTANT_LIMITS[1]),
+    ]
     low.append(np.full((count, n_exponent), GAMMA_LIMITS[0]))
     high.append(np.full((count, n_exponent), GAMMA_LIMITS[1]))
     return np.concatenate(low, axis=1), np.concatenate(high, axis=1)
 
 
 def _evaluate(
-    design: Design, x: Array, y: Array, w: Array, theta: Array, log: bool, huber: float | None
+    design: Design, x: Array, y: Array, w: Array, theta: Array, *, log: bool, huber: float | None
 ) -> tuple[Array, Array, Array]:
     """Objective, residuals, and the weight of each residual in the normal equations."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        predicted = design.predict(theta, x)
-        residual = np.log(y) - np.log(predicted) if log else y - predicted
-    residual = np.nan_to_num(residual, nan=1e100, posinf=1e100, neginf=-1e100)
+    predicted = design.predict(theta, x)
+    residual = np.log(y) - np.log(np.maximum(predicted, 1e-300)) if log else y - predicted
     if huber is None:
         return (w * residual * residual).sum(axis=1), residual, w
     size = np.abs(residual)
@@ -218,14 +261,15 @@ def _step(
     x: Array,
     theta: Array,
     residual: Array,
+    *,
     influence: Array,
     frozen: Mask,
-    low: Array,
-    high: Array,
+    limits: tuple[Array, Array],
     damping: Array,
     log: bool,
 ) -> Array:
     """The damped Gauss–Newton step of each data set; parameters held by a limit do not move."""
+    low, high = limits
     j = jacobian(design, x, theta, log)
     weighted = np.swapaxes(j * influence[:, :, None], 1, 2)
     gradient = (weighted @ residual[:, :, None])[:, :, 0]

@@ -49,7 +49,9 @@ class Table:
                         f"{self.place(row)}: {column} is {shown}; give a number such as 3.2 or 1e18."
                     ) from None
             if not math.isfinite(values[row]):
-                raise UsageError(f"{self.place(row)}: {column} is {cell}; remove the row or give a finite number.")
+                raise UsageError(
+                    f"{self.place(row)}: {column} is {cell}; remove the row or give a finite number."
+                )
             if positive and values[row] <= 0:
                 raise UsageError(f"{self.place(row)}: {column} is {cell}; it must be greater than zero.")
         return values
@@ -83,7 +85,9 @@ class Table:
 
 
 def read_table(path: Path | str) -> Table:
-    """Read CSV, JSON lines or Parquet, told apart by the file's ending (.csv, .jsonl/.ndjson/.json, .parquet)."""
+    """Read CSV, JSON lines or Parquet, told apart by the file's ending (.csv, .jsonl/.ndjson/.json,
+    .parquet).
+    """
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no table at {path}; give a CSV, JSON-lines or Parquet file.")
@@ -95,7 +99,9 @@ def read_table(path: Path | str) -> Table:
     elif ending in (".parquet", ".pq"):
         table = _read_parquet(path)
     else:
-        raise UsageError(f"{path.name} ends in {ending or 'nothing'}; tables end in .csv, .jsonl or .parquet.")
+        raise UsageError(
+            f"{path.name} ends in {ending or 'nothing'}; tables end in .csv, .jsonl or .parquet."
+        )
     if not len(table):
         raise UsageError(f"{path.name} has no rows of data.")
     return table
@@ -127,7 +133,8 @@ def _read_csv(path: Path) -> Table:
                     continue
                 if len(row) != len(names):
                     raise UsageError(
-                        f"{path.name}, line {reader.line_num}: {len(row)} cells where the header names {len(names)}."
+                        f"{path.name}, line {reader.line_num}: {len(row)} cells where the header names"
+                        f" {len(names)}."
                     )
                 rows.append([cell.strip() for cell in row])
                 lines.append(reader.line_num)
@@ -159,7 +166,9 @@ def _records(path: Path, numbered: list[tuple[int, str]]) -> Iterator[tuple[int,
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UsageError(f"{path.name}, line {number}: not JSON ({error.msg}); write one object a line.") from None
+            raise UsageError(
+                f"{path.name}, line {number}: not JSON ({error.msg}); write one object a line."
+            ) from None
         if not isinstance(record, dict):
             raise UsageError(f"{path.name}, line {number}: not a JSON object; write one object a line.")
         yield number, record
@@ -172,6 +181,8 @@ def _read_parquet(path: Path) -> Table:
     try:
         columns = pq.read_table(path).to_pydict()
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path.name} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        raise UsageError(
+            f"{path.name} is not a readable Parquet file ({str(error).splitlines()[0]})."
+        ) from None
     rows = len(next(iter(columns.values()), []))
     return Table(path.name, "row", tuple(range(1, rows + 1)), {str(k): tuple(v) for k, v in columns.items()})

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from steepen.laws.bootstrap import residual_draws, seed_draws
-from steepen.laws.compute import Settings, default_c0
+from steepen.laws.bootstrap import LeftOut, Resampling, leave_out, resample
 from steepen.laws.decide import Decider, Tolerance, top_rung_tolerance, what_would_decide
 from steepen.laws.intervals import Fitted, Interval, profile_intervals
 from steepen.laws.ladder import Ladder
+from steepen.laws.law import Settings, default_c0
 from steepen.laws.readings import (
-    VERDICTS,
+    READINGS,
     Comparison,
     Pair,
     PairFits,
@@ -27,7 +27,7 @@ from steepen.laws.readings import (
     t_quantile,
 )
 from steepen.laws.sentences import deciders, sentence
-from steepen.laws.solver import Array, Design, unscaled_covariance
+from steepen.laws.solver import Array, unscaled_covariance
 
 
 @dataclass(frozen=True)
@@ -56,28 +56,6 @@ class ReadingFit:
 
 
 @dataclass(frozen=True)
-class Resampling:
-    """Δγ over resampled ladders, and how often each verdict came out."""
-
-    kind: str
-    draws: int
-    delta_gamma: Interval
-    verdict_shares: dict[str, float]
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The outcome without one rung."""
-
-    place: str
-    arm: str
-    flops: float
-    delta_gamma: float
-    p_slope: float
-    verdict: VerdictWord
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Steeper, lower (constant), floor, undecided or worse; and why, how firmly, and what would change it."""
 
@@ -96,7 +74,7 @@ class Verdict:
     p_floor_reading: float
     sigma: float
     multiplier: float
-    readings: dict[str, ReadingFit]
+    readings: dict[Reading, ReadingFit]
     bootstraps: tuple[Resampling, ...]
     left_out: tuple[LeftOut, ...]
     decider: Decider
@@ -122,7 +100,9 @@ def give_verdict(
     seed: int = 0,
     budget: float | None = None,
 ) -> Verdict:
-    """Compare an arm with the reference. The other arms of a study play no part, so adding one changes nothing here."""
+    """Compare an arm with the reference. The other arms of a study play no part, so adding one changes
+    nothing here.
+    """
     c0 = settings.c0 or default_c0(reference)
     pair = Pair(
         np.log(np.concatenate([reference.flops, arm.flops]) / c0),
@@ -135,33 +115,36 @@ def give_verdict(
     word = cast(VerdictWord, str(judge(tests, rule)[0]))
     sigma = math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0)
 
-    rng = np.random.default_rng(seed)
-    resampled, drawn = _resample((reference, arm), fits, y, settings, rule, draws, rng)
+    resampled, drawn = resample(
+        (reference, arm), fits, y, rule, confidence=settings.confidence, draws=draws, seed=seed
+    )
     top = float(reference.flops[-1])
     where = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
     if budget is not None:
         where.append((f"{budget:.3g} FLOPs", budget))
-    readings = {
-        name: _describe(name, fits, drawn, tests, where, c0, settings.confidence) for name in ("constant", "exponent", "floor", "free")
+    readings: dict[Reading, ReadingFit] = {
+        name: _describe(name, fits, drawn, tests, where=where, c0=c0, confidence=settings.confidence)
+        for name in READINGS
+        if name != "same"
     }
     decider = what_would_decide(fits, rule, c0)
     tolerance = top_rung_tolerance(fits, y, rule, (reference.arm, arm.arm), c0)
-    left_out = _leave_out((reference, arm), fits, y, rule)
+    left_out = leave_out((reference, arm), fits, y, rule)
     delta = float(tests.delta_gamma[0])
     p_slope = float(tests.p_slope[0])
     interval = _delta_gamma_interval(fits, y, settings, rule)
-    multiplier = float(np.exp(_log_multiplier(fits.designs["exponent"], fits.solutions["exponent"].theta, np.array([_middle(reference, arm, c0)])))[0, 0])
+    middle = np.array([_middle(reference, arm, c0)])
+    multiplier = float(np.exp(_log_multiplier("exponent", fits.solutions["exponent"].theta, middle))[0, 0])
     draft = Verdict(
         arm=arm.arm, reference=reference.arm, word=word, sentence="", rule=rule,
         delta_gamma=delta, delta_gamma_interval=interval, delta_e=float(tests.delta_e[0]),
         p_slope=p_slope, p_slope_one_sided=p_slope / 2 if delta > 0 else 1 - p_slope / 2,
         p_shift=float(tests.p_shift[0]), p_exponent_reading=float(tests.p_exponent_reading[0]),
-        p_floor_reading=float(tests.p_floor_reading[0]), sigma=sigma, multiplier=multiplier, readings=readings,
-        bootstraps=resampled, left_out=left_out, decider=decider, tolerance=tolerance, would_decide=(),
+        p_floor_reading=float(tests.p_floor_reading[0]), sigma=sigma, multiplier=multiplier,
+        readings=readings, bootstraps=resampled, left_out=left_out, decider=decider,
+        tolerance=tolerance, would_decide=(),
     )  # fmt: skip
-    return Verdict(
-        **{**draft.__dict__, "sentence": sentence(draft), "would_decide": tuple(deciders(draft))}
-    )
+    return replace(draft, sentence=sentence(draft), would_decide=tuple(deciders(draft)))
 
 
 def _middle(reference: Ladder, arm: Ladder, c0: float) -> float:
@@ -172,23 +155,16 @@ def _middle(reference: Ladder, arm: Ladder, c0: float) -> float:
     return 0.5 * (math.log(low) + math.log(high)) - math.log(c0)
 
 
-def _log_multiplier(design: Design, theta: Array, x: Array) -> Array:
-    """log of the compute saved by the arm at the reference's compute x, per data set (rows) and x (columns)."""
+def _log_multiplier(reading: Reading, theta: Array, x: Array) -> Array:
+    """log of the compute the arm saves at the reference's compute x; data sets in rows, x in columns."""
     pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
-    reading = {v: k for k, v in _SHAPES.items()}[design.sizes]
-    losses = pair.designs()[reading].predict(np.atleast_2d(theta), pair.x)
-    floor, constant, exponent = design.split(np.atleast_2d(theta))
-    e_arm, log_a, gamma = floor[:, -1:], constant.sum(axis=1, keepdims=True), exponent.sum(axis=1, keepdims=True)
-    above = losses[:, : len(x)] - e_arm
+    design = pair.designs()[reading]
+    floor, constant, exponent = design.split(theta)
+    above = design.predict(theta, pair.x)[:, : len(x)] - floor[:, -1:]
     with np.errstate(divide="ignore", invalid="ignore"):
-        needed = (log_a - np.log(above)) / gamma
+        needed = (constant.sum(axis=1, keepdims=True) - np.log(above)) / exponent.sum(axis=1, keepdims=True)
     # The reference's loss may lie below the arm's floor: no compute of the arm's reaches it.
-    return np.where(above > 0, x - needed, -np.inf)
-
-
-_SHAPES: dict[Reading, tuple[int, int, int]] = {
-    "same": (1, 1, 1), "constant": (1, 2, 1), "exponent": (1, 2, 2), "floor": (2, 2, 1), "free": (2, 2, 2),
-}  # fmt: skip
+    return np.clip(np.where(above > 0, np.nan_to_num(x - needed, nan=0.0), -np.inf), -700.0, 700.0)
 
 
 def _describe(
@@ -196,6 +172,7 @@ def _describe(
     fits: PairFits,
     drawn: PairFits,
     tests: Comparison,
+    *,
     where: list[tuple[str, float]],
     c0: float,
     confidence: float,
@@ -205,8 +182,8 @@ def _describe(
     x = np.log(np.array([flops for _, flops in where]) / c0)
     pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     losses = pair.designs()[name].predict(theta[0], pair.x).reshape(2, -1)
-    value = np.exp(_log_multiplier(design, theta, x))[0]
-    spread = np.exp(_log_multiplier(design, drawn.solutions[name].theta, x))
+    value = np.exp(_log_multiplier(name, theta, x))[0]
+    spread = np.exp(_log_multiplier(name, drawn.solutions[name].theta, x))
     tail = (1 - confidence) / 2
     bands = np.quantile(spread, [tail, 1 - tail], axis=0, method="nearest")
     p = {"exponent": tests.p_exponent_reading, "floor": tests.p_floor_reading}.get(name)
@@ -218,58 +195,23 @@ def _describe(
         rss=float(fits.rss(name)[0]),
         p_against_free=None if p is None else float(p[0]),
         predictions=tuple(
-            Prediction(label, flops, float(losses[0, i]), float(losses[1, i]), float(value[i]), (float(bands[0, i]), float(bands[1, i])))
+            Prediction(
+                label,
+                flops,
+                float(losses[0, i]),
+                float(losses[1, i]),
+                float(value[i]),
+                (float(bands[0, i]), float(bands[1, i])),
+            )
             for i, (label, flops) in enumerate(where)
         ),
     )
 
 
-def _resample(
-    ladders: tuple[Ladder, Ladder],
-    fits: PairFits,
-    y: Array,
-    settings: Settings,
-    rule: Rule,
-    draws: int,
-    rng: np.random.Generator,
-) -> tuple[tuple[Resampling, ...], PairFits]:
-    """Both kinds of bootstrap; the residual one's fits also give the multipliers their bands."""
-    found: list[Resampling] = []
-    kept = fits
-    for kind, data in (
-        ("residuals", residual_draws(fits, y, rule, draws, rng)),
-        ("seeds", seed_draws(ladders, draws, rng)),
-    ):
-        if data is None:
-            continue
-        drawn = fit_readings(fits.pair, data, rule, warm=fits)
-        kept = drawn if kind == "residuals" else kept
-        tests = compare_readings(drawn, rule)
-        words = judge(tests, rule)
-        tail = (1 - settings.confidence) / 2
-        low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
-        shares = {word: float(np.mean(words == word)) for word in VERDICTS}
-        found.append(Resampling(kind, draws, (float(low), float(high)), shares))
-    return tuple(found), kept
-
-
-def _leave_out(ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: Rule) -> tuple[LeftOut, ...]:
-    """Every rung left out in turn, by giving it no weight."""
-    count = len(y)
-    if count - 1 < 7:
-        return ()
-    weights = np.where(np.eye(count, dtype=bool), 0.0, fits.pair.weights)
-    tests = compare_readings(fit_readings(fits.pair, y, rule, weights=weights, warm=fits), rule)
-    words = judge(tests, rule)
-    rungs = [(place, ladder.arm, flops) for ladder in ladders for place, flops in zip(ladder.places, ladder.flops, strict=True)]
-    return tuple(
-        LeftOut(place, arm, float(flops), float(tests.delta_gamma[i]), float(tests.p_slope[i]), cast(VerdictWord, str(words[i])))
-        for i, (place, arm, flops) in enumerate(rungs)
-    )
-
-
 def _delta_gamma_interval(fits: PairFits, y: Array, settings: Settings, rule: Rule) -> Interval:
-    """The profile interval of Δγ given one floor: E, constants and the common exponent are all fitted again."""
+    """The profile interval of Δγ given one floor: E, constants and the common exponent are all fitted
+    again.
+    """
     design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta[0]
     weights = fits.weights[0]
     fit = Fitted(
@@ -278,4 +220,6 @@ def _delta_gamma_interval(fits: PairFits, y: Array, settings: Settings, rule: Ru
     )  # fmt: skip
     freedom = np.array(math.inf if rule.noise else float(fits.freedom("exponent")[0]))
     covariance = unscaled_covariance(design, fits.pair.x, theta, weights=weights, log=rule.log)[0]
-    return profile_intervals(fit, [4], covariance, float(t_quantile((1 + settings.confidence) / 2, freedom)))[0]
+    return profile_intervals(fit, [4], covariance, float(t_quantile((1 + settings.confidence) / 2, freedom)))[
+        0
+    ]

@@ -85,8 +85,8 @@ def _answer(bench: Bench, arm: str, fixed: str, file: RecipeFile, stages: dict[s
     notes: list[str] = []
     if recipe.glr_exponent > 0:
         notes.append(
-            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small runs "
-            "may be limited by their few steps, and the rule should not be carried far beyond them"
+            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small "
+            "runs may be limited by their few steps, and the rule should not be carried far beyond them"
         )
     fitted = {name: list(answer.findings) for name, answer in stages.items()}
     return Answer(

@@ -1,0 +1,263 @@
+"""What a planned ladder can show: the chance of each verdict, and the cheapest ladder that is likely to
+reach one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from scipy import special
+
+from steepen.errors import UsageError
+from steepen.laws.decide import separation
+from steepen.laws.readings import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge
+from steepen.laws.solver import Array, jacobian, unscaled_covariance
+
+Target = Literal["slope", "verdict"]
+TARGETS: tuple[Target, ...] = ("slope", "verdict")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A ladder of two arms that is yet to be run, and the truth it is hoped to show.
+
+    Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
+    FLOPs, with E and A set so that the printed γ meets the printed losses. `noise` is the standard
+    deviation of a run's loss. `multiplier` is the arm's saving of compute at the lowest rung.
+    """
+
+    delta_gamma: float
+    rungs: int = 8
+    lowest: float = 3.25e17
+    highest: float = 1.01e20
+    noise: float = 1e-3
+    seeds: int = 1
+    gamma: float = 0.1113
+    floor: float = 1.83
+    constant: float = 1.5
+    multiplier: float = 1.1
+    level: float = 0.05
+    margin: float = 0.025
+
+    def __post_init__(self) -> None:
+        if self.rungs < 4:
+            raise UsageError(f"rungs is {self.rungs}; a ladder needs at least 4 to fit a floor and judge it.")
+        if self.seeds < 1:
+            raise UsageError(f"seeds is {self.seeds}; give at least 1.")
+        for name in ("lowest", "highest", "noise", "gamma", "constant", "multiplier"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
+        if not self.highest > self.lowest:
+            raise UsageError(f"highest is {self.highest:g}, not above lowest ({self.lowest:g}).")
+        if not (math.isfinite(self.delta_gamma) and self.gamma + self.delta_gamma > 0):
+            raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
+        if not (math.isfinite(self.floor) and self.floor >= 0):
+            raise UsageError(f"floor is {self.floor}; give a loss of zero or more.")
+        if not 0 < self.level < 0.5:
+            raise UsageError(f"level is {self.level}; give a share between 0 and 0.5, such as 0.05.")
+
+    @property
+    def decades(self) -> float:
+        """How many decades of compute the ladder spans."""
+        return math.log10(self.highest / self.lowest)
+
+    @property
+    def flops(self) -> Array:
+        """The rungs of each arm, evenly spaced in log compute."""
+        return np.geomspace(self.lowest, self.highest, self.rungs)
+
+    @property
+    def cost(self) -> float:
+        """FLOPs of both ladders with all seeds."""
+        return 2 * self.seeds * float(self.flops.sum())
+
+    @property
+    def rule(self) -> Rule:
+        """How its verdict would be reached."""
+        return Rule(self.level, self.margin)
+
+    def pair(self) -> tuple[Pair, float]:
+        """Where the points lie, and C0 (the middle of the ladder)."""
+        flops = self.flops
+        c0 = math.sqrt(self.lowest * self.highest)
+        x = np.log(np.tile(flops, 2) / c0)
+        return Pair(x, np.repeat([False, True], self.rungs), np.full(2 * self.rungs, float(self.seeds))), c0
+
+    def truth(self) -> Array:
+        """θ of the exponent reading: (E, log A, Δ log A, γ, Δγ) about the middle of the ladder."""
+        _, c0 = self.pair()
+        log_a = math.log(self.constant) - self.gamma * math.log(c0 / 1e18)
+        # At the lowest rung the arm needs lowest/multiplier for the reference's loss there.
+        steep = self.gamma + self.delta_gamma
+        low = math.log(self.lowest / c0)
+        shift = -self.gamma * low + steep * (low - math.log(self.multiplier))
+        return np.array([self.floor, log_a, shift, self.gamma, self.delta_gamma])
+
+
+@dataclass(frozen=True)
+class Power:
+    """The chances. `slope` is the two-sided F-test of Δγ, `slope_one_sided` its one-sided form, `verdict`
+    the right word.
+
+    `faking_error` is not about noise: a loss that much too high at the reference's top rung alone (a
+    learning rate that is off there) would look like the whole Δγ, and no number of seeds shows it.
+    """
+
+    plan: Plan
+    slope: float
+    slope_one_sided: float
+    verdict: float
+    right_word: str
+    shares: dict[str, float]
+    delta_gamma_error: float
+    faking_error: float
+    draws: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "cost_flops": self.plan.cost, "decades": self.plan.decades}
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """The cheapest ladder (from the same lowest rung) that reaches the goal, confirmed by simulation; None
+    if none does.
+    """
+
+    target: Target
+    goal: float
+    plan: Plan | None
+    power: Power | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plan = asdict(self.plan) if self.plan else None
+        return {
+            "target": self.target, "goal": self.goal, "plan": plan,
+            "cost_flops": self.plan.cost if self.plan else None,
+            "power": self.power.to_dict() if self.power else None,
+        }  # fmt: skip
+
+
+def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
+    """Run the plan many times with noise, judge every one, and count."""
+    if draws < 100:
+        raise UsageError(f"draws is {draws}; chances need at least 100.")
+    pair, _ = plan.pair()
+    rng = np.random.default_rng(seed)
+    y = pair.designs()["exponent"].predict(plan.truth(), pair.x)
+    if not (y > 0).all():
+        raise UsageError("the planned law has a loss of zero or less at some rung; check floor and constant.")
+    noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
+    warm = fit_readings(pair, y, plan.rule)
+    tests = compare_readings(fit_readings(pair, np.maximum(y + noise, 1e-6), plan.rule, warm=warm), plan.rule)
+    words = judge(tests, plan.rule)
+    shares = {word: float(np.mean(words == word)) for word in VERDICTS}
+    side = math.copysign(1.0, plan.delta_gamma)
+    right = _right_word(plan)
+    return Power(
+        plan=plan,
+        slope=float(np.mean(tests.p_slope < plan.level)),
+        slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
+        verdict=shares[right],
+        right_word=right,
+        shares=shares,
+        delta_gamma_error=float(np.std(tests.delta_gamma)),
+        faking_error=_faking_error(plan),
+        draws=draws,
+    )
+
+
+def _right_word(plan: Plan) -> str:
+    if plan.delta_gamma > 0:
+        return "steeper"
+    if plan.delta_gamma < 0 or plan.multiplier < 1:
+        return "worse"
+    return "lower (constant)" if plan.multiplier > 1 else "undecided"
+
+
+def _faking_error(plan: Plan) -> float:
+    """How much too high the reference's top loss must be for the fitted Δγ to rise by the planned one."""
+    pair, _ = plan.pair()
+    design, theta = pair.designs()["exponent"], plan.truth()
+    j = jacobian(design, pair.x, theta[None])[0]
+    response = unscaled_covariance(design, pair.x, theta)[0] @ j.T
+    return abs(plan.delta_gamma / float(response[4, plan.rungs - 1]))
+
+
+def predicted_power(plan: Plan, target: Target) -> float:
+    """The chance from the noncentral F distribution: fast, close to the simulation, used to search."""
+    return _chance(plan, target, _separation(plan, target))
+
+
+def _separation(plan: Plan, target: Target) -> float:
+    """What the rival reading cannot explain of the planned truth, for one seed and unit noise."""
+    pair, _ = replace(plan, seeds=1).pair()
+    truth, designs = plan.truth(), pair.designs()
+    slope = target == "slope" or plan.delta_gamma <= 0
+    start = truth[:4] if slope else truth[[0, 0, 1, 2, 3]]
+    return separation(designs["exponent"], truth, designs["constant" if slope else "floor"], start, pair)
+
+
+def _chance(plan: Plan, target: Target, left: float) -> float:
+    freedom = 2 * plan.rungs - (5 if target == "slope" or plan.delta_gamma <= 0 else 6)
+    critical = float(special.fdtri(1.0, freedom, 1.0 - plan.level))
+    return 1.0 - float(special.ncfdtr(1.0, freedom, left * plan.seeds / plan.noise**2, critical))
+
+
+def cheapest(
+    plan: Plan,
+    target: Target = "slope",
+    goal: float = 0.90,
+    *,
+    draws: int = 2000,
+    most_rungs: int = 16,
+    most_seeds: int = 5,
+    most_decades: float = 8.0,
+) -> Cheapest:
+    """Search rungs, span and seeds for the least FLOPs; the lowest rung stays, since only you know where
+    laws begin.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"target is {target!r}; choose slope or verdict.")
+    if not 0.05 < goal < 0.975:
+        raise UsageError(f"goal is {goal}; give a chance between 0.05 and 0.975 (5% tests cap it there).")
+    if plan.delta_gamma == 0:
+        raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
+    candidates: list[Plan] = []
+    for rungs in range(4, most_rungs + 1):
+        # Spans on a grid of hundredths of a decade; seeds only scale the signal, so each span is fitted once.
+        known: dict[int, float] = {}
+        for seeds in range(1, most_seeds + 1):
+            low, high = 29, int(100 * most_decades)
+
+            def reaches(
+                hundredths: int, rungs: int = rungs, seeds: int = seeds, known: dict[int, float] = known
+            ) -> bool:
+                option = _option(plan, rungs, seeds, hundredths)
+                if hundredths not in known:
+                    known[hundredths] = _separation(option, target)
+                return _chance(option, target, known[hundredths]) >= goal
+
+            if not reaches(high):
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if reaches(middle) else (middle, high)
+            candidates.append(_option(plan, rungs, seeds, high))
+    # The prediction is good to a few points of a percent, so simulation has the last word.
+    for option in sorted(candidates, key=lambda p: p.cost)[:4]:
+        for stretch in range(3):
+            longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))
+            power = simulate(longer, draws)
+            if (power.verdict if target == "verdict" else power.slope) >= goal:
+                return Cheapest(target, goal, longer, power)
+    return Cheapest(target, goal, None, None)
+
+
+def _option(plan: Plan, rungs: int, seeds: int, hundredths: int) -> Plan:
+    return replace(plan, rungs=rungs, seeds=seeds, highest=plan.lowest * 10 ** (hundredths / 100))
