@@ -60,13 +60,15 @@ def _decoder(kind: Any) -> Decoder:
         return _union(arguments)
     if origin is tuple:
         return _tuple(arguments)
-    if origin in (dict, list):
-        noun = "an object" if origin is dict else "a list"
-        return lambda value: value if isinstance(value, origin) else _refuse(value, noun)
+    if origin is dict or origin is list:
+        return _plain(origin, "an object" if origin is dict else "a list")
     if kind in (float, int):
         return _float if kind is float else _int
-    plain: dict[Any, str] = {str: "text", bool: "true or false"}
-    noun = plain[kind]
+    nouns: dict[Any, str] = {str: "text", bool: "true or false"}
+    return _plain(kind, nouns[kind])
+
+
+def _plain(kind: Any, noun: str) -> Decoder:
     return lambda value: value if type(value) is kind else _refuse(value, noun)
 
 

@@ -46,10 +46,14 @@ class RunsFailed(SteepenError):
 
 
 class Stopped(SteepenError):
-    """SIGTERM asked the driver to stop."""
+    """A signal asked the driver to stop; the runs have saved."""
 
-    exit_code = 128 + signal.SIGTERM
     resumable = True
+
+    def __init__(self, number: int) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        super().__init__(f"stopped by {name}; runs are saved, and the same command goes on from there.")
+        self.exit_code = 128 + number
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ def drive(
             if journal is not None:
                 journal.answer(end.value)
             return end.value
+        except KeyboardInterrupt:
+            raise Stopped(signal.SIGINT) from None
 
 
 def rehearse(study: Study[Any], store: Store, *, gaps: bool = False) -> Rehearsal:
@@ -216,7 +222,7 @@ def _stop_on_sigterm() -> Generator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped("stopped by SIGTERM; the runs are saved, and the same command goes on from there.")
+        raise Stopped(number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

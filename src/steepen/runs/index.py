@@ -2,8 +2,7 @@
 
 Files are the truth. The index keeps, for every record.json, its stamp (time of change, size, inode) and its
 content in a form that decodes fast; an entry whose stamp is not the file's is read from the file again. An
-index that is missing, old or damaged is as good as empty. It is replaced whole, so any number of processes may
-do it.
+index that is missing, old or damaged is as good as empty. It is replaced whole, so many processes may do it.
 """
 
 from __future__ import annotations

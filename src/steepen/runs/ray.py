@@ -6,14 +6,13 @@ import contextlib
 import os
 import time
 from collections.abc import Generator, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.launch import Job, Outcome, Queue, Workplace
 from steepen.runs.local import cores, gpus
 from steepen.runs.spec import RunSpec
-from steepen.runs.worker import Attempt, work
+from steepen.runs.worker import Attempt, python_path, work
 
 _GRACE = 60.0
 
@@ -75,13 +74,11 @@ class RayLauncher(Queue):
     def _connect(self) -> None:
         if self.ray.is_initialized():
             return
-        source = str(Path(__file__).resolve().parents[2])
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))}
         options: dict[str, Any] = {
             "address": self.address,
             "log_to_driver": False,
             "logging_level": "error",
-            "runtime_env": {"env_vars": environment},
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
         }
         if self.address is None:
             # Never fewer CPUs than the jobs asked for need: --jobs is the user's word about this machine.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.launch import Job, Queue, Workplace
 from steepen.runs.local import cores
-from steepen.runs.worker import Attempt, Child, Task
+from steepen.runs.worker import Attempt, Child, Task, python_path
 
 _POLL = 0.2
+_RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 _DAY = 1440  # minutes a job is given where nothing else is asked; at its end it saves and is queued again
 _IN_QUEUE = 500  # jobs submitted at a time; many clusters refuse more
 # What submitit calls the same on every cluster.
@@ -85,7 +88,8 @@ class SlurmLauncher(Queue):
         environment = {"OMP_NUM_THREADS": str(self.threads)}
         work = [Work(self.place.task(job.spec, environment)) for job in jobs]
         try:
-            handles = self.executor.submit_array(work) if len(work) > 1 else [self.executor.submit(work[0])]
+            with _source_on_path():
+                handles = self.executor.submit_array(work)
         except Exception as error:  # submitit passes on whatever sbatch said
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
         for job, handle in zip(jobs, handles, strict=True):
@@ -114,7 +118,7 @@ def _attempt(handle: Any) -> Attempt:
     try:
         return handle.result()
     except FailedJobError as error:  # our own code raised on the node
-        return Attempt(70, f"steepen: the job failed on its node: {_last_line(error)}")
+        return Attempt(70, f"steepen: the job failed on its node: {_raised(error)}")
     except (UncompletedJobError, OSError) as error:
         return Attempt(None, _first_line(error))
 
@@ -131,5 +135,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+def _raised(error: Exception) -> str:
+    """The line of a traceback, printed among other things, that says what was raised."""
+    lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
+    return lines[-1] if lines else _first_line(error)
+
+
+@contextlib.contextmanager
+def _source_on_path() -> Generator[None]:
+    """Jobs inherit the environment they are submitted from; have them import this very source."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = python_path()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -103,13 +103,18 @@ def work(task: Task) -> Attempt:
         child.terminate()
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with this very source first, and OpenMP kept from spinning: it starves its neighbours."""
+def python_path() -> str:
+    """PYTHONPATH with this very source first, so that a worker runs the code its launcher does."""
     source = str(Path(__file__).resolve().parents[2])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.pathsep.join(dict.fromkeys(paths))
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with OpenMP kept from spinning while it waits: that starves the runs beside it."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONPATH": python_path(),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
     }

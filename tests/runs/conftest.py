@@ -1,0 +1,106 @@
+"""Specs, made-up records, a stand-in for training, and launchers that use it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from steepen.model.arms import find_arm
+from steepen.model.shape import Scale
+from steepen.recipe.paper import recipe_of
+from steepen.runs.launch import Failure, Outcome, Workplace
+from steepen.runs.local import LocalLauncher
+from steepen.runs.spec import DataChoice, RunSpec
+from steepen.runs.store import Store, write_json
+
+TRAINER = Path(__file__).with_name("fake_trainer.py")
+Spec = Callable[..., RunSpec]
+
+
+def make_spec(
+    seed: int = 0,
+    *,
+    arm: str = "vanilla",
+    depth: int = 2,
+    steps: int = 6,
+    identity: str = "d",
+    **changes: Any,
+) -> RunSpec:
+    """A spec of the smallest kind; vocabulary for a BPE of 300."""
+    found = find_arm(arm)
+    recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
+    scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
+    rung = recipe.spend(found, depth, scale, tokens=256 * steps, rho=0.5 if found.passes.grows else None)
+    spec = RunSpec.of(rung, DataChoice(identity), validation_tokens=256, seed=seed)
+    return replace(spec, **changes)
+
+
+@pytest.fixture(scope="session")
+def spec() -> Spec:
+    """Makes specs."""
+    return make_spec
+
+
+@pytest.fixture(scope="session")
+def trainer() -> ModuleType:
+    """The stand-in for training, as a module: `record_of` makes the record it would write."""
+    found = importlib.util.spec_from_file_location("fake_trainer", TRAINER)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["fake_trainer"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+@pytest.fixture
+def place(tmp_path: Path, store: Store) -> Workplace:
+    """Where the stand-in trains."""
+    return Workplace(tmp_path, store, program=(str(TRAINER),))
+
+
+@pytest.fixture
+def local(place: Workplace) -> LocalLauncher:
+    return LocalLauncher(place, 3)
+
+
+class InstantLauncher:
+    """Runs nothing: writes made-up records at once, and notes what it was asked for. Seed 13 diverges."""
+
+    slots = 2
+
+    def __init__(self, store: Store, record_of: Callable[[RunSpec], Any]) -> None:
+        self.store, self.record_of = store, record_of
+        self.ran: list[int] = []
+
+    def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
+        for spec in specs:
+            self.ran.append(spec.seed)
+            run = self.store.run(spec)
+            if spec.seed == 13:
+                failure = {"kind": "Diverged", "message": "the loss is nan."}
+                write_json(run.failure_file, failure)
+                yield Outcome(spec, failure=Failure(**failure))
+            elif spec.seed == 14:
+                yield Outcome(spec, failure=Failure("OutOfMemory", "too large."))
+            else:
+                record = self.record_of(spec)
+                write_json(run.spec_file, spec.to_dict())
+                write_json(run.record_file, record.to_dict())
+                yield Outcome(spec, record=record)
+
+
+@pytest.fixture
+def instant(store: Store, trainer: ModuleType) -> InstantLauncher:
+    return InstantLauncher(store, trainer.record_of)

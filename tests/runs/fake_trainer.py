@@ -1,0 +1,114 @@
+"""Stands in for `steepen train` where a test is about launching, not about training: it needs no torch.
+
+It behaves as training does: holds the lock, saves after every step, resumes from what it saved, stops on
+SIGTERM with everything saved, and writes record.json at the end. Its loss depends on every step, so a run
+that is resumed wrongly gives itself away. The seed decides what goes wrong: 13 diverges, 99 kills itself at
+every start, 50 does so once, half-way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.runs.child import follow_parent
+from steepen.runs.estimate import expected_flops
+from steepen.runs.record import Parameters, RunRecord, Score
+from steepen.runs.spec import RunSpec, read_spec
+from steepen.runs.store import RunDirectory, Store, write_json
+
+DIVERGED = "the loss is nan at step 2; lower the learning rate."
+
+
+def contribution(spec: RunSpec, step: int) -> float:
+    """What a step adds to the loss."""
+    digest = hashlib.sha256(f"{spec.hash} {step}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
+
+
+def record_of(spec: RunSpec, loss: float | None = None, **changes: object) -> RunRecord:
+    """A whole record, its numbers made up."""
+    if loss is None:
+        loss = sum(contribution(spec, step) for step in range(spec.steps))
+    flops = expected_flops(spec)
+    stored = stored_parameters(spec.arm, spec.shape, spec.schedule.final)
+    active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
+    facts: dict[str, object] = {
+        "spec": spec,
+        "run": spec.hash,
+        "validation_loss": loss,
+        "validation_bits_per_byte": loss / 3,
+        "validation_identity": "f" * 64,
+        "scores": (Score(spec.steps, loss, loss / 3, spec.schedule.final),),
+        "train_loss": loss,
+        "tokens": spec.tokens,
+        "flops": flops,
+        "flops_by_term": {"total": flops},
+        "parameters": Parameters(stored, stored, active, active, float(active), 100, stored - 200),
+        "seconds_training": 2.0,
+        "seconds_total": 3.0,
+        "tokens_per_second": spec.tokens / 2,
+        "mfu": None,
+        "peak_memory_bytes": None,
+        "hardware": {"device": "cpu", "name": "x86", "host": "testbed"},
+        "versions": {"steepen": "0.1.0"},
+        "git": None,
+        "finished": "2026-01-01T00:00:00+00:00",
+    }
+    return RunRecord(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def train(spec: RunSpec, run: RunDirectory) -> None:
+    stopped: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+
+    signal.signal(signal.SIGTERM, remember)
+    run.failure_file.unlink(missing_ok=True)
+    saved = sorted(run.checkpoints.glob("[0-9]*")) if run.checkpoints.exists() else []
+    step, loss = 0, 0.0
+    if saved:
+        step, loss = int(saved[-1].name), json.loads((saved[-1] / "state.json").read_text())
+    resumed = step > 0
+    while step < spec.steps:
+        if spec.seed == 13 and step == 1:
+            write_json(run.failure_file, {"kind": "Diverged", "message": DIVERGED})
+            sys.exit(f"steepen: {DIVERGED}")
+        if spec.seed == 99 or (spec.seed == 50 and step == 3 and not resumed):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.02)
+        loss += contribution(spec, step)
+        step += 1
+        partial = run.checkpoints / ".writing"
+        write_json(partial / "state.json", loss)
+        partial.rename(run.checkpoints / f"{step:08d}")
+        with run.metrics_file.open("a") as file:
+            file.write(json.dumps({"step": step, "loss": loss, "tokens_per_second": 1000.0}) + "\n")
+        if stopped and step < spec.steps:
+            sys.exit(128 + stopped[0])
+    with (run.path / "trained.txt").open("a") as file:
+        file.write("once\n")
+    write_json(run.record_file, record_of(spec, loss, resumed=int(resumed)).to_dict())
+
+
+if __name__ == "__main__":
+    follow_parent()
+    parser = argparse.ArgumentParser()
+    for option in ("--spec", "--data", "--runs"):
+        parser.add_argument(option, type=Path, required=True)
+    parser.add_argument("--wait", action="store_true")
+    asked = parser.parse_args()
+    wanted = read_spec(asked.spec)
+    directory = Store(asked.runs).run(wanted)
+    with directory.lock(asked.wait, poll=0.05):
+        if directory.record() is None:
+            train(wanted, directory)

@@ -1,0 +1,129 @@
+"""`steepen runs` and `steepen status` show every run with its status, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from steepen.cli.app import main
+from steepen.cli.launching import launch_study
+from steepen.errors import UsageError
+from steepen.runs.driver import drive
+from steepen.runs.estimate import expected_flops
+from steepen.runs.journal import Journal
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import Store, write_json
+
+Spec = Callable[..., RunSpec]
+
+
+@pytest.fixture
+def mixed(store: Store, spec: Spec, trainer: ModuleType) -> Store:
+    """A store with a run of every status but running."""
+    for seed, arm in ((1, "vanilla"), (2, "untied-grow")):
+        record = trainer.record_of(spec(seed, arm=arm), loss=3.0 + seed)
+        write_json(store.root / record.run / "record.json", record.to_dict())
+    for seed in (3, 4, 5):
+        write_json(store.run(spec(seed)).spec_file, spec(seed).to_dict())
+    write_json(store.run(spec(3)).failure_file, {"kind": "Diverged", "message": "the loss is nan."})
+    run = store.run(spec(4))
+    run.metrics_file.write_text('{"step": 2, "loss": 5.5, "tokens_per_second": 100.0}\n{"step": 3, "lo')
+    return store
+
+
+def listed(capsys: pytest.CaptureFixture[str], store: Store, *words: str) -> list[dict[str, Any]]:
+    assert main(["runs", "--runs", str(store.root), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def test_every_run_is_listed_with_its_status(
+    mixed: Store, spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mixed.run(spec(5)).lock():
+        rows = {row["seed"]: row for row in listed(capsys, mixed)}
+    statuses = {seed: row["status"] for seed, row in rows.items()}
+    assert statuses == {1: "finished", 2: "finished", 3: "failed", 4: "interrupted", 5: "running"}
+    assert rows[3]["cause"] == "Diverged: the loss is nan." and rows[1]["loss"] == 4.0
+    assert (rows[4]["loss"], rows[4]["step"]) == (5.5, 2)  # the line cut off by a kill is passed over
+    assert {row["seed"]: row["status"] for row in listed(capsys, mixed)}[5] == "waiting"
+
+
+def test_filters_and_sorting_choose_and_order_rows(mixed: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["seed"] for row in listed(capsys, mixed, "--arm", "untied-grow")] == [2]
+    assert [row["seed"] for row in listed(capsys, mixed, "--status", "failed")] == [3]
+    assert listed(capsys, mixed, "--depth", "9") == []
+    # What has no loss comes last, whichever way the others are sorted.
+    assert [row["loss"] for row in listed(capsys, mixed, "--sort", "loss")] == [4.0, 5.0, 5.5, None, None]
+    assert [row["loss"] for row in listed(capsys, mixed, "--sort=-loss")] == [5.5, 5.0, 4.0, None, None]
+
+
+def test_the_table_says_why_a_run_failed(mixed: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--runs", str(mixed.root)]) == 0
+    text = capsys.readouterr().out
+    assert "failed: Diverged: the loss is nan." in text and "interrupted at step 2/6, resumable" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["runs", "--runs", "{root}", "--status", "done"], "finished, running"),
+        (["runs", "--runs", "{root}", "--sort", "los"], "loss"),
+        (["runs", "--runs", "{root}/nowhere"], "--runs"),
+        (["status", "ladder", "--studies", "{root}"], "no study 'ladder'"),
+        (["status", "--studies", "{root}/nowhere"], "--studies"),
+    ],
+)
+def test_wrong_requests_exit_2_with_one_sentence(
+    words: list[str], says: str, mixed: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(root=mixed.root) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def seeds(spec: Spec) -> Generator[list[RunSpec], Any, Any]:
+    records = yield [spec(1), spec(2)]
+    return {"losses": [record.validation_loss for record in records]}
+
+
+def test_status_shows_progress_and_what_is_left(
+    instant: Any, store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal.open(tmp_path / "studies", "pair", {}, store.root)
+    drive(seeds(spec), store, instant, journal=journal)
+    store.run(spec(2)).record_file.unlink()
+    where = ["--studies", str(tmp_path / "studies")]
+    assert main(["status", "pair", "--json", *where]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"]["finished"] == 1 and found["flops_left"] == pytest.approx(expected_flops(spec(2)))
+    assert main(["status", *where]) == 0 and main(["status", str(tmp_path / "studies" / "pair")]) == 0
+    assert capsys.readouterr().out.count("pair: finished, batch 1; 2 runs asked for so far") == 2
+
+
+def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
+    store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"data": tmp_path, "runs": store.root, "studies": tmp_path / "studies"}
+    options: dict[str, Any] = {"name": "pair", "options": {}, "dry_run": True, **place}
+    assert launch_study(lambda: seeds(spec), dollars_per_hour=2.0, jobs=2, **options) is None
+    text = capsys.readouterr().out
+    assert spec(1).hash in text and spec(2).hash in text and "2 runs" in text and "Cost: $" in text
+    assert f"{2 * expected_flops(spec(1)):.3g} FLOPs" in text and "assuming" in text
+    launch_study(lambda: seeds(spec), as_json=True, **options)
+    assert json.loads(capsys.readouterr().out)["flops"] == pytest.approx(2 * expected_flops(spec(1)))
+    assert not (tmp_path / "studies").exists() and not store.root.exists()
+
+
+def test_a_wrong_budget_or_launcher_is_refused_before_anything_is_started(
+    store: Store, spec: Spec, tmp_path: Path
+) -> None:
+    place = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root, "studies": tmp_path / "s"}
+    for wrong in ({"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}):
+        with pytest.raises(UsageError):
+            launch_study(lambda: seeds(spec), **place, **wrong)
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,229 @@
+"""A lost worker is retried, a bad run is reported, nothing is repeated, and no run stops another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from steepen.errors import UsageError
+from steepen.runs import local as local_module
+from steepen.runs.launch import RETRIES, Outcome, Workplace
+from steepen.runs.launchers import make_launcher
+from steepen.runs.local import LocalLauncher
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import Store
+from steepen.runs.worker import Child, python_path
+
+Spec = Callable[..., RunSpec]
+
+
+def by_seed(outcomes: Iterator[Outcome]) -> dict[int, Outcome]:
+    return {outcome.spec.seed: outcome for outcome in outcomes}
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
+    local: LocalLauncher, spec: Spec, trainer: ModuleType
+) -> None:
+    found = by_seed(local.launch([spec(13), spec(99), spec(50), spec(1), spec(2)]))
+    assert set(found) == {13, 99, 50, 1, 2}
+    for seed in (1, 2, 50):
+        assert found[seed].record is not None and found[seed].failure is None
+        assert found[seed].record.validation_loss == trainer.record_of(spec(seed)).validation_loss
+    # Diverging again would be the same: it is not tried again.
+    diverged = found[13].failure
+    assert diverged is not None and (diverged.kind, diverged.message) == ("Diverged", trainer.DIVERGED)
+    assert found[13].retried == 0
+    # Killed half-way, once: it goes on from what it had saved.
+    assert found[50].retried == 1 and found[50].record is not None and found[50].record.resumed == 1
+    # Killed at every start: given up after the retries that could have helped.
+    killed = found[99].failure
+    assert killed is not None and killed.kind == "Killed" and "SIGKILL" in killed.message
+    assert found[99].retried == RETRIES
+
+
+def test_a_refusal_of_the_training_process_is_its_own_sentence(place: Workplace, spec: Spec) -> None:
+    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+    (outcome,) = launcher.launch([spec(1)])
+    assert outcome.failure is not None and outcome.failure.kind == "UsageError"
+    assert "--no-such-option" in outcome.failure.message and outcome.retried == 0
+
+
+def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(place: Workplace, spec: Spec) -> None:
+    run = place.store.run(spec(1))
+    run.path.mkdir(parents=True)
+    run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
+    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+    (outcome,) = launcher.launch([spec(1)])
+    assert outcome.failure is not None and outcome.failure.kind == "UsageError"
+
+
+def test_two_launchers_on_one_directory_train_every_run_once(place: Workplace, spec: Spec) -> None:
+    specs = [spec(seed) for seed in range(4)]
+    found: list[dict[int, Outcome]] = []
+    # Each in the main thread of a process would be the same; threads are quicker to start.
+    threads = [
+        threading.Thread(target=lambda: found.append(by_seed(LocalLauncher(place, 2).launch(specs))))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert all(outcome.record is not None for one in found for outcome in one.values())
+    for one in specs:
+        assert (place.store.run(one).path / "trained.txt").read_text() == "once\n"
+
+
+def test_a_run_that_another_process_trains_is_waited_for(
+    local: LocalLauncher, spec: Spec, trainer: ModuleType
+) -> None:
+    wanted = spec(1)
+    run = local.place.store.run(wanted)
+    outcomes: list[Outcome] = []
+    with run.lock():
+        thread = threading.Thread(target=lambda: outcomes.extend(local.launch([wanted])))
+        thread.start()
+        wait_for((run.path / "log.txt").exists)
+        time.sleep(0.5)
+        assert not outcomes and not run.checkpoints.exists()
+    thread.join()
+    assert outcomes[0].record is not None and outcomes[0].retried == 0
+
+
+def test_looking_at_a_run_never_turns_a_trainer_away(store: Store, spec: Spec) -> None:
+    run = store.run(spec(1))
+    with run.lock():
+        pass
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            run.busy()
+
+    watchers = [threading.Thread(target=look) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for _ in range(50):
+            with run.lock():
+                pass
+    finally:
+        over.set()
+        for watcher in watchers:
+            watcher.join()
+
+
+def test_specs_are_drawn_only_when_there_is_room(place: Workplace, spec: Spec) -> None:
+    drawn: list[int] = []
+
+    def supply() -> Iterator[RunSpec]:
+        for seed in range(3):
+            drawn.append(seed)
+            yield spec(seed)
+
+    outcomes = LocalLauncher(place, 1).launch(supply())
+    next(outcomes)
+    assert drawn == [0]
+    outcomes.close()
+
+
+def test_closing_a_launch_stops_its_runs_with_everything_saved(
+    place: Workplace, spec: Spec, trainer: ModuleType
+) -> None:
+    slow, quick = spec(1, steps=400), spec(2)
+    outcomes = LocalLauncher(place, 2).launch([slow, quick])
+    next(outcomes)
+    run = place.store.run(slow)
+    wait_for(run.checkpoints.exists)
+    outcomes.close()
+    assert not run.busy() and run.record() is None and any(run.checkpoints.iterdir())
+
+
+def test_a_child_does_not_outlive_a_killed_launcher(place: Workplace, spec: Spec, tmp_path: Path) -> None:
+    wanted = spec(1, steps=2000)
+    run = place.store.run(wanted)
+    task = place.task(wanted)
+    asked = f"Task({task.run!r}, {task.data!r}, program={task.program!r})"
+    code = f"from steepen.runs.worker import *; Child({asked}).wait()"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
+    try:
+        wait_for(run.checkpoints.exists)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not run.busy())
+    assert run.record() is None
+
+
+def test_gpus_are_shared_out_one_run_each_or_as_asked(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "gpus", lambda: [("0", "H100"), ("1", "H100")])
+    assert LocalLauncher(place).devices == ["0", "1"]
+    assert LocalLauncher(place, runs_per_gpu=2).devices == ["0", "1", "0", "1"]
+    assert LocalLauncher(place, 3).devices == ["0", "1", "0"]
+    on_cpu = Workplace(place.data, place.store, ("--device", "cpu"))
+    monkeypatch.setattr(local_module, "cores", lambda: 8)
+    assert LocalLauncher(on_cpu).devices == [None] * 8
+    assert LocalLauncher(on_cpu, threads=3).slots == 2
+
+
+def test_a_run_sees_only_its_gpu_and_its_threads(
+    place: Workplace, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "gpus", lambda: [("7", "H100")])
+    seen: list[dict[str, str]] = []
+    start = Child.__init__
+
+    def note(self: Child, task: object) -> None:
+        seen.append(task.environment)  # type: ignore[attr-defined]
+        start(self, task)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Child, "__init__", note)
+    list(LocalLauncher(place, 2).launch([spec(1), spec(2)]))
+    assert seen == [{"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "7"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("on", "options", "says"),
+    [
+        ("cloud", [], "local, slurm or ray"),
+        ("local", ["threds=2"], "threads"),
+        ("local", ["threads"], "KEY=VALUE"),
+        ("local", ["threads=0"], "at least 1"),
+        ("slurm", ["cluster=local", "partion=gpu"], "partion"),
+        ("slurm", ["cluster=local", "timeout_min=soon"], "timeout_min"),
+        ("ray", ["gpus=1"], "num_gpus"),
+    ],
+)
+def test_a_wrong_way_of_running_is_refused_by_name(
+    on: str, options: list[str], says: str, place: Workplace
+) -> None:
+    with pytest.raises(UsageError) as error:
+        make_launcher(on, place, 2, options)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("on", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_a_missing_package_is_one_sentence(
+    on: str, package: str, place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Exception, match=f"pip install 'steepen\\[{on}\\]'"):
+        make_launcher(on, place)

@@ -1,0 +1,123 @@
+"""The same specs give the same results on every launcher, trained for real, a worker killed in mid-run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from steepen.data import Dataset
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+from steepen.runs.estimate import expected_flops
+from steepen.runs.launch import Outcome, Workplace
+from steepen.runs.launchers import make_launcher
+from steepen.runs.ray import RayLauncher
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunDirectory, Store
+
+Spec = Callable[..., RunSpec]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    words = ["law", "loss", "scale", "depth", "token", "model", "falls", "grows", "over", "under"]
+    draw = random.Random(1)
+    text = "<|endoftext|>".join(" ".join(draw.choices(words, k=50)) for _ in range(300))
+    (folder / "text.txt").write_text(text)
+    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "out")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def specs(data: Path, spec: Spec) -> list[RunSpec]:
+    identity = Dataset.open(data).identity
+    return [spec(seed, arm="untied-grow", steps=40, identity=identity) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def expected(data: Path, specs: list[RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """Losses as the local launcher finds them."""
+    place = Workplace(data, Store(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
+    bad = replace(specs[0], data=replace(specs[0].data, identity="another"))
+    found = {outcome.spec: outcome for outcome in make_launcher("local", place, 2, []).launch([bad, *specs])}
+    refused = found[bad].failure
+    assert refused is not None and refused.kind == "UsageError" and "asks for data" in refused.message
+    records = [found[spec].record for spec in specs]
+    assert all(record is not None for record in records)
+    assert all(record.flops == pytest.approx(expected_flops(record.spec)) for record in records if record)
+    return {record.spec.seed: record.validation_loss for record in records if record}
+
+
+class Killer(threading.Thread):
+    """Kills the worker of a run as soon as it has saved something."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__(daemon=True)
+        self.run_directory = run
+        self.killed: int | None = None
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if self.run_directory.checkpoints.exists() and self.run_directory.busy():
+                trainer = self.run_directory.lock_file.read_text().split()[1]
+                status = Path(f"/proc/{trainer}/stat").read_text()
+                self.killed = int(status.rpartition(")")[2].split()[1])
+                os.kill(self.killed, signal.SIGKILL)
+                return
+            time.sleep(0.002)
+
+
+def check(outcomes: list[Outcome], expected: dict[int, float]) -> None:
+    found = {outcome.spec.seed: outcome for outcome in outcomes}
+    assert {seed: one.failure for seed, one in found.items() if one.failure} == {}
+    losses = {seed: one.record.validation_loss for seed, one in found.items() if one.record}
+    assert losses == expected
+    assert found[1].retried == 1, "the killed worker was not noticed"
+    assert found[1].record is not None and found[1].record.resumed == 1
+
+
+def test_ray_gives_the_same_results_though_a_worker_is_killed(
+    data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
+) -> None:
+    place = Workplace(data, Store(tmp_path / "runs"), ("--device", "cpu"))
+    launcher = make_launcher("ray", place, 2, [])
+    assert isinstance(launcher, RayLauncher)
+    killer = Killer(place.store.run(specs[0]))
+    killer.start()
+    try:
+        check(list(launcher.launch(specs)), expected)
+        assert killer.killed
+        # Nothing finished is repeated, by whatever launcher.
+        before = place.store.run(specs[1]).record_file.stat()
+        (again,) = make_launcher("local", place, 1, []).launch([specs[1]])
+        assert again.record is not None and place.store.run(specs[1]).record_file.stat() == before
+    finally:
+        launcher.close()
+
+
+def test_submitit_gives_the_same_results_though_a_worker_is_killed(
+    data: Path,
+    specs: list[RunSpec],
+    expected: dict[int, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import submitit.core.core
+
+    # How long submitit waits for a slow file system before it calls a job lost.
+    monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
+    place = Workplace(data, Store(tmp_path / "runs"), ("--device", "cpu"))
+    killer = Killer(place.store.run(specs[0]))
+    killer.start()
+    check(list(make_launcher("slurm", place, 2, ["cluster=local"]).launch(specs)), expected)
+    assert killer.killed
