@@ -195,3 +195,13 @@ def test_an_arm_that_cannot_exist_at_a_depth_is_measured_on_the_others(tiny: Ben
     assert any("loop-2-2-c-3" in warning for warning in answer.warnings)
     assert "loop-2-2-c-3" not in {spec.arm.name for spec in formula.specs}
     assert {s.shape.depth for s in formula.specs if s.arm.name == "operator-1-1-c-2"} == {4, 5, 6}
+
+
+def test_an_arm_below_the_references_floor_is_still_judged(tiny: Bench) -> None:
+    def below(spec: RunSpec) -> float:
+        flops = expected_flops(spec) / 1e11
+        return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
+
+    answer = Formula(below).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
+    assert "operator-1" in answer.values["flops"]["arms"]
+    assert any("paper's way failed" in warning for warning in answer.warnings)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.analysis import LadderReport
+from steepen.laws.holdout import HoldOut
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import mean_flops_per_token
 from steepen.studies.answer import Answer, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms
 from steepen.studies.draw import line
 from steepen.studies.plain import plain
-from steepen.studies.rungs import Entry, Measured, check_entries, entry_of, judge, ladders_of, measure
+from steepen.studies.rungs import Entry, Judged, Measured, check_entries, entry_of, judge, ladders_of, measure
 from steepen.studies.verdicts import findings, ladder_panels, runs_table, verdict_table
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
@@ -48,26 +49,25 @@ def extrapolate(
             "with --hold-out."
         )
     measured: list[Measured] = yield from measure(bench, entries, seeds)
-    before, _ = judge(measured, reference.name)
-    law = before.head.arms[own.label]
+    law = judge(measured, reference.name).report.head.arms[own.label]
     rung = own.recipe.at(target, depth, bench.scale)
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
     promised = float(law.predict(expected))
     held: list[Measured] = yield from measure(bench, [replace(own, depths=(depth,))], seeds)
-    report, ladders = judge(measured, reference.name, hold_out=ladders_of(held))
-    return _answer(own, depth, promised, report, ladders, measured, held, notes)
+    judged = judge(measured, reference.name, hold_out=ladders_of(held))
+    return _answer(own, depth, promised, judged, measured, held, notes)
 
 
 def _answer(
     own: Entry,
     depth: int,
     promised: float,
-    report: Any,
-    ladders: Any,
+    judged: Judged,
     measured: Sequence[Measured],
     held: Sequence[Measured],
     notes: Sequence[str],
 ) -> Answer:
+    report, ladders = judged.report, judged.ladders
     score = report.hold_out[0]
     within = score.interval[0] <= score.observed <= score.interval[1]
     low, high = score.interval
@@ -103,7 +103,7 @@ def _answer(
             verdict_table(report),
             runs_table(everything),
         ),
-        warnings=(*notes, *report.warnings),
+        warnings=(*notes, *report.warnings, *judged.notes),
         method=(
             "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
             "takes part in no fit.",
@@ -112,7 +112,7 @@ def _answer(
     )
 
 
-def _beyond(own: Entry, score: Any, report: Any, panel: Panel) -> list[Series]:
+def _beyond(own: Entry, score: HoldOut, report: LadderReport, panel: Panel) -> list[Series]:
     """The held-out run as a square, and the laws dashed on the way to it."""
     floor = report.head.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
     added: list[Series] = []

@@ -79,11 +79,12 @@ def judged_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     measured: list[Measured] = yield from measure(bench, exist, seeds)
-    report, ladders = judge(measured, reference, noise=noise)
+    judged = judge(measured, reference, noise=noise)
+    report, ladders = judged.report, judged.ladders
     values: dict[str, Any] = {"flops": report.to_dict()}
     panels: list[Panel] = ladder_panels(report, ladders, measured)
     tables: list[Table] = [verdict_table(report)]
-    warnings += report.warnings
+    warnings += [*report.warnings, *judged.notes]
     if by_time:
         found, table, extra = _per_time(measured, reference, noise)
         values["seconds"] = found
@@ -123,8 +124,9 @@ def judged_ladders(
 def _per_time(
     measured: Sequence[Measured], reference: str, noise: float | None
 ) -> tuple[dict[str, Any], list[Table], list[Panel]]:
-    report, ladders = judge(measured, reference, by="seconds", noise=noise)
-    panels = ladder_panels(report, ladders, measured, by="seconds")
+    judged = judge(measured, reference, by="seconds", noise=noise)
+    report = judged.report
+    panels = ladder_panels(report, judged.ladders, measured, by="seconds")
     return report.to_dict(), [verdict_table(report, "seconds")], [panels[0], panels[2]]
 
 

@@ -87,11 +87,16 @@ def measure(bench: Bench, entries: Sequence[Entry], seeds: Sequence[int] | None 
     """Run ladders, smallest rungs first across all of them; returns a list of `Measured`."""
     seeds = seeds or bench.preset.seeds
     keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
-    specs: dict[tuple[int, int, int], RunSpec] = {}
-    for i, depth, seed in keys:
-        entry = entries[i]
-        rung = entry.recipe.at(entry.arm, depth, bench.scale)
-        specs[i, depth, seed] = bench.spec(rung, seed=seed, optimizer=entry.optimizer)
+    rungs = {
+        (i, depth): entry.recipe.at(entry.arm, depth, bench.scale)
+        for i, entry in enumerate(entries)
+        for depth in entry.depths
+    }
+    bench.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # if data fall short, say it of the longest
+    specs = {
+        (i, depth, seed): bench.spec(rungs[i, depth], seed=seed, optimizer=entries[i].optimizer)
+        for i, depth, seed in keys
+    }
     # Longest first: with few workers the batch then ends together instead of waiting for one last large run.
     order = sorted(keys, key=lambda key: specs[key].tokens * bench.stored(entries[key[0]].arm, key[1]))[::-1]
     batch = [specs[key] for key in order]
@@ -132,15 +137,31 @@ def check_entries(entries: Sequence[Entry], reference: str) -> tuple[list[Entry]
     return kept, warnings
 
 
+@dataclass(frozen=True)
+class Judged:
+    """The laws' report on ladders, the ladders, and what to know about the fit."""
+
+    report: LadderReport
+    ladders: dict[str, Ladder]
+    notes: tuple[str, ...] = ()
+
+
 def judge(
     measured: Sequence[Measured],
     reference: str,
     by: str = "flops",
     hold_out: dict[str, Ladder] | None = None,
     noise: float | None = None,
-) -> tuple[LadderReport, dict[str, Ladder]]:
-    """The laws' report on ladders, and the ladders."""
+) -> Judged:
+    """Fit and judge ladders, jointly and the paper's way; jointly alone where the latter does not exist."""
     ladders = ladders_of(measured, by)
     # Per second only the table and the curves are shown: fewer draws will do.
     draws = DRAWS if by == "flops" else max(100, DRAWS // 10)
-    return analyse(ladders, Request(reference=reference, noise=noise, draws=draws), hold_out), ladders
+    request = Request(reference=reference, noise=noise, draws=draws)
+    try:
+        return Judged(analyse(ladders, request, hold_out), ladders)
+    except UsageError as problem:
+        report = analyse(ladders, replace(request, method="joint"), hold_out)
+        return Judged(
+            report, ladders, (f"only the joint fit is given, as the paper's way failed: {problem}",)
+        )
