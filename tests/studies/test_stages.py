@@ -276,6 +276,16 @@ def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(pa
     assert rung.hyperparameters.elrm == recipe.base.elrm
 
 
+def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: Bench) -> None:
+    surface = whole_surface(paper)
+    monotone = Formula(lambda spec: surface(spec) + 0.1 * share_after_growth(spec))
+    answer = monotone.answer(fit_recipe(paper, arms=["untied-grow"]))
+    assert answer.values["recipe"]["recipe"]["rho"] == 0.1
+    told = "no best growth fraction lies inside its sweep"
+    assert any(told in warning for warning in answer.warnings)
+    assert any(told in warning for warning in answer.values["recipe"]["fitted"]["warnings"])
+
+
 def test_a_fixed_arm_skips_stage_three(paper: Bench) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-2"]))
     assert list(answer.values["stages"]) == ["chain-tuning", "tpp", "lr-rule"]

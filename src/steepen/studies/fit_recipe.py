@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
+from steepen.laws.isoflop import rounded_mean
 from steepen.runs.codec import to_plain
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, fixed_twin
 from steepen.studies.chain_tuning import chain_tuning
-from steepen.studies.growth_fraction import growth_fraction
+from steepen.studies.growth_fraction import LEAST_RHO, growth_fraction
 from steepen.studies.lr_rule import inherited, lr_rule
 from steepen.studies.recipe_file import RecipeFile
 from steepen.studies.tpp import tpp
@@ -31,6 +32,7 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
     arm = chosen[0]
     fixed = fixed_twin(arm)
     stages: dict[str, Answer] = {}
+    notes: list[str] = []
 
     stages["chain-tuning"] = yield from chain_tuning(bench, arms=[fixed], from_recipe=from_recipe)
     tuned = stages["chain-tuning"].values[fixed.name]["hyperparameters"]
@@ -39,12 +41,11 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
     bench = bench.with_recipe(fixed, recipe)
 
     stages["tpp"] = yield from tpp(bench, arms=[fixed])
-    optimum = stages["tpp"].values[fixed.name]["tpp"]
+    found = stages["tpp"].values[fixed.name]
+    optimum = found["tpp"]
     if not optimum:
-        raise SteepenError(
-            f"no budget's best tokens per parameter lie inside the sweep for {fixed.name}, so stage 2 has no "
-            "value to adopt; widen grids.tpp.offsets in a preset file."
-        )
+        optimum = max(1.0, rounded_mean([vertex["x"] for vertex in found["vertices"]]))
+        notes.append(_edge("tokens per parameter", f"{optimum:g}", "grids.tpp.offsets"))
     recipe = replace(recipe, tpp=float(optimum))
     bench = bench.with_recipe(fixed, recipe)
 
@@ -52,12 +53,11 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
     if arm.passes.grows:
         bench = bench.with_recipe(arm, inherited(bench, arm))
         stages["growth-fraction"] = yield from growth_fraction(bench, arms=[arm])
-        rho = stages["growth-fraction"].values[arm.name]["rho"]
+        found = stages["growth-fraction"].values[arm.name]
+        rho = found["rho"]
         if rho is None:
-            raise SteepenError(
-                f"no anchor's best growth fraction lies inside the sweep for {arm.name}, so stage 3 has no "
-                "value to adopt; widen grids.growth_fraction.rho in a preset file."
-            )
+            rho = max(LEAST_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
+            notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
     stages["lr-rule"] = yield from lr_rule(bench, arms=[fixed])
     beta = stages["lr-rule"].values["rules"][fixed.name]["glr_exponent"]
@@ -70,10 +70,27 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
 
     depths = bench.preset.grids.rate_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
-    return _answer(bench, arm.name, fixed.name, RecipeFile(arm.name, recipe, bench.preset.name), stages)
+    if recipe.glr_exponent > 0:
+        notes.append(
+            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small "
+            "runs may be limited by their few steps, and the rule should not be carried far beyond them"
+        )
+    file = RecipeFile(arm.name, recipe, bench.preset.name)
+    return _answer(bench, fixed.name, file, stages, notes)
 
 
-def _answer(bench: Bench, arm: str, fixed: str, file: RecipeFile, stages: dict[str, Answer]) -> Answer:
+def _edge(what: str, value: str, where: str) -> str:
+    """A stage whose optima all lie outside their sweeps: the recipe says so, and goes on."""
+    return (
+        f"no best {what} lies inside its sweep, so the best measured ({value}) is adopted: it is no optimum; "
+        f"widen {where} in a preset file"
+    )
+
+
+def _answer(
+    bench: Bench, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
+) -> Answer:
+    arm = file.arm
     recipe = file.recipe
     after = f", ρ = {recipe.rho:g}" if recipe.rho is not None else ""
     told = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
@@ -82,13 +99,9 @@ def _answer(bench: Bench, arm: str, fixed: str, file: RecipeFile, stages: dict[s
         ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
         ("batch tokens", recipe.batch_tokens),
     ]  # fmt: skip
-    notes: list[str] = []
-    if recipe.glr_exponent > 0:
-        notes.append(
-            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small "
-            "runs may be limited by their few steps, and the rule should not be carried far beyond them"
-        )
-    fitted = {name: list(answer.findings) for name, answer in stages.items()}
+    fitted: dict[str, list[str]] = {name: list(answer.findings) for name, answer in stages.items()}
+    if notes:
+        fitted["warnings"] = notes
     return Answer(
         study="fit-recipe",
         question=f"What is the compute-optimal recipe for {arm} at the preset {bench.preset.name}?",
