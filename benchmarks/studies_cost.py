@@ -21,8 +21,8 @@ def bowl(spec: RunSpec) -> float:
     """Optima inside every sweep, so that no adaptive study ends early; nothing else about it matters."""
     h = spec.hyperparameters
     away = (
-        math.log(h.glr / 0.05), math.log(tokens_per_parameter(spec) / 6), 2 * (share_after_growth(spec) - 0.3),
-        math.log(spec.schedule.final / 2),
+        math.log(h.glr / 0.05), math.log(tokens_per_parameter(spec) / 6),
+        2 * (share_after_growth(spec) - 0.3), math.log(spec.schedule.final / 2),
     )  # fmt: skip
     scatter = 1e-4 * math.sin(int(spec.hash[:6], 16))
     return 2 + 2 * expected_flops(spec) ** -0.02 + 0.01 * sum(x * x for x in away) + scatter
