@@ -113,9 +113,7 @@ def test_reading_can_begin_at_any_unit(tmp_path: Path, documents: list[str], nam
         assert [text for text in read_documents(path, Reading(), start) if text] == documents[start:]
 
 
-def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(
-    tmp_path: Path, documents: list[str]
-) -> None:
+def test_a_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, documents: list[str]) -> None:
     text = "\n\n".join(documents * 12)
     assert len(text) > 2 * LONGEST
     (tmp_path / "book.txt").write_text(text)
@@ -123,6 +121,48 @@ def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(
     assert all(len(piece) <= LONGEST for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece[-1] in ".?" for piece in pieces)
+
+
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "\n\n", " "])
+def test_pieces_do_not_depend_on_how_a_file_comes_in_blocks(
+    tmp_path: Path, documents: list[str], monkeypatch: pytest.MonkeyPatch, separator: str
+) -> None:
+    monkeypatch.setattr("steepen.data.readers.LONGEST", 300)
+    path = packed(tmp_path / "d.txt", "<|endoftext|>".join(documents[:40]).encode())
+    whole = list(read_documents(path, Reading(separator=separator)))
+    for block in (1, 13, 301, 1000):
+        monkeypatch.setattr("steepen.data.readers.BLOCK", block)
+        assert list(read_documents(path, Reading(separator=separator))) == whole
+    assert max(len(piece or "") for piece in whole) <= 300
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"text": "a\\ud800b and \\ud83d\\ude42"}\n')
+    assert list(read_documents(tmp_path / "d.jsonl", Reading())) == ["a\ufffdb and 🙂"]
+
+
+def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
+    tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
+    monkeypatch.setattr("steepen.data.prepare.JOURNAL_SECONDS", 0.0)
+    first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
+    second = write_jsonl(tmp_path / "b.jsonl", documents[300:])
+    request = Request((f"{tmp_path}/*.jsonl",), val_tokens=0)
+    hidden = tmp_path / "hidden"
+
+    def hide(_: object) -> None:
+        if second.exists():
+            second.rename(hidden)
+
+    with pytest.raises(UsageError, match=r"cannot read .*b\.jsonl"):
+        prepare(request, tmp_path / "out", hide, threads=1)
+    hidden.rename(second)
+    assert (tmp_path / "out.partial" / "train_00000.bin").stat().st_size > 10_000
+    continued = prepare(request, tmp_path / "out")
+    assert continued.identity == prepare(request, tmp_path / "again").identity
+    assert first.exists()
 
 
 def test_a_character_cut_by_the_end_of_a_block_is_whole(
@@ -151,6 +191,7 @@ def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
     assert "\n" not in sentence
     assert sentence.endswith((".", ")"))
     assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists(), "nothing was done, so nothing should be left"
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:

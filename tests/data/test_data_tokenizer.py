@@ -98,9 +98,8 @@ def test_ranks_cut_text_as_the_library_that_trained_them(documents: list[str]) -
     library.train_from_iterator(documents, trainer)
     ours = Tokenizer.train(documents, 600)
     for text in documents:
-        assert [library.decode([i]) for i in library.encode(text).ids] == [
-            ours.decode([i]) for i in ours.encode(text)
-        ]
+        theirs = [library.decode([token]) for token in library.encode(text).ids]
+        assert [ours.decode([token]) for token in ours.encode(text)] == theirs
 
 
 def test_training_twice_gives_the_same_tokenizer(

@@ -67,7 +67,7 @@ def test_unconditional_90_percent_intervals_of_gamma_cover_88_to_92_percent(nois
 def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None:
     rng = np.random.default_rng(2)
     wide = narrow = floor = constant = 0
-    repeats = 120
+    repeats = 50
     log_a = np.log(UNTIED_GROW[1]) - UNTIED_GROW[2] * np.log(C0 / 1e18)
     for _ in range(repeats):
         ladders = {
@@ -79,9 +79,9 @@ def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None
         narrow += law.gamma.conditional[0] < 0.1168 < law.gamma.conditional[1]
         floor += law.e.unconditional[0] < E < law.e.unconditional[1]
         constant += law.log_a.unconditional[0] < log_a < law.log_a.unconditional[1]
-    # Four standard errors of the share at 120 repeats; the large runs are in benchmarks/laws_calibration.py.
+    # Four standard errors of the share at 50 repeats; the large runs are in benchmarks/laws_calibration.py.
     for hits in (wide, floor, constant):
-        assert abs(hits / repeats - 0.90) < 0.11
+        assert abs(hits / repeats - 0.90) < 0.17
     assert narrow / repeats < 0.5
 
 

@@ -181,6 +181,13 @@ def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.C
     (held,) = result(capsys, *base, "--hold-out", later)["hold_out"]
     assert held["decades_beyond"] == pytest.approx(np.log10(1.225e21 / 1.01e20), abs=1e-3)
     assert "held out" in run(capsys, *base, "--hold-out", later)[1]
+    same = write(tmp_path, lines()[-1:], name="same.csv")
+    by_file, by_compute = (result(capsys, *base, "--hold-out", hold) for hold in (same, "grow:1e20"))
+    assert by_file["hold_out"][0]["forecast"] == by_compute["hold_out"][0]["forecast"]
+    whole = write(tmp_path, lines()[8:], name="whole.csv")
+    code, _, err = run(capsys, *base, "--hold-out", whole)
+    assert code == 2
+    assert "'grow' is held out but not fitted" in err
 
 
 def test_repeats_need_a_seed_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +256,7 @@ def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_power_tells_chances_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
-    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "500", "--noise", "3e-3")
+    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
     assert data["slope"] > 0.99
     assert set(data["shares"]) == {"steeper", "lower (constant)", "floor", "undecided", "worse"}
     for target, least in (("slope", "slope"), ("verdict", "verdict")):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import Request, analyse
@@ -18,6 +19,7 @@ from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.law import Settings
 from steepen.laws.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.laws.plain import to_json
+from steepen.laws.solver import Design, solve
 from steepen.laws.table import table_from
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -73,6 +75,25 @@ def test_the_unconditional_interval_is_wider_than_the_one_given_e() -> None:
         law = fit_compute(pair(1e-3), Settings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
         assert wide > 3 * narrow > 0
+
+
+def test_an_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
+    ladders = pair(3e-3)
+    fit = fit_compute(ladders, Settings("vanilla"))
+    x = np.log(np.concatenate([part.flops for part in ladders.values()]) / fit.c0)
+    y = np.concatenate([part.loss for part in ladders.values()])
+    own = np.repeat(np.eye(2), 8, axis=0)
+    design = Design(np.ones((16, 1)), own, own)
+    for index, interval in (
+        (4, fit.arms["grow"].gamma.unconditional),
+        (2, fit.arms["grow"].log_a.unconditional),
+        (0, fit.arms["grow"].e.unconditional),
+    ):
+        for end in interval:
+            start = np.where(np.arange(5) == index, end, fit.theta)
+            held = solve(design, x, y[None], start, fixed=np.arange(5) == index)
+            rise = (float(held.objective[0]) - fit.objective) / fit.sigma**2
+            assert stats.f.sf(rise, 1, 11) == pytest.approx(0.10, abs=1e-3)
 
 
 def test_other_arms_do_not_change_an_arms_verdict() -> None:
@@ -159,7 +180,7 @@ def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
 
 def test_hold_out_forecasts_hold_their_confidence() -> None:
     hits = 0
-    for seed in range(100):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         long = np.append(FLOPS, 1.2e21)
         rungs = make_ladder(
@@ -168,7 +189,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
         kept, held = split_hold_out({"vanilla": rungs}, 1e21)
         (result,) = score(fit_compute(kept, Settings("vanilla")), held)
         hits += result.interval[0] < result.observed < result.interval[1]
-    assert 78 <= hits <= 98
+    assert 45 <= hits <= 59
 
 
 def test_an_unnoticed_error_at_the_top_rung_undoes_the_slope() -> None:
@@ -277,7 +298,7 @@ def test_a_known_noise_replaces_the_scatter() -> None:
 def test_a_table_of_any_numbers_gets_an_answer_or_a_sentence() -> None:
     """Flat, rising, random and huge ladders: never a crash, never a warning from numpy."""
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(
         st.lists(st.floats(0.5, 12), min_size=4, max_size=7),
         st.lists(st.floats(0.5, 12), min_size=3, max_size=7),

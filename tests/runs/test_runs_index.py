@@ -140,6 +140,21 @@ def test_the_index_serves_what_it_holds(
     assert store.records() == records and len(store.rows()) == 12
 
 
+def test_a_damaged_index_is_never_believed(store: Store, spec: Spec, trainer: ModuleType) -> None:
+    records = fill(store.root, spec, trainer, 4)
+    index = store.root / index_module.NAME
+    Index(store.root).rebuild()
+    whole = index.read_bytes()
+    losses = [record.validation_loss for record in records]
+    places = [whole.index(str(losses[0]).encode()) + 3, whole.index(b"\n") + 4, whole.index(b"\t") + 2, 5]
+    for place in places:  # a digit of a loss, of a name, of a stamp, and a letter of the first line
+        index.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert [row.loss for row in store.rows()] == losses and store.records() == records
+    for size in (0, 10, len(whole) // 2, len(whole) - 1):
+        index.write_bytes(whole[:size])
+        assert [row.loss for row in store.rows()] == losses and store.records() == records
+
+
 def test_a_file_too_new_to_have_a_stamp_of_its_own_is_read_again(
     store: Store, spec: Spec, trainer: ModuleType
 ) -> None:

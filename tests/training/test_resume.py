@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from steepen.data import Dataset
@@ -26,6 +27,7 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunBusy, Store, write_json
 from steepen.training import checkpoint as checkpoints
 from steepen.training import run as training_run
+from steepen.training.gradients import OutOfMemory
 from steepen.training.metrics import read_metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
@@ -272,6 +274,45 @@ def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
     # What was saved is good: with the cause gone, the same call finishes the run.
     monkeypatch.setattr(Network, "forward", original)
     assert train(spec, tiny_data, store, QUIET).resumed == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")])
+def test_a_full_disk_is_one_sentence_and_costs_only_the_steps_since_the_last_checkpoint(
+    error: Exception, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec()
+    whole, full = Store(tmp_path / "whole"), Store(tmp_path / "full")
+    train(spec, tiny_data, whole, QUIET)
+    original, count = checkpoints.save_file, 0
+
+    def save_file(tensors: Any, path: Path) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            path.write_bytes(b"half")
+            raise error
+        original(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", save_file)
+        with pytest.raises(SteepenError, match="00000006 could not be written") as told:
+            train(spec, tiny_data, full, QUIET)
+    assert "\n" not in str(told.value)
+    assert [c.step for c in checkpoints.list_checkpoints(full.run(spec).checkpoints)] == [3]
+    assert not list(full.run(spec).checkpoints.glob(".*"))
+    train(spec, tiny_data, full, QUIET)
+    assert_same_result(whole, full, spec)
+
+
+def test_memory_that_runs_out_in_the_optimizer_is_said_too(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: Optimizer, factor: float) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate…")
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(OutOfMemory, match="smaller --micro-batch"):
+        train(make_spec("vanilla"), tiny_data, Store(tmp_path), QUIET)
 
 
 def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:

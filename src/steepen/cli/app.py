@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 
 import typer
 
-from steepen.cli import data, family, laws, runs, study, train
+from steepen.cli import data, evaluation, family, forecast, laws, runs, study, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 
 
 app.add_typer(data.app, name="data")
+app.add_typer(evaluation.app, name="eval")
 
 
 @app.callback()
@@ -37,8 +39,9 @@ app.command("train")(train.train)
 app.command("study")(study.study)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
-app.command("fit")(laws.fit)
-app.command("power")(laws.power)
+app.command("forecast")(forecast.forecast)
+app.command()(laws.fit)
+app.command()(laws.power)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
+    # Before torch is imported: its threads must not spin while they wait, or two busy cores stall each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    here = str(Path.cwd())
+    if here not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
+        sys.path.insert(0, here)
     try:
         app(args=words, prog_name="steepen")
         return 0

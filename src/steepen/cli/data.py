@@ -45,6 +45,12 @@ def prepare(
             help="Validation tokens to set aside, by document.", show_default="1/50, at most 10,485,760"
         ),
     ] = None,
+    val_source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Files that validation is taken from instead; may be given again.", show_default=False
+        ),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
     ] = None,
@@ -86,6 +92,7 @@ def prepare(
     reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
     request = Request(
         source=tuple(source),
+        val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
         val_tokens=val_tokens,
         max_tokens=max_tokens,
@@ -170,7 +177,7 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     console.print(f"source     {manifest.source.get('name', '?')}", markup=False)
     console.print(f"tokenizer  {manifest.tokenizer.name} ({padded}), {manifest.dtype}", markup=False)
     console.print(f"identity   {dataset.identity}", markup=False)
-    wanted = manifest.notes.get("validation_tokens_wanted", 0)
+    wanted = manifest.notes.get("validation_tokens_wanted") or 0
     if manifest.splits["val"].tokens < wanted:
         got = manifest.splits["val"].tokens
         console.print(f"note       the source gave {got:,} validation tokens of {wanted:,} wanted")
@@ -178,59 +185,78 @@ def _print(dataset: Dataset, as_json: bool) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Generator[Callable[[Progress], None]]:
-    """A bar with rate and ETA on a terminal, a line every ten seconds elsewhere."""
-    first: list[tuple[float, Progress]] = []  # where this run, or its present stage, began
-
-    def rate(now: Progress) -> tuple[float, float]:
-        """Tokens a second, and seconds to go."""
-        if not first or first[0][1].stage != now.stage:
-            first[:] = [(time.monotonic(), now)]
-        since, then = first[0]
-        spent = max(time.monotonic() - since, 1e-9)
-        characters = (now.characters - then.characters) / spent
-        return (now.tokens - then.tokens) / spent, (now.total - now.characters) / max(characters, 1e-9)
-
+    """A bar with rate and ETA on a terminal; elsewhere a line for every stage and every ten seconds."""
     if quiet:
         yield lambda _: None
-    elif not sys.stderr.isatty():
-        said = [time.monotonic()]
-
-        def line(now: Progress) -> None:
-            speed, left = rate(now)
-            if time.monotonic() - said[0] >= 10:
-                said[0] = time.monotonic()
-                share = now.characters / max(now.total, 1)
-                typer.echo(
-                    f"{now.stage}: {share:.0%}, {now.tokens:,} tokens, "
-                    f"{speed:,.0f} tokens/s, {left:,.0f} s left",
-                    err=True,
-                )
-
-        yield line
+    elif sys.stderr.isatty():
+        with _bar() as report:
+            yield report
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        yield _lines()
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        figures = (
-            TextColumn("{task.fields[tokens]:,} tokens"),
-            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-        )
-        with Bar(
-            *columns, *figures, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-        ) as bar:
-            task = bar.add_task("reading the source", total=None, tokens=0, speed=0.0)
 
-            def show_bar(now: Progress) -> None:
-                speed, _ = rate(now)
-                bar.update(
-                    task,
-                    description=now.stage,
-                    completed=now.characters,
-                    total=now.total,
-                    tokens=now.tokens,
-                    speed=speed,
-                )
+def _lines() -> Callable[[Progress], None]:
+    pace, said = _Pace(), [("", 0.0)]
 
-            yield show_bar
+    def report(now: Progress) -> None:
+        speed, left = pace(now)
+        stage, when = said[0]
+        if now.stage != stage:
+            typer.echo(f"{now.stage} …", err=True)
+        elif time.monotonic() - when >= 10 and left is not None:
+            share = min(1.0, now.characters / max(now.total, 1))
+            figures = f"{now.tokens:,} tokens, {speed:,.0f} tokens/s, {left:,.0f} s left"
+            typer.echo(f"{now.stage}: {share:.0%}, {figures}", err=True)
+        else:
+            return
+        said[0] = (now.stage, time.monotonic())
+
+    return report
+
+
+@contextmanager
+def _bar() -> Generator[Callable[[Progress], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    pace = _Pace()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("reading the source", total=None, tokens=0, speed=0.0)
+
+        def report(now: Progress) -> None:
+            bar.update(
+                task,
+                description=now.stage,
+                completed=now.characters,
+                total=now.total or None,
+                tokens=now.tokens,
+                speed=pace(now)[0],
+            )
+
+        yield report
+
+
+class _Pace:
+    """Tokens a second and seconds to go, measured from where this run, or its present stage, began."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, Progress] | None = None
+
+    def __call__(self, now: Progress) -> tuple[float, float | None]:
+        if self._first is None or self._first[1].stage != now.stage:
+            self._first = (time.monotonic(), now)
+        since, then = self._first
+        spent, done = time.monotonic() - since, now.characters - then.characters
+        if not spent or not done:
+            return 0.0, None
+        return (now.tokens - then.tokens) / spent, (now.total - now.characters) * spent / done

@@ -193,7 +193,11 @@ def _show(plan: Plan) -> None:
         parts = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
         )
-        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts})"))
+        most = cluster["largest_micro_batch"][kind]
+        room = (
+            f"at most {most} sequences at a time would" if most else "not even one sequence at a time would"
+        )
+        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {room}"))
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
     table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
     for warning in plan.warnings:

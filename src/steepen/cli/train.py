@@ -56,6 +56,12 @@ def train(
     write_spec: Annotated[
         Path | None, typer.Option(help="Write the spec to a file and train nothing.")
     ] = None,
+    core: Annotated[
+        Path | None, typer.Option(help="When done, score the run on this CORE bundle, into its record.")
+    ] = None,
+    core_examples: Annotated[int | None, typer.Option(help="At most so many examples per CORE task.")] = None,
+    depth_used: Annotated[bool, typer.Option("--depth-used", help="And measure KL effective depth.")] = False,
+    passes: Annotated[str | None, typer.Option(help="And the loss at these core passes, as 1..8.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON when done.")] = False,
 ) -> None:
     """Train one run; the same command takes an interrupted run up again, and never repeats a finished one.
@@ -97,6 +103,11 @@ def train(
         write_json(write_spec, run.to_dict())
         print(run.hash)
         return
+    wanted = None
+    if core is not None or depth_used or passes is not None:
+        from steepen.cli.evaluation import make_wanted
+
+        wanted = make_wanted(core, depth_used=depth_used, passes=passes, examples=core_examples)
     from steepen.runs.store import Store
     from steepen.training.options import TrainOptions
     from steepen.training.run import train as train_run
@@ -118,6 +129,16 @@ def train(
             trackers=tuple(track or ()),
         ),
     )
+    if wanted is not None:
+        from steepen.cli.evaluation import print_found
+        from steepen.cli.measure import Subject, keep, measure
+
+        subject = Subject.find(runs / run.hash)
+        found = measure(subject, dataset, wanted, device=device, quiet=as_json)
+        keep(subject, found, join=True)
+        record = Store(runs).record(run) or record
+        if not as_json:
+            print_found(found)
     if as_json:
         print(json.dumps(record.to_dict(), indent=2))
         return

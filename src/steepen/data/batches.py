@@ -138,7 +138,8 @@ class Batches:
         return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
 
     def _permute_block(self, number: int) -> npt.NDArray[np.int64]:
-        epochs, places = np.divmod(np.arange(number * BLOCK, (number + 1) * BLOCK), self.chunks)
+        end = min((number + 1) * BLOCK, self.chunks * self.epochs)
+        epochs, places = np.divmod(np.arange(number * BLOCK, end), self.chunks)
         chunks = np.concatenate(
             [self._epoch(int(epoch))(places[epochs == epoch]) for epoch in np.unique(epochs)]
         )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from steepen.data.tokenizer import Tokenizer
 
 GROUP = 1 << 18  # characters a thread is given at a time
+AHEAD = 8  # groups in flight per thread: enough work to outlast a slow write by the thread that writes
 DIGEST = 16  # bytes of a document's hash
 
 
@@ -53,7 +54,7 @@ def encode_in_order(tokenizer: Tokenizer, units: Iterable[Unit], threads: int) -
     try:
         for group in _groups(units):
             waiting.append(pool.submit(encode, group))
-            if len(waiting) > 2 * threads:
+            if len(waiting) > AHEAD * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

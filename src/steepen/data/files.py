@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+TEMPORARY = ".tmp"  # the ending of a file that a kill in the middle of `write_atomically` leaves behind
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`; a reader, or a crash, sees the old file or the new one, no mixture."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with temporary.open("wb") as stream:
             stream.write(content)

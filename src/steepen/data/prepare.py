@@ -9,47 +9,33 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from steepen.data.dataset import Dataset, partial_directory
 from steepen.data.encoding import Unit, digest_of, encode_in_order
-from steepen.data.files import sync_directory, write_atomically
+from steepen.data.files import TEMPORARY, sync_directory
+from steepen.data.journal import JOURNAL, State, read_journal, write_journal
 from steepen.data.manifest import MANIFEST, TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.request import Progress, Report, Reporter, Request
 from steepen.data.shards import dtype_for
-from steepen.data.sources import Source, resolve
+from steepen.data.sources import Source, files, resolve
 from steepen.data.split import Split, plan
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.writer import SplitWriter
 from steepen.errors import SteepenError, UsageError
 
-JOURNAL = "journal.json"
 CHOSEN = "validation_documents.bin"
 STAGING = "downloads"
 LOCK = "lock"
 JOURNAL_SECONDS = 5.0
 TRAINING_CHARACTERS = 50_000_000  # of the source, from its start, that a tokenizer is trained on
-
-
-@dataclass
-class _State:
-    """What the journal records beside the request: a position in the source, and the lengths on disk then."""
-
-    part: int = 0
-    unit: int = 0
-    characters: int = 0
-    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
-    empty: int = 0
-    copies_dropped: int = 0
-    chosen: int = 0
-    finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
-    open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
 
 
 def prepare(
@@ -66,35 +52,50 @@ def prepare(
     out = Path(out).absolute()
     work = partial_directory(out)
     reporter = Reporter(report)
+    if restart and work.is_dir():
+        with _only_one(work):
+            _clear(work)
     source = resolve(request.source, request.reading, request.hub, work / STAGING, reporter.say)
-    asked = _asked(request, source)
+    validation = files(request.val_source, request.reading) if request.val_source else None
+    asked = _asked(request, source, validation)
     if (out / MANIFEST).is_file():
         return _existing(out, asked)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is no prepared data; choose another directory for --out.")
     work.mkdir(parents=True, exist_ok=True)
     with _only_one(work):
-        if restart:
-            _clear(work)
         if not (work / MANIFEST).is_file():
-            preparation = _Preparation(request, source, work, reporter, threads or os.cpu_count() or 1)
+            preparation = _Preparation(
+                request,
+                source,
+                validation,
+                work=work,
+                report=reporter,
+                threads=threads or os.cpu_count() or 1,
+            )
             try:
                 preparation.run()
-            except UsageError:  # running it again could only fail again
-                shutil.rmtree(work)
+            except SteepenError:
+                # Leave nothing where nothing would be lost: no document written, no download begun.
+                if not preparation.state.documents["train"] and not (work / STAGING).exists():
+                    shutil.rmtree(work)
                 raise
-        elif Manifest.read(work).request != asked["request"]:
+        elif _found(work) != asked:
             raise _other_preparation(work)
-    (work / LOCK).unlink(missing_ok=True)
+    for leftover in (work / LOCK, *work.glob(f".*{TEMPORARY}")):
+        leftover.unlink(missing_ok=True)
     sync_directory(work)
     work.replace(out)
     sync_directory(out.parent)
     return Dataset.open(out)
 
 
-def _asked(request: Request, source: Source) -> dict[str, Any]:
+def _asked(request: Request, source: Source, validation: Source | None) -> dict[str, Any]:
     """Request and source as they look after a journey through JSON."""
-    return json.loads(json.dumps({"request": request.record(), "source": source.description}))
+    description = source.description
+    if validation is not None:
+        description = {**description, "validation": validation.description}
+    return json.loads(json.dumps({"request": request.record(), "source": description}))
 
 
 def _clear(work: Path) -> None:
@@ -114,14 +115,18 @@ def _other_preparation(work: Path) -> UsageError:
 
 
 def _existing(out: Path, asked: dict[str, Any]) -> Dataset:
-    dataset = Dataset.open(out)
-    found = {"request": dataset.manifest.request, "source": dataset.manifest.source}
-    if found != asked:
+    if _found(out) != asked:
         raise UsageError(
             f"{out} already holds prepared data of another source or with other options; "
             "choose another directory for --out, or remove it."
         )
-    return dataset
+    return Dataset.open(out)
+
+
+def _found(directory: Path) -> dict[str, Any]:
+    """What a finished directory was asked to be, comparable with `_asked`."""
+    manifest = Manifest.read(directory)
+    return {"request": manifest.request, "source": manifest.source}
 
 
 def _only_one(work: Path) -> Any:
@@ -137,12 +142,27 @@ def _only_one(work: Path) -> Any:
 class _Preparation:
     """One run over the source, from wherever the journal says."""
 
-    def __init__(self, request: Request, source: Source, work: Path, report: Reporter, threads: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        source: Source,
+        validation: Source | None,
+        *,
+        work: Path,
+        report: Reporter,
+        threads: int,
+    ) -> None:
         self.request, self.source, self.work, self.threads = request, source, work, threads
         self.report = report
-        self.asked = _asked(request, source)
-        self.state = self._read_journal()
+        self.asked = _asked(request, source, validation)
+        for_validation = [] if validation is None else list(validation.parts)
+        self.parts = [*for_validation, *source.parts]
+        self.first_part = len(for_validation)  # parts before it are validation text alone
+        self.state = self._begun()
         self.wanted, self.share = plan(source.size, request.val_tokens, request.max_tokens)
+        if validation is not None:
+            self.wanted = sys.maxsize if request.val_tokens is None else request.val_tokens
+            self.share = 0.0
         self.split = Split(work / CHOSEN, self.wanted, self.share, self.state.chosen)
         self.writers: dict[str, SplitWriter] = {}
 
@@ -176,7 +196,7 @@ class _Preparation:
     def _training_texts(self) -> Iterator[str]:
         read = 0
         total = min(self.source.size, TRAINING_CHARACTERS)
-        for count, unit in enumerate(self._units(0, 0)):
+        for count, unit in enumerate(self._units(self.first_part, 0)):
             if unit.text and not self.split.may_validate(digest_of(unit.text)):
                 yield unit.text
                 read += len(unit.text)
@@ -187,9 +207,9 @@ class _Preparation:
         self.report(Progress("training the tokenizer", total, total, 0, 0))
 
     def _units(self, part: int, start: int) -> Iterator[Unit]:
-        for number in range(part, len(self.source.parts)):
+        for number in range(part, len(self.parts)):
             first = start if number == part else 0
-            for unit, text in enumerate(self.source.parts[number].documents(first), start=first):
+            for unit, text in enumerate(self.parts[number].documents(first), start=first):
                 yield Unit(number, unit, text)
 
     def _encode(self, tokenizer: Tokenizer) -> None:
@@ -206,9 +226,9 @@ class _Preparation:
                 if unit.ids is None:
                     state.empty += 1
                     continue
-                split = self.split.of(unit.digest, val.tokens)
+                split = self.split.of(unit.digest, val.tokens, unit.part < self.first_part)
                 if split is None:
-                    state.copies_dropped += 1
+                    state.dropped += 1
                     continue
                 state.documents[split] += 1
                 self.writers[split].append(unit.ids)
@@ -234,8 +254,8 @@ class _Preparation:
         if not documents["train"]:
             name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
             raise UsageError(
-                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were empty "
-                f"and {val:,} went to validation."
+                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were "
+                f"empty and {val:,} went to validation."
             )
         for writer in self.writers.values():
             writer.finish_shard()
@@ -252,8 +272,8 @@ class _Preparation:
             notes={
                 "characters": self.state.characters,
                 "empty_units": self.state.empty,
-                "copies_of_validation_documents_dropped": self.state.copies_dropped,
-                "validation_tokens_wanted": self.wanted,
+                "documents_dropped": self.state.dropped,
+                "validation_tokens_wanted": None if self.wanted == sys.maxsize else self.wanted,
                 "validation_share": self.share,
             },
         )
@@ -264,18 +284,17 @@ class _Preparation:
             (self.work / name).unlink(missing_ok=True)
         shutil.rmtree(self.work / STAGING, ignore_errors=True)
 
-    def _read_journal(self) -> _State:
-        path = self.work / JOURNAL
-        if not path.exists():
-            return _State()
-        stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
-        state = _State(**stored["state"])
-        if stored["asked"] == self.asked:
+    def _begun(self) -> State:
+        found = read_journal(self.work)
+        if found is None:
+            return State()
+        asked, state = found
+        if asked == self.asked:
             return state
         if any(state.documents.values()):
             raise _other_preparation(self.work)
         _clear(self.work)  # it had not come as far as the first document
-        return _State()
+        return State()
 
     def _write_journal(self) -> None:
         for writer in self.writers.values():
@@ -285,5 +304,4 @@ class _Preparation:
         for name, writer in self.writers.items():
             self.state.finished[name] = [asdict(shard) for shard in writer.finished]
             self.state.open_tokens[name] = writer.open_tokens
-        content = {"asked": self.asked, "state": asdict(self.state)}
-        write_atomically(self.work / JOURNAL, json.dumps(content, indent=1).encode())
+        write_journal(self.work, self.asked, self.state)

@@ -109,34 +109,39 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def _read_text(path: Path, reading: Reading, start: int) -> Iterator[str | None]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")(reading.errors)
     buffer, unit, offset = "", 0, 0
-
-    def cut(final: bool) -> Iterator[str]:
-        """Take whole documents off the front of the buffer."""
-        nonlocal buffer
-        while True:
-            end = buffer.find(reading.separator, 0, LONGEST + len(reading.separator))
-            if end >= 0:
-                piece, rest = buffer[:end], buffer[end + len(reading.separator) :]
-            elif len(buffer) > LONGEST:
-                end = _break_before(buffer, LONGEST)
-                piece, rest = buffer[:end], buffer[end:]
-            elif final and buffer:
-                piece, rest = buffer, ""
-            else:
-                return
-            buffer = rest
-            yield piece
-
     for block in chain(_blocks(path), [b""]):
         try:
             buffer += decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             raise _invalid_utf8(f"{path} near byte {offset + error.start:,}") from None
         offset += len(block)
-        for piece in cut(final=not block):
+        used = 0
+        for piece, used in _cut(buffer, reading.separator, final=not block):  # noqa: B007 (used after)
             if unit >= start:
                 yield piece.strip() or None
             unit += 1
+        buffer = buffer[used:]
+
+
+def _cut(text: str, separator: str, final: bool) -> Iterator[tuple[str, int]]:
+    """Whole documents from the front of a text, each with the place where the next begins.
+
+    Unless the text is the final one, it looks a separator's length beyond the longest document before it cuts
+    one, so that the pieces do not depend on how a file came in blocks.
+    """
+    place, ahead = 0, 0 if final else len(separator)
+    while place < len(text):
+        end = text.find(separator, place, place + LONGEST + len(separator))
+        if end >= 0:
+            following = end + len(separator)
+        elif len(text) - place > LONGEST + ahead:
+            end = following = place + _break_before(text[place : place + LONGEST], LONGEST)
+        elif final:
+            end = following = len(text)
+        else:
+            return
+        yield text[place:end], following
+        place = following
 
 
 def _break_before(text: str, limit: int) -> int:
@@ -178,6 +183,8 @@ def _document_of_line(path: Path, number: int, line: bytes, reading: Reading) ->
     text = fields[reading.field]
     if text is not None and not isinstance(text, str):
         raise SteepenError(f"{where} has no text in field {reading.field!r} but {type(text).__name__}.")
+    if text and b"\\u" in line:  # JSON can spell half a surrogate pair, which is no character
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return (text or "").strip() and text
 
 

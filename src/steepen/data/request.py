@@ -14,9 +14,13 @@ from steepen.errors import UsageError
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare. Equal requests on equal sources give equal bytes, whatever the number of threads."""
+    """What to prepare; `val_source` takes validation from files of its own.
+
+    Equal requests on equal sources give equal bytes, whatever the number of threads.
+    """
 
     source: tuple[str, ...]
+    val_source: tuple[str, ...] = ()
     tokenizer: str = "gpt2"
     val_tokens: int | None = None
     max_tokens: int | None = None
@@ -38,7 +42,9 @@ class Request:
 
     def record(self) -> dict[str, Any]:
         """The fields that decide the result, as the manifest keeps them beside the source's description."""
-        return {name: value for name, value in asdict(self).items() if name not in {"source", "hub"}}
+        return {
+            name: value for name, value in asdict(self).items() if name not in {"source", "val_source", "hub"}
+        }
 
 
 @dataclass(frozen=True)

@@ -52,26 +52,28 @@ def resolve(
             f"source {words[0]!r} cannot be mixed with others; prepare each into its own directory."
         )
     if first == embedded.NAME:
+        say("gathering the embedded corpus")
         return embedded.source(config)
     if first in hugging_face.REPOSITORIES:
         return hugging_face.source(first, config, reading, hub=hub, staging=staging, say=say)
-    return _files(words, reading)
+    return files(words, reading)
 
 
-def _files(words: Sequence[str], reading: Reading) -> Source:
-    files = sorted({file for word in words for file in _matches(word)}, key=lambda file: file.as_posix())
-    for file in files:
+def files(words: Sequence[str], reading: Reading) -> Source:
+    """The files that paths, globs and directories name, in the order of their paths, each once."""
+    found = sorted({file for word in words for file in _matches(word)}, key=lambda file: file.as_posix())
+    for file in found:
         first_bytes(file)  # an unreadable one is refused now rather than after an hour
-    parts = [Part(file.name, partial(read_documents, file, reading)) for file in files]
-    listing = [[file.name, file.stat().st_size] for file in files]
+    parts = [Part(file.name, partial(read_documents, file, reading)) for file in found]
+    listing = [[file.name, file.stat().st_size] for file in found]
     description = {
         "kind": "files",
         "name": " ".join(words) if len(words) <= 3 else f"{words[0]} … {words[-1]}",
-        "files": len(files),
-        "bytes": sum(file.stat().st_size for file in files),
+        "files": len(found),
+        "bytes": sum(file.stat().st_size for file in found),
         "listing_sha256": hashlib.sha256(canonical_json(listing)).hexdigest(),
     }
-    return Source(description, sum(text_bytes(file, reading) for file in files), parts)
+    return Source(description, sum(text_bytes(file, reading) for file in found), parts)
 
 
 def _matches(word: str) -> list[Path]:
@@ -85,10 +87,10 @@ def _matches(word: str) -> list[Path]:
     if path.exists() or path.is_symlink():
         return [path]
     found = [Path(match) for match in glob.glob(word, recursive=True)]  # noqa: PTH207 (absolute too)
-    files = [match for match in found if match.is_file() or match.is_symlink()]
-    if not files:
+    matched = [match for match in found if match.is_file() or match.is_symlink()]
+    if not matched:
         raise UsageError(
             f"nothing matches source {word!r}; a source is files or a glob of them, a directory, embedded, "
             "fineweb[:CONFIG] or fineweb-edu[:CONFIG]."
         )
-    return files
+    return matched

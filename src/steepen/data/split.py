@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from steepen.data.encoding import DIGEST
+from steepen.errors import SteepenError
 
 BYTES_PER_TOKEN = 4.0  # of English under GPT-2; only sizes the share below
 DEFAULT_VALIDATION = 10_485_760
@@ -38,6 +39,8 @@ class Split:
         self._threshold = int(share * 2 ** (8 * DIGEST))
         self._chosen: set[bytes] = set()
         self._stream = journal.open("a+b")
+        if journal.stat().st_size < chosen * DIGEST:
+            raise SteepenError(f"{journal} is shorter than the journal says; use --restart to begin again.")
         self._stream.truncate(chosen * DIGEST)
         self._stream.seek(0)
         while digest := self._stream.read(DIGEST):
@@ -48,11 +51,14 @@ class Split:
         """Number of validation documents so far."""
         return len(self._chosen)
 
-    def of(self, digest: bytes, val_tokens: int) -> str | None:
-        """The split of a document, given the validation tokens so far; None where it must be dropped."""
-        if digest in self._chosen:
+    def of(self, digest: bytes, val_tokens: int, for_validation: bool = False) -> str | None:
+        """The split of a document, given the validation tokens so far; None where it must be dropped.
+
+        `for_validation` says that the document comes from a source of validation text alone.
+        """
+        if digest in self._chosen or (for_validation and val_tokens >= self.wanted):
             return None
-        if val_tokens < self.wanted and int.from_bytes(digest, "big") < self._threshold:
+        if for_validation or (val_tokens < self.wanted and self.may_validate(digest)):
             self._chosen.add(digest)
             self._stream.write(digest)
             return "val"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +43,13 @@ class Validation:
         """Number of predictions in the set."""
         return self.chunks * self.context
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hex SHA-256 of tokenizer, context and ids."""
         head = f"steepen-validation-1 {self._tokenizer} {self.context} {self.chunks}\n".encode()
         return hashlib.sha256(head + self._ids.astype("<u4").tobytes()).hexdigest()
 
-    @property
+    @cached_property
     def target_bytes(self) -> int:
         """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but stands for no byte."""
         return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from steepen.data.files import sha256_of_file
 from steepen.data.manifest import ShardRecord
-from steepen.data.shards import DTYPES, header, size_in_bytes
+from steepen.data.shards import DTYPES, Shard, header, size_in_bytes
+from steepen.errors import SteepenError
 
 
 class SplitWriter:
@@ -34,14 +35,19 @@ class SplitWriter:
 
     def restore(self, finished: list[ShardRecord], open_tokens: int) -> None:
         """Go back to a recorded state: cut the open shard to its length then, drop later shards."""
+        for record in finished:
+            Shard(self.directory / record.file, self.dtype, record.tokens, self.vocabulary).check()
         self.finished = list(finished)
         self.open_tokens = open_tokens
         for number, file in enumerate(sorted(self.directory.glob(f"{self.split}_*.bin"))):
             if number > len(finished) or (number == len(finished) and not open_tokens):
                 file.unlink()
         if open_tokens:
-            self._stream = self._path().open("r+b")
-            self._stream.truncate(size_in_bytes(self.dtype, open_tokens))
+            path, size = self._path(), size_in_bytes(self.dtype, open_tokens)
+            if not path.is_file() or path.stat().st_size < size:
+                raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
+            self._stream = path.open("r+b")
+            self._stream.truncate(size)
             self._stream.seek(0, os.SEEK_END)
 
     def append(self, ids: npt.NDArray[np.unsignedinteger]) -> None:

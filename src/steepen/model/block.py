@@ -38,7 +38,10 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """One block. A block of your own has the same constructor, forward, `starts` and `attention_flops`."""
+    """One block. A block of your own has the same constructor, forward, `starts` and `attention_flops`.
+
+    `mask` may be left out of a block of your own: evaluation then computes shared prefixes once per choice.
+    """
 
     # Parameters that start at a constant; every other one starts uniform (see init.py).
     starts: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
@@ -60,20 +63,24 @@ class TransformerBlock(nn.Module):
         """FLOPs per token of scores and values, forward and backward, causal (half the square)."""
         return 6 * shape.width * context
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        """Add the block's attention and MLP to the residual stream."""
-        x = x + self._attend(self._norm(x), rotary)
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Add the block's attention and MLP to the residual stream.
+
+        Attention is causal, or where `mask` (batch, 1, time, time) is True.
+        """
+        x = x + self._attend(self._norm(x), rotary, mask)
         gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)
 
-    def _attend(self, x: Tensor, rotary: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
         query, key, value = linear(x, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key = (self._norm(rotate(part, rotary)) for part in (query, key))
         attended = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.attention_scale,
         )
         return self.residual * linear(attended.transpose(1, 2).flatten(-2), self.out)

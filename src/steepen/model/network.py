@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,14 @@ from steepen.model.block import find_block, linear, rotary_table
 from steepen.model.boundary import find_boundary
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Rows that branch: each token's place in its own text, and which tokens of the row it may look at."""
+
+    positions: Tensor  # (batch, time)
+    mask: Tensor  # (batch, 1, time, time), True where the query (third) sees the key (fourth)
 
 
 class Network(nn.Module):
@@ -68,17 +77,27 @@ class Network(nn.Module):
         return self.logits(stream) if targets is None else self.loss(stream, targets)
 
     def features(
-        self, tokens: Tensor, passes: int | None = None, visit: Callable[[Tensor], None] | None = None
+        self,
+        tokens: Tensor,
+        passes: int | None = None,
+        visit: Callable[[Tensor], None] | None = None,
+        tree: Tree | None = None,
     ) -> Tensor:
-        """The stream after the last block. `visit` is shown the stream after every executed block."""
+        """The stream after the last block. `visit` is shown the stream after every executed block.
+
+        With `tree`, a row holds several continuations of one prefix instead of one text.
+        """
         passes = self.passes if passes is None else passes
-        self._check(tokens, passes)
+        self._check(tokens, passes, in_order=tree is None)
         dtype = self.compute_dtype or self.embedding.dtype
-        rotary = self.rotary[:, : tokens.shape[-1]].to(dtype)
+        if tree is None:
+            rotary, rest = self.rotary[:, : tokens.shape[-1]].to(dtype), ()
+        else:
+            rotary, rest = self.rotary[:, tree.positions].to(dtype), (tree.mask,)
 
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
             for block in blocks:
-                x = block(x, rotary)
+                x = block(x, rotary, *rest)
                 if visit is not None:
                     visit(x)
             return x
@@ -120,7 +139,7 @@ class Network(nn.Module):
             yield from core
         yield from self.coda
 
-    def _check(self, tokens: Tensor, passes: int) -> None:
+    def _check(self, tokens: Tensor, passes: int, in_order: bool) -> None:
         if passes < 1:
             raise UsageError(f"passes = {passes} is not valid: the core is applied at least once.")
         if not self.arm.tied and passes > len(self.cores):
@@ -128,7 +147,7 @@ class Network(nn.Module):
                 f"passes = {passes} is not valid: this untied network has {len(self.cores)} cores "
                 "(grow it first, or ask for fewer passes)."
             )
-        if tokens.shape[-1] > self.rotary.shape[1]:
+        if in_order and tokens.shape[-1] > self.rotary.shape[1]:
             raise UsageError(
                 f"a sequence of {tokens.shape[-1]} tokens is longer than the network's context of "
                 f"{self.rotary.shape[1]}."

@@ -10,7 +10,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import compute_active_parameters
-from steepen.recipe.hardware import Accelerator, find_accelerator, training_memory
+from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.paper import recipe_of
 from steepen.recipe.recipe import Recipe, Rung
 
@@ -82,11 +82,14 @@ class Plan:
             )
         ]
         cluster = self.cluster
+        kinds = {"replicated": False, "sharded": True}
         memory = {
-            kind: training_memory(
-                rung, cluster.gpus, cluster.micro_batch, sharded=kind == "sharded"
-            ).to_dict()
-            for kind in ("replicated", "sharded")
+            kind: training_memory(rung, cluster.gpus, cluster.micro_batch, sharded=sharded).to_dict()
+            for kind, sharded in kinds.items()
+        }
+        largest = {
+            kind: largest_micro_batch(rung, cluster.gpus, cluster.gpu, sharded=sharded)
+            for kind, sharded in kinds.items()
         }
         return {
             "arm": arm.name,
@@ -120,6 +123,7 @@ class Plan:
                 "mfu": cluster.mfu,
                 "micro_batch": cluster.micro_batch,
                 "memory_gib_per_gpu": memory,
+                "largest_micro_batch": largest,
                 "gpu_memory_gib": cluster.gpu.memory_gib,
                 "hours": self.seconds / 3600,
                 "gpu_hours": self.seconds / 3600 * cluster.gpus,

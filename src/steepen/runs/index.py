@@ -211,7 +211,9 @@ def _read(run: RunDirectory) -> _Entry:
         raise run.unreadable(error) from error
     settled = time.time() - facts.st_mtime > SETTLED_SECONDS
     spec = record.spec
-    plain = spec.to_dict()  # with every default written out
+    plain = value["spec"]
+    if plain.keys() != set(_PARTS):  # written before a field was added: with the defaults put in
+        plain = spec.to_dict()
     summary = [
         spec.arm.name,
         spec.shape.depth,

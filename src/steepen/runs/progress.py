@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 from collections.abc import Sequence
@@ -127,9 +128,8 @@ class Progress:
         text = f"{len(self.total) - len(left)}/{len(self.total)} runs done, {len(running)} running"
         if self.failed:
             text += f", {self.failed} failed"
-        if left and self.known:
-            text += f", ETA {duration(self._eta(left, running))}"
-        return text
+        eta = self._eta(left, running) if left else None
+        return text if eta is None else f"{text}, ETA {duration(eta)}"
 
     def _left(self) -> list[RunSpec]:
         with self.guard:
@@ -140,19 +140,38 @@ class Progress:
             current = list(self.current.values())
         return [spec for spec in current if self.store.run(spec).busy()]
 
-    def _eta(self, left: Sequence[RunSpec], running: Sequence[RunSpec]) -> float:
-        speed = self.speed()
+    def _eta(self, left: Sequence[RunSpec], running: Sequence[RunSpec]) -> float | None:
+        """Time to the end of the batch: what runs by its own pace, what waits by that of those before it."""
+        known = {spec.hash: last_metrics(self.store.run(spec)) for spec in running}
+        paces = [
+            expected_flops(spec) / spec.tokens * known[spec.hash]["tokens_per_second"]
+            for spec in running
+            if known[spec.hash].get("tokens_per_second")
+        ]
+        if not self.known and self.first_speed is None:
+            if not paces:
+                return None
+            speed = Speed((), statistics.median(paces), "measured on the runs under way")
+        else:
+            speed = self.speed()
         seconds: list[float] = []
         for spec in left:
-            share = 1 - last_metrics(self.store.run(spec)).get("step", 0) / spec.steps
-            seconds.append(speed.seconds(spec, expected_flops(spec) * share))
+            last = known.get(spec.hash, {})
+            share = 1 - last.get("step", 0) / spec.steps
+            pace = last.get("tokens_per_second")
+            seconds.append(
+                share * spec.tokens / pace if pace else speed.seconds(spec, expected_flops(spec) * share)
+            )
         return makespan(seconds, max(1, len(running)))
 
     def _table(self) -> Any:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         grid = Table.grid(padding=(0, 1))
+        if not self.total:
+            return grid
         running = self._running()
         for spec in running[:_SHOWN]:
             last = last_metrics(self.store.run(spec))
@@ -162,7 +181,7 @@ class Progress:
             grid.add_row(title(spec), bar, f"step {step:,}/{spec.steps:,}", loss)
         done = len(self.total) - len(self._left())
         bar = ProgressBar(total=max(1, len(self.total)), completed=done, width=24)
-        grid.add_row(f"[bold]batch {self.batches}[/]", bar, self.summary(), "")
+        grid.add_row(Text(f"batch {self.batches}", style="bold"), bar, self.summary(), "")
         return grid
 
     def _lines(self) -> None:

@@ -125,6 +125,12 @@ def save(
             shutil.rmtree(target)
         partial.rename(target)
         sync(folder)
+    except (SafetensorError, OSError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise SteepenError(
+            f"checkpoint {target} could not be written ({error}); make room on the disk and run the same "
+            "command again: the run goes on from the checkpoint before it."
+        ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

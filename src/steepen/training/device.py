@@ -56,7 +56,6 @@ def fast_kernels(device: torch.device) -> Generator[None]:
         return
     if device.index is not None:
         torch.cuda.set_device(device)
-    torch.set_float32_matmul_precision("high")
     # cuDNN's attention is the fastest in both directions on Hopper; the others follow where it cannot serve.
     order = [
         SDPBackend.CUDNN_ATTENTION,

@@ -20,6 +20,7 @@ from torch import Tensor
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
 from steepen.model.init import initialise, name_seed, on_meta
+from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
 from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
@@ -32,7 +33,7 @@ from steepen.training import device as machine
 from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
 from steepen.training.clock import Clock
 from steepen.training.display import Display, Moment
-from steepen.training.gradients import Accumulator
+from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
 from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
@@ -76,12 +77,23 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
         display = Display(spec, options.quiet)
         try:
             return _Run(spec, dataset, directory, options, display).go()
-        except SteepenError as error:
-            if not isinstance(error, Interrupted):
-                write_json(failure, {"kind": type(error).__name__, "message": str(error)})
-            raise
+        except (SteepenError, RuntimeError, MemoryError) as error:
+            told = _told(error)
+            if not isinstance(told, Interrupted):
+                write_json(failure, {"kind": type(told).__name__, "message": str(told)})
+            raise told from error
         finally:
             display.close()
+
+
+def _told(error: Exception) -> Exception:
+    """An error as the user should read it: the gradients' own memory search has spoken, others have not."""
+    if is_out_of_memory(error):
+        return OutOfMemory(
+            "out of memory outside of the gradients (optimizer step, growth or validation); "
+            "use a smaller --micro-batch, or a device with more memory."
+        )
+    return error
 
 
 class _Run:
@@ -123,6 +135,7 @@ class _Run:
         self.signal: int | None = None
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
+        self.waited = 0.0  # seconds for the next batch since the losses were last looked at
 
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
@@ -154,7 +167,9 @@ class _Run:
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
         with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
+            asked = time.perf_counter()
             for step, inputs, targets in feed:
+                self.waited += time.perf_counter() - asked
                 if schedule.grown[step] > self.network.passes:
                     self._grow(int(schedule.grown[step]))
                 self.clock.start()
@@ -167,6 +182,7 @@ class _Run:
                 if self.step % self.log_every == 0 or self.step == spec.steps:
                     self._drain()
                 self._attend()
+                asked = time.perf_counter()
 
     def _attend(self) -> None:
         """What may be due between two steps: validation, a checkpoint, a stop."""
@@ -191,6 +207,7 @@ class _Run:
         self.pending.clear()
         seconds = self.clock.lap()
         rate = len(steps) * self.spec.batch_tokens / max(seconds, 1e-9)
+        waiting, self.waited = self.waited / max(seconds, 1e-9), 0.0
         tensors = zip(steps, losses, norms, strict=True)
         for step, loss, norm in tensors:
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -201,6 +218,7 @@ class _Run:
                 "passes": int(self.schedule.passes[step]),
                 "gradient_norm": norm,
                 "tokens_per_second": rate,
+                "data_wait": waiting,  # share of the time spent waiting for batches
             }
             self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
             self.trackers.log(step + 1, values)
@@ -305,9 +323,7 @@ class _Run:
         if position.run != self.spec.hash:
             raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({position.run}).")
         self._build(position.passes)
-        with torch.no_grad():
-            for name, parameter in self.network.named_parameters():
-                parameter.copy_(weights[name])
+        copy_weights(self.network, weights)
         self.optimizer.load_state(state)
         torch.set_rng_state(random["cpu"].cpu())
         if "cuda" in random and self.device.type == "cuda":
@@ -317,11 +333,8 @@ class _Run:
 
     def _build(self, passes: int) -> None:
         spec = self.spec
-        self.network: Network = on_meta(
-            spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes
-        ).to_empty(device=self.device)
-        self.network.to(torch.float32)
-        self.network.reset_rotary()
+        bare = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
+        self.network: Network = with_memory(bare, self.device)
         if spec.precision == "bf16":
             self.network.compute_dtype = torch.bfloat16
         if self.compiled:

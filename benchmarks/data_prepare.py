@@ -1,0 +1,74 @@
+"""Preparation against the tokenizer library's own batch call, same text, same cores, in one run.
+
+    python benchmarks/data_prepare.py [FILES...] [--threads N] [--repeats N]
+
+The reference is `tiktoken.Encoding.encode_ordinary_batch` on texts already in memory, writing nothing.
+Ours is the whole of `prepare`: read Parquet, hash, tokenize, split, write shards, hash them. Promise: ≥ 0.80.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from steepen.data import Tokenizer, embedded
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "files", nargs="*", help="Parquet files with a field `text`; default: the embedded speeches"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        files = options.files or [str(speeches_as_parquet(Path(folder)))]
+        texts = [text for file in files for text in pq.read_table(file, columns=["text"])["text"].to_pylist()]
+        tokenizer = Tokenizer.gpt2()
+        tokenizer.encode("warm")  # builds the encoder
+        reference = tokenizer._encoding  # pyright: ignore[reportPrivateUsage]
+        theirs, ours, cpu, tokens = [], [], [], 0
+        for repeat in range(options.repeats):  # interleaved, so that a busy moment hits both
+            started, cpu_started = time.perf_counter(), time.process_time()
+            tokens = sum(map(len, reference.encode_ordinary_batch(texts, num_threads=options.threads)))
+            theirs.append(time.perf_counter() - started)
+            started, cpu_middle = time.perf_counter(), time.process_time()
+            dataset = prepare(Request(tuple(files)), Path(folder) / f"out{repeat}", threads=options.threads)
+            ours.append(time.perf_counter() - started)
+            cpu.append((cpu_middle - cpu_started) / (time.process_time() - cpu_middle))
+            written = sum(split.tokens for split in dataset.manifest.splits.values())
+            documents = sum(split.documents for split in dataset.manifest.splits.values())
+            assert written == tokens + documents, "both must have encoded the same text"
+    how = f"{options.threads} threads, median of {options.repeats}"
+    print(f"{tokens:,} tokens in {len(texts):,} documents, {how}")
+    print(f"tiktoken encode_ordinary_batch  {tokens / statistics.median(theirs):12,.0f} tokens/s")
+    print(f"steepen prepare                 {tokens / statistics.median(ours):12,.0f} tokens/s")
+    ratio = statistics.median(t / o for t, o in zip(theirs, ours, strict=True))
+    print(f"ratio (ours / reference)        {ratio:12.2f}   promised: 0.80 or more")
+    print(f"the same by processor time      {statistics.median(cpu):12.2f}   (steadier on a busy machine)")
+
+
+def speeches_as_parquet(folder: Path) -> Path:
+    """The speeches four times over, each copy made different, in pieces of about 4,000 characters."""
+    pieces = [
+        f"{copy} {speech[start : start + 4_000]}"
+        for copy in range(4)
+        for speech in embedded.speeches()
+        for start in range(0, len(speech), 4_000)
+    ]
+    pq.write_table(pa.table({"text": pieces}), folder / "speeches.parquet", row_group_size=1_000)
+    return folder / "speeches.parquet"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How much faster CORE is than one example at a time, with equal scores; both measured in one run.
+
+    python benchmarks/evaluation_speed.py BUNDLE --device cuda                     # d8, all examples, bf16
+    python benchmarks/evaluation_speed.py BUNDLE --small --examples 20 --reference-examples 4
+
+BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on what
+it knows. One example at a time means what the protocol says, literally (steepen.evaluation.reference): each
+prompt rendered and encoded whole, each choice its own row, every logit made. It is timed on the first
+--reference-examples of every task, and each task's mean time is multiplied by its number of examples; with
+--reference-examples 0 it is timed on all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from steepen.data import Tokenizer
+from steepen.evaluation.bundle import Bundle
+from steepen.evaluation.core import CoreOptions, evaluate_core
+from steepen.evaluation.reference import score_one
+from steepen.model.arms import find_arm
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import Scale
+
+SMALL = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=512)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--arm", default="vanilla")
+    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--small", action="store_true", help="a tiny network (d4, width 64, context 512)")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on a GPU")
+    parser.add_argument("--examples", type=int, help="at most so many per task; default: all")
+    parser.add_argument("--reference-examples", type=int, default=50)
+    parser.add_argument("--token-budget", type=int)
+    parser.add_argument("--no-sharing", action="store_true", help="each choice a row of its own")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks of the fast path")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = given.bundle
+        if folder.is_file():
+            with tarfile.open(folder) as archive:
+                archive.extractall(place, filter="data")
+            folder = Path(place)
+        compare(given, Bundle.open(folder), Path(place) / "outcomes")
+
+
+def build(given: argparse.Namespace) -> Network:
+    arm, scale = find_arm(given.arm), SMALL if given.small else Scale()
+    depth = 4 if given.small else given.depth
+    network = materialise(on_meta(arm.shape(depth, scale), arm), given.device, embedding_std=0.1)
+    generator = torch.Generator(given.device).manual_seed(0)
+    for parameter in network.parameters():  # away from the zeros of the start, where every guess is a tie
+        noise = torch.randn(parameter.shape, generator=generator, device=given.device)
+        parameter.data.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
+    precision = given.precision or ("bf16" if given.device.startswith("cuda") else "fp32")
+    print(f"{given.arm} d{depth}, {precision}, {given.device}, torch {torch.__version__}")
+    return network.to(torch.bfloat16) if precision == "bf16" else network
+
+
+def synchronise(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def compare(given: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
+    network, tokenizer = build(given), Tokenizer.gpt2()
+    sizes = {task.label: min(len(task.items), given.examples or len(task.items)) for task in bundle.tasks}
+    options = CoreOptions(
+        (0,), given.examples, token_budget=given.token_budget, share_prefixes=not given.no_sharing
+    )
+    evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 2))  # what the first use of anything costs
+
+    estimate, exact = 0.0, {}
+    for task in bundle.tasks:
+        count = min(sizes[task.label], given.reference_examples or sizes[task.label])
+        score_one(network, tokenizer, task, 0)
+        synchronise(given.device)
+        begun = time.perf_counter()
+        exact[task.label] = [score_one(network, tokenizer, task, index) for index in range(count)]
+        synchronise(given.device)
+        estimate += (time.perf_counter() - begun) * sizes[task.label] / count
+    measured = sum(map(len, exact.values()))
+    total = sum(sizes.values())
+    print(f"one at a time: {estimate:.1f} s for {total:,} examples (timed on {measured:,})")
+
+    if given.compile:
+        for block in network.blocks():
+            block.compile(dynamic=True)
+        evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 40))
+    synchronise(given.device)
+    begun = time.perf_counter()
+    scores = evaluate_core(network, tokenizer, bundle, options, folder=folder)
+    synchronise(given.device)
+    fast = time.perf_counter() - begun
+    print(f"batched:       {fast:.1f} s for {total:,} examples")
+
+    worst, differing = 0.0, 0
+    for label, outcomes in exact.items():
+        lines = (folder / f"{label}.seed0.jsonl").read_text().splitlines()
+        for slow, line in zip(outcomes, lines, strict=False):
+            quick = json.loads(line)
+            differing += slow.correct != quick["correct"]
+            pairs = zip(slow.losses or (slow.nll,), quick["losses"] or (quick["nll"],), strict=True)
+            worst = max([worst, *(abs(a - b) for a, b in pairs if a is not None and b is not None)])
+    print(f"same {measured:,} examples: largest difference of a mean loss {worst:.2e} nats, ", end="")
+    print(f"{differing} judged differently; CORE of the random network {scores.mean(list(sizes)) or 0:.4f}")
+    print(f"ratio {estimate / fast:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""One way to show how far a long command is: a bar with ETA on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import typer
+
+EVERY = 10.0  # seconds between lines where there is no terminal
+
+Show = Callable[[str, float, float], None]  # what is being done, how much is done, of how much
+
+
+@contextmanager
+def shown(quiet: bool = False) -> Generator[Show]:
+    """A function to call with (what, done, total) as often as one likes; it writes to standard error."""
+    if quiet:
+        yield lambda what, done, total: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+        with Progress(
+            *columns,
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar:
+            task = bar.add_task("starting", total=None)
+            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    else:
+        begun = said = time.monotonic()
+        first: float | None = None  # what was done before this command, which tells nothing of its speed
+
+        def line(what: str, done: float, total: float) -> None:
+            nonlocal said, first
+            now = time.monotonic()
+            first = done if first is None else first
+            if now - said < EVERY or done <= first:
+                return
+            said = now
+            left = (total - done) * (now - begun) / (done - first)
+            typer.echo(f"{done / total:4.0%}  {what}  {clock(left)} left", err=True)
+
+        yield line
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03 or 2:03."""
+    hours, rest = divmod(max(0, round(seconds)), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

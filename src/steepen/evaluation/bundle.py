@@ -1,0 +1,259 @@
+"""A bundle of tasks on disk: core.yaml, eval_meta_data.csv and eval_data/, read and checked as a whole.
+
+All three task types are one shape: contexts, answers and which is right. Multiple choice has one context and
+several answers, a shared ending several contexts and one answer, language modelling one of each.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+
+from steepen.errors import UsageError, nearest
+
+CONFIG, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
+Kind = Literal["multiple_choice", "schema", "language_modeling"]
+KINDS: tuple[Kind, ...] = ("multiple_choice", "schema", "language_modeling")
+
+
+class BadBundle(UsageError):
+    """A bundle that cannot be evaluated; the message names the file and the line."""
+
+    def __init__(self, file: Path, line: int | None, problem: str) -> None:
+        place = f"{file}" if line is None else f"{file}, line {line}"
+        super().__init__(f"bad bundle: {place}: {problem}")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One example. Candidate i is contexts[i] or the only context, then answers[i] or the only answer."""
+
+    line: int  # in its file, from 1
+    contexts: tuple[str, ...]
+    answers: tuple[str, ...]
+    gold: int
+
+    @property
+    def candidates(self) -> int:
+        """How many continuations compete."""
+        return max(len(self.contexts), len(self.answers))
+
+    def candidate(self, index: int) -> tuple[str, str]:
+        """Context and answer of one candidate."""
+        return self.contexts[min(index, len(self.contexts) - 1)], self.answers[
+            min(index, len(self.answers) - 1)
+        ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a bundle with all its items, in the order of the file."""
+
+    label: str
+    kind: Kind
+    file: Path
+    shots: int
+    delimiter: str  # between context and answer
+    baseline: float  # accuracy of guessing, in [0, 1)
+    items: tuple[Item, ...]
+
+    def centered(self, accuracy: float) -> float:
+        """Accuracy with chance at 0 and perfection at 1."""
+        return (accuracy - self.baseline) / (1.0 - self.baseline)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The tasks of a bundle, in the order of its core.yaml."""
+
+    directory: Path
+    tasks: tuple[Task, ...]
+
+    @staticmethod
+    def open(directory: str | Path) -> Bundle:
+        """Read and check everything; a fault is refused by file and line before anything is scored."""
+        root = Path(directory)
+        if not (root / CONFIG).is_file() and (root / "eval_bundle" / CONFIG).is_file():
+            root = root / "eval_bundle"
+        if not (root / CONFIG).is_file():
+            hint = "unpack the archive and give its folder" if root.is_file() else "give the unpacked folder"
+            raise UsageError(f"{root} is no CORE bundle (it has no {CONFIG}); {hint}.")
+        baselines = _read_baselines(root / BASELINES)
+        files: dict[tuple[Path, str], tuple[Item, ...]] = {}
+        tasks = [
+            _read_task(root, entry, line, baselines, files) for entry, line in _read_config(root / CONFIG)
+        ]
+        labels = [task.label for task in tasks]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise BadBundle(root / CONFIG, None, f"the label {label!r} stands there twice.")
+        return Bundle(root, tuple(tasks))
+
+    @property
+    def examples(self) -> int:
+        """Examples of all tasks together (CORE: 91,037)."""
+        return sum(len(task.items) for task in self.tasks)
+
+    @cached_property
+    def identity(self) -> str:
+        """Hex SHA-256 of everything that decides a score: tasks, settings, baselines, examples."""
+        digest = hashlib.sha256(b"steepen-bundle-1\n")
+        for task in self.tasks:
+            head = [task.label, task.kind, task.shots, task.delimiter, task.baseline]
+            digest.update(json.dumps(head).encode())
+            for item in task.items:
+                digest.update(json.dumps([item.contexts, item.answers, item.gold]).encode())
+        return digest.hexdigest()
+
+    def task(self, label: str) -> Task:
+        """A task by its label."""
+        for task in self.tasks:
+            if task.label == label:
+                return task
+        labels = [task.label for task in self.tasks]
+        raise UsageError(f"the bundle has no task {label!r}; the nearest are {nearest(label, labels)}.")
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadBundle(file, None, "the file is missing; unpack the bundle again.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadBundle(file, None, f"the file cannot be read ({error}).") from error
+
+
+def _read_config(file: Path) -> list[tuple[dict[str, Any], int]]:
+    """The tasks' entries of core.yaml and the line each begins on."""
+    text = _read_text(file)
+    try:
+        value, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise BadBundle(file, mark.line + 1 if mark else None, "this is no YAML.") from error
+    entries = value.get("icl_tasks") if isinstance(value, dict) else None
+    if not isinstance(entries, list) or not entries or not isinstance(node, yaml.MappingNode):
+        raise BadBundle(file, 1, "it has no list of tasks under icl_tasks.")
+    listed = next(child for key, child in node.value if key.value == "icl_tasks")
+    lines = [child.start_mark.line + 1 for child in listed.value]
+    for entry, line in zip(entries, lines, strict=True):
+        if not isinstance(entry, dict):
+            raise BadBundle(file, line, "a task must be an entry with label, dataset_uri and icl_task_type.")
+    return list(zip(cast("list[dict[str, Any]]", entries), lines, strict=True))
+
+
+def _read_baselines(file: Path) -> dict[str, float]:
+    """Random-guess accuracy by task label, in per cent as the file has it."""
+    rows = csv.DictReader(_read_text(file).splitlines())
+    for column in ("Eval Task", "Random baseline"):
+        if column not in (rows.fieldnames or []):
+            raise BadBundle(file, 1, f"there is no column {column!r}.")
+    found: dict[str, float] = {}
+    for row in rows:
+        try:
+            found[row["Eval Task"]] = float(row["Random baseline"])
+        except (TypeError, ValueError):
+            continue  # tasks of other suites stand here too; one that is needed is missed where it is used
+    return found
+
+
+def _read_task(
+    root: Path,
+    entry: dict[str, Any],
+    line: int,
+    baselines: dict[str, float],
+    files: dict[tuple[Path, str], tuple[Item, ...]],
+) -> Task:
+    config = root / CONFIG
+
+    def field(name: str, kind: type, default: Any = None) -> Any:
+        value = entry.get(name, default)
+        if not isinstance(value, kind):
+            raise BadBundle(config, line, f"{name} = {value!r} is not valid: it must be a {kind.__name__}.")
+        return value
+
+    label = field("label", str)
+    if not re.fullmatch(r"[\w.-]+", label):
+        raise BadBundle(
+            config, line, f"the label {label!r} is not valid: use letters, digits, _, - and dots."
+        )
+    kind = entry.get("icl_task_type")
+    if kind not in KINDS:
+        raise BadBundle(
+            config, line, f"{label} has the unknown task type {kind!r}; known are {', '.join(KINDS)}."
+        )
+    shots = field("num_fewshot", list)
+    if len(shots) != 1 or not isinstance(shots[0], int) or shots[0] < 0:
+        raise BadBundle(
+            config, line, f"num_fewshot = {shots!r} is not valid: it must be a list of one count."
+        )
+    baseline = baselines.get(label)
+    if baseline is None or not 0 <= baseline < 100:
+        raise BadBundle(
+            root / BASELINES, None, f"there is no random baseline between 0 and 100 (per cent) for {label!r}."
+        )
+    file = root / DATA / field("dataset_uri", str)
+    if (file, kind) not in files:
+        files[file, kind] = _read_items(file, kind)
+    items = files[file, kind]
+    if shots[0] >= len(items):
+        raise BadBundle(
+            config,
+            line,
+            f"{label} asks for {shots[0]} examples in the prompt, but its file has {len(items)} in all.",
+        )
+    delimiter = field("continuation_delimiter", str, " ")
+    return Task(label, kind, file, shots[0], delimiter, baseline / 100, items)
+
+
+def _read_items(file: Path, kind: Kind) -> tuple[Item, ...]:
+    lines = _read_text(file).split("\n")
+    if lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        raise BadBundle(file, None, "the file has no examples.")
+    return tuple(_read_item(file, number, line, kind) for number, line in enumerate(lines, start=1))
+
+
+def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadBundle(file, number, f"this is no JSON ({error.msg}).") from None
+    if not isinstance(value, dict):
+        raise BadBundle(file, number, "an example must be an object with fields.")
+    fields = cast("dict[str, Any]", value)
+
+    def text(name: str) -> str:
+        if not isinstance(fields.get(name), str):
+            raise BadBundle(file, number, f"the field {name!r} must be text.")
+        return fields[name]
+
+    def texts(name: str) -> tuple[str, ...]:
+        found = fields.get(name)
+        if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, str) for one in found):
+            raise BadBundle(file, number, f"the field {name!r} must be a list of two texts or more.")
+        return tuple(found)
+
+    if kind == "language_modeling":
+        # The bundle's contexts may end in blanks, which would be swallowed by the answer's first token.
+        item = Item(number, (text("context").strip(),), (text("continuation"),), 0)
+    elif kind == "schema":
+        item = Item(number, texts("context_options"), (text("continuation"),), fields.get("gold", -1))
+    else:
+        item = Item(number, (text("query"),), texts("choices"), fields.get("gold", -1))
+    if type(item.gold) is not int or not 0 <= item.gold < item.candidates:
+        raise BadBundle(
+            file, number, f"gold = {item.gold!r} is not valid: it must be from 0 to {item.candidates - 1}."
+        )
+    if any(not answer.strip() for answer in item.answers):
+        raise BadBundle(file, number, "an answer has no text.")
+    return item

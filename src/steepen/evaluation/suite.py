@@ -1,0 +1,48 @@
+"""The suite by name: CORE's 22 tasks, the paper's frozen 17, and the published scores to compare with."""
+
+from __future__ import annotations
+
+# Table "DCLM CORE tasks and evaluation types", by the labels of the bundle's core.yaml.
+CORE22 = (
+    "hellaswag_zeroshot",
+    "jeopardy",
+    "bigbench_qa_wikidata",
+    "arc_easy",
+    "arc_challenge",
+    "copa",
+    "commonsense_qa",
+    "piqa",
+    "openbook_qa",
+    "lambada_openai",
+    "hellaswag",
+    "winograd",
+    "winogrande",
+    "bigbench_dyck_languages",
+    "agi_eval_lsat_ar",
+    "bigbench_cs_algorithms",
+    "bigbench_operators",
+    "bigbench_repeat_copy_logic",
+    "squad",
+    "coqa",
+    "boolq",
+    "bigbench_language_identification",
+)
+
+# The same table's Filter column: what the paper's eight Vanilla checkpoints left out.
+FILTERED_OUT = (
+    "commonsense_qa",
+    "boolq",
+    "bigbench_language_identification",
+    "bigbench_cs_algorithms",
+    "bigbench_repeat_copy_logic",
+)
+CORE17 = tuple(label for label in CORE22 if label not in FILTERED_OUT)
+
+# CORE of the GPT-3 models, which were never run on CORE: nanochat's estimates from the six of its tasks that
+# the GPT-3 paper prints (its dev/estimate_gpt3_core.ipynb), which the paper takes as references.
+GPT3_CORE = {
+    "GPT-3 2.7B": 0.3292,
+    "GPT-3 6.7B": 0.3611,
+    "GPT-3 13B": 0.3852,
+    "GPT-3 175B": 0.4272,
+}

@@ -1,0 +1,47 @@
+"""Saved weights into a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from steepen.errors import SteepenError
+from steepen.model.network import Network
+
+
+def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose names begin with `prefix`, without it; no other is read."""
+    try:
+        with safe_open(file, framework="pt", device=str(device)) as tensors:
+            names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise SteepenError(f"the weights {file} cannot be read ({error}).") from error
+
+
+def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
+    """Give every parameter its saved value; a missing, left-over or misshapen one is refused by name."""
+    expected = dict(network.named_parameters())
+    for name in sorted(expected.keys() ^ weights.keys()):
+        side = "lacks" if name in expected else "has an unexpected"
+        raise SteepenError(f"these weights belong to another network: the file {side} {name}.")
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            if weights[name].shape != parameter.shape:
+                raise SteepenError(
+                    f"these weights belong to another network: {name} is {tuple(weights[name].shape)}, "
+                    f"not {tuple(parameter.shape)}."
+                )
+            parameter.copy_(weights[name])
+
+
+def with_memory(network: Network, device: torch.device | str) -> Network:
+    """A meta network with fp32 memory on a device, its weights still to be copied in or initialised."""
+    network = network.to_empty(device=device)
+    network.to(torch.float32)
+    network.reset_rotary()
+    return network

@@ -1,0 +1,203 @@
+"""FineWeb by name: the same code path as against the real hub, pointed at a small hub of the same layout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steepen.data import hub as hugging_face
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+from steepen.errors import SteepenError, UsageError
+
+REPOSITORY = "HuggingFaceFW/fineweb-edu"
+COMMIT = "a" * 40
+
+
+@pytest.fixture
+def tree(tmp_path: Path, documents: list[str]) -> Path:
+    """A directory laid out like the hub: OWNER/NAME/sample/10BT/*.parquet and one crawl."""
+    root = tmp_path / "hub"
+    for number in range(4):
+        path = root / REPOSITORY / f"sample/10BT/{number:03d}_00000.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = documents[100 * number : 100 * (number + 1)]
+        table = pa.table({"text": texts, "url": ["https://example.org"] * 100, "token_count": [7] * 100})
+        pq.write_table(table, path, row_group_size=40)
+    crawl = root / REPOSITORY / "data/CC-MAIN-2024-10/train-00000.parquet"
+    crawl.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"text": documents[:50]}), crawl)
+    return root
+
+
+class Hub(ThreadingHTTPServer):
+    """The three answers of the hub that a download needs: repository, tree, file."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.root = root
+        self.commit = COMMIT
+        self.fetched: list[str] = []
+        self.failures = 0  # how many requests to answer with an error first
+        self.break_after: int | None = None  # file downloads to serve before the hub goes away
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        hub, path = self.server, unquote(urlsplit(self.path).path)
+        if hub.failures:
+            hub.failures -= 1
+            return self.send_error(503)
+        repository = hub.root / REPOSITORY
+        if path.startswith(f"/api/datasets/{REPOSITORY}/tree/"):
+            folder = path.split(f"/tree/{hub.commit}/", 1)[1]
+            found = sorted((repository / folder).rglob("*.parquet"))
+            listed = [
+                {
+                    "type": "file",
+                    "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
+                    "size": file.stat().st_size,
+                    "path": file.relative_to(repository).as_posix(),
+                }
+                for file in found
+            ]
+            return self.reply(json.dumps(listed).encode(), body)
+        if path.startswith(f"/api/datasets/{REPOSITORY}"):
+            return self.reply(json.dumps({"id": REPOSITORY, "sha": hub.commit}).encode(), body)
+        if path.startswith(f"/datasets/{REPOSITORY}/resolve/{COMMIT}/"):
+            name = path.split(f"/resolve/{COMMIT}/", 1)[1]
+            if hub.break_after is not None and len(hub.fetched) >= hub.break_after:
+                return self.send_error(403)  # on a 5xx the library itself waits for half a minute
+            if body:
+                hub.fetched.append(name)
+            return self.reply((repository / name).read_bytes(), body)
+        return self.send_error(404)
+
+    def reply(self, content: bytes, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(hugging_face, "FIRST_WAIT", 0.01)
+    server = Hub(tree)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def request(hub: str, name: str = "fineweb-edu:sample-10BT", **options: Any) -> Request:
+    return Request((name,), hub=hub, **options)
+
+
+def test_a_directory_of_the_same_layout_reads_like_its_files(tmp_path: Path, tree: Path) -> None:
+    named = prepare(request(str(tree), val_tokens=0), tmp_path / "named")
+    files = Request((f"{tree}/{REPOSITORY}/sample/10BT/*.parquet",), val_tokens=0)
+    assert named.identity == prepare(files, tmp_path / "files").identity
+    assert named.manifest.source["name"] == "fineweb-edu:sample-10BT"
+
+
+def test_the_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub) -> None:
+    fetched = prepare(request(hub.url, val_tokens=0), tmp_path / "fetched")
+    assert fetched.identity == prepare(request(str(tree), val_tokens=0), tmp_path / "local").identity
+    assert fetched.manifest.source["revision"] == COMMIT
+    assert [Path(name).name for name in hub.fetched] == [f"00{n}_00000.parquet" for n in range(4)]
+    names = {file.name for file in fetched.directory.iterdir()}
+    assert names == {"manifest.json", "tokenizer.json", "train_00000.bin"}, "downloads are not kept"
+
+
+def test_only_the_files_that_are_needed_are_downloaded(
+    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
+    prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out")
+    assert len(hub.fetched) == 1
+
+
+def test_a_crawl_can_be_named(tmp_path: Path, hub: Hub) -> None:
+    dataset = prepare(request(hub.url, "fineweb-edu:CC-MAIN-2024-10", val_tokens=0), tmp_path / "out")
+    assert dataset.manifest.splits["train"].documents == 50
+
+
+def test_a_short_outage_is_waited_out(tmp_path: Path, hub: Hub) -> None:
+    hub.failures = 2
+    assert prepare(request(hub.url), tmp_path / "out").manifest.splits["train"].documents > 0
+
+
+def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
+    tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.data.prepare.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    hub.break_after = 2
+    with pytest.raises(
+        SteepenError, match=r"cannot download sample/10BT/002_00000\.parquet .*same command again"
+    ):
+        prepare(request(hub.url, val_tokens=500), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    hub.break_after, hub.commit = None, "b" * 40  # meanwhile the repository has moved on
+    hub.fetched.clear()
+    continued = prepare(request(hub.url, val_tokens=500), tmp_path / "out")
+    assert [Path(name).name for name in hub.fetched][-2:] == ["002_00000.parquet", "003_00000.parquet"]
+    assert len(hub.fetched) <= 3
+    shutil.rmtree(tmp_path / "out")
+    hub.commit = COMMIT
+    assert continued.identity == prepare(request(hub.url, val_tokens=500), tmp_path / "out").identity
+
+
+def test_a_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+    assert prepare(request(hub.url, tokenizer="bpe:400"), tmp_path / "out").vocabulary == 400
+
+
+@pytest.mark.parametrize("name", ["fineweb:10BT", "fineweb-edu:sample-1BT", "fineweb:data"])
+def test_an_unknown_config_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="accepted are sample-10BT"):
+        prepare(request(str(tmp_path), name), tmp_path / "out")
+
+
+def test_a_directory_without_the_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no Parquet file under"):
+        prepare(request(str(tmp_path)), tmp_path / "out")
+
+
+def test_a_hub_out_of_reach_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "FIRST_WAIT", 0.0)
+    with pytest.raises(SteepenError, match="check the network") as caught:
+        prepare(request("http://127.0.0.1:9"), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out.partial").exists()

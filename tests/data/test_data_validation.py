@@ -1,0 +1,59 @@
+"""Validation: the same tokens whatever the batch, with the bytes they stand for."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steepen.data import Dataset, Validation
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+from steepen.errors import UsageError
+
+CONTEXT = 31
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 1000])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: int, world: int) -> None:
+    validation = Validation(dataset, CONTEXT, 20 * CONTEXT)
+    seen = [pair for rank in range(world) for pair in validation.batches(rows, rank, world)]
+    inputs = np.concatenate([pair[0] for pair in seen])
+    targets = np.concatenate([pair[1] for pair in seen])
+    flat = dataset.tokens("val").read(0, 20 * (CONTEXT + 1)).reshape(20, CONTEXT + 1)
+    assert np.array_equal(inputs, flat[:, :-1])
+    assert np.array_equal(targets, flat[:, 1:])
+    assert all(len(pair[0]) <= rows for pair in seen)
+
+
+def test_the_byte_count_is_that_of_the_decoded_targets(dataset: Dataset) -> None:
+    validation = Validation(dataset, CONTEXT, 20 * CONTEXT)
+    tokenizer = dataset.tokenizer()
+    text = b"".join(tokenizer.decode_bytes(row) for row in validation.rows(0, 20)[1])
+    assert validation.target_bytes == len(text.replace(b"<|endoftext|>", b""))
+
+
+def test_bits_per_byte_of_a_coder_that_spends_eight_bits_a_byte_is_eight(dataset: Dataset) -> None:
+    validation = Validation(dataset, CONTEXT)
+    nats = validation.target_bytes * 8 * math.log(2)
+    assert validation.bits_per_byte(nats / validation.tokens) == pytest.approx(8.0)
+
+
+def test_the_identity_is_that_of_the_tokens_and_nothing_else(tmp_path: Path, dataset: Dataset) -> None:
+    here = Validation(dataset, CONTEXT, 620)
+    assert Validation(Dataset.open(dataset.directory), CONTEXT, 620 + CONTEXT - 1).identity == here.identity
+    assert Validation(dataset, CONTEXT, 651).identity != here.identity
+    assert Validation(dataset, 30, 620).identity != here.identity
+    wide = Request((dataset.manifest.source["name"],), val_tokens=2_000, dtype="uint32")
+    assert Validation(prepare(wide, tmp_path / "wide"), CONTEXT, 620).identity == here.identity
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(31, 10**9), (31, 5), (10**6, None), (0, 10)])
+def test_more_than_there_is_or_less_than_a_chunk_is_refused(
+    dataset: Dataset, context: int, tokens: int | None
+) -> None:
+    with pytest.raises(UsageError, match="--val-tokens"):
+        Validation(dataset, context, tokens)

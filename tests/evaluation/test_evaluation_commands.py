@@ -1,0 +1,241 @@
+"""`steepen eval`, `steepen eval filter` and `steepen forecast` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steepen.cli.app import main
+from steepen.data import Dataset
+from steepen.evaluation.suite import CORE17, CORE22, GPT3_CORE
+from steepen.runs.record import RunRecord
+from steepen.runs.store import RunDirectory, write_json
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / trained.name))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main([str(word) for word in words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -> str:
+    assert main([str(word) for word in words]) == code
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_everything_asked_is_measured_saved_and_joined(
+    run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--depth-used")
+    asked = (*asked, "--passes", "1..8", "--figures", tmp_path / "figures", "--json")
+    before = RunDirectory(run).record()
+    found = answer(capsys, *asked)
+    record = RunDirectory(run).record()
+    assert before is not None and record is not None and found["joined"]
+    # The same weights on the same tokens: evaluation finds training's own last loss.
+    assert found["validation"]["loss"] == pytest.approx(before.validation_loss, abs=1e-6)
+    assert found["validation"]["identity"] == before.validation_identity
+    assert found["passes"] == 4 and found["passes_curve"]["passes"] == [1, 2, 3, 4]
+    assert found["depth_used"]["executed"] == 1 + 4 + 1
+    assert set(found["core"]["tasks"]) == {"choose", "choose_shots", "ending", "complete"}
+    assert replace(record, evaluation={}) == replace(before, evaluation={})
+    joined = record.evaluation
+    assert all(joined[part] == found[part] for part in ("validation", "depth_used", "passes_curve", "core"))
+    for name in ("core_tasks", "depth_used", "passes"):
+        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    # Asked again for less, the rest stays; a smaller look at CORE does not displace the larger one.
+    answer(capsys, "eval", run, "--data", dataset.directory, "--json")
+    less = ("--core", bundle_folder, "--examples", 2, "--tasks", "choose")
+    small = answer(capsys, "eval", run, "--data", dataset.directory, *less, "--json")
+    assert set(small["core"]["tasks"]) == {"choose"}
+    again = RunDirectory(run).record()
+    assert again is not None and again.evaluation["core"] == joined["core"]
+
+
+def test_a_person_reads_the_scores(
+    run: Path, dataset: Dataset, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--examples", 3)
+    assert main([str(word) for word in (*words, "--passes", "1,2", "--depth-used")]) == 0
+    said = capsys.readouterr().out
+    for part in ("validation loss", "choose_shots", "KL effective depth", "loss at k passes", "at most 3"):
+        assert part in said
+
+
+def test_an_earlier_checkpoint_is_scored_but_not_joined(
+    run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = sorted((run / "checkpoints").iterdir())[0]
+    found = answer(capsys, "eval", first, "--data", dataset.directory, "--json")
+    assert found["step"] == 2 and found["passes"] == 2 and not found["joined"]
+    assert (run / "evaluation" / first.name / "evaluation.json").is_file()
+    record = RunDirectory(run).record()
+    assert record is not None and not record.evaluation
+    said = refused(capsys, "eval", first, "--data", dataset.directory, "--join")
+    assert "not what the run ended with" in said
+
+
+def test_wrong_requests_are_refused_in_a_sentence(
+    run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--data", dataset.directory)
+    assert "neither a run directory" in refused(capsys, "eval", tmp_path / "none", *data)
+    assert "no prepared data" in refused(capsys, "eval", run, "--data", tmp_path)
+    assert "no CORE bundle" in refused(capsys, "eval", run, *data, "--core", tmp_path)
+    assert "--passes '8..1'" in refused(capsys, "eval", run, *data, "--passes", "8..1")
+    assert "--passes 'all'" in refused(capsys, "eval", run, *data, "--passes", "all")
+    assert "--examples 0" in refused(capsys, "eval", run, *data, "--examples", "0")
+    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--depth-used", "--direction", "up")
+    core = (*data, "--core", bundle_folder)
+    assert "no task 'chose'" in refused(capsys, "eval", run, *core, "--tasks", "chose")
+    assert "--precision 'fp8'" in refused(capsys, "eval", run, *data, "--precision", "fp8")
+    assert "--data" in refused(capsys, "eval", run)
+
+
+def test_damaged_weights_are_not_scored(
+    run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = sorted((run / "checkpoints").iterdir())[-1] / "state.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "corrupt" in refused(capsys, "eval", run, "--data", dataset.directory, code=1)
+
+
+def test_training_scores_the_run_when_it_ends(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = {"aspect": 8, "head-dim": 8, "mlp-multiple": 8, "context": 64, "batch-tokens": 256, "tokens": 512}
+    options = [word for name, value in size.items() for word in (f"--{name}", value)]
+    words = ["train", "--arm", "loop-2", "--depth", 3, "--data", dataset.directory, *options, "--json"]
+    words += ["--runs", tmp_path / "runs", "--device", "cpu"]
+    scored = answer(capsys, *words, "--core", bundle_folder, "--core-examples", 2, "--passes", "1..3")
+    assert scored["evaluation"]["core"]["examples"] == 2
+    assert scored["evaluation"]["passes_curve"]["passes"] == [1, 2, 3]
+    # A wrong request is refused before anything is trained.
+    other = [*words[:-4], "--runs", tmp_path / "other", "--device", "cpu"]
+    assert "no CORE bundle" in refused(capsys, *other, "--core", tmp_path)
+    assert not (tmp_path / "other").exists()
+
+
+# --- records with task scores, as a ladder of evaluated runs would leave them -------------------------
+
+ARMS = {"vanilla": (0.11, 3.0), "untied-grow": (0.13, 2.9)}  # exponent and size of the task losses' laws
+
+
+def task_nll(arm: str, place: int, flops: float) -> float:
+    exponent, scale = ARMS[arm]
+    return 0.6 + 0.02 * place + scale * (flops / 1e18) ** -exponent
+
+
+def task_score(nll: float) -> float:
+    return 1 / (1 + np.exp(1.6 * nll - 3.4))
+
+
+def core_of(arm: str, flops: float) -> float:
+    return 0.87 * float(np.mean([task_score(task_nll(arm, p, flops)) for p in range(17)]))
+
+
+def ladder(trained: Path, root: Path, points: int) -> None:
+    record = RunDirectory(trained).record()
+    assert record is not None
+    for arm in ARMS:
+        for number, flops in enumerate(np.geomspace(3e17, 1e20, points).tolist()):
+            tasks: dict[str, Any] = {}
+            for place, label in enumerate((*CORE17, *(x for x in CORE22 if x not in CORE17))):
+                centered = task_score(task_nll(arm, place, flops)) if label in CORE17 else 0.0
+                tasks[label] = {
+                    "nll": task_nll(arm, place, flops),
+                    "centered": centered,
+                    "accuracy": 0.25 + 0.75 * centered,
+                    "baseline": 0.25,
+                }
+            core = {"core22": core_of(arm, flops), "tasks": tasks}
+            spec = replace(record.spec, arm=replace(record.spec.arm, name=arm), seed=number)
+            made = replace(
+                record,
+                spec=spec,
+                run=spec.hash,
+                flops=flops,
+                tokens=int(flops / 1e9),
+                evaluation={"core": core},
+            )
+            write_json(root / f"{arm}-{number}" / "record.json", made.to_dict())
+            assert RunRecord.from_dict(made.to_dict()) == made
+
+
+@pytest.fixture
+def store(trained: Path, tmp_path: Path) -> Path:
+    ladder(trained, tmp_path / "ladder", 8)
+    return tmp_path / "ladder"
+
+
+def test_a_forecast_finds_the_truth_it_was_made_from(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "forecast.png"
+    found = answer(capsys, "forecast", store, "--target", "1.2e21", "--figure", figure, "--json")
+    for row in found["forecast"]:
+        assert row["core"] == pytest.approx(core_of(row["arm"], 1.2e21), abs=3e-3)
+    assert {row["arm"] for row in found["forecast"]} == set(ARMS)
+    # The largest run of each arm is held out of the fit it is compared with.
+    assert [row["flops"] for row in found["hold_out"]] == pytest.approx([1e20, 1e20])
+    assert all(abs(row["miss"]) < 3e-3 for row in found["hold_out"])
+    assert [row["reference"] for row in found["compute_for"]][::2] == list(GPT3_CORE)
+    assert found["r"] == pytest.approx(0.87, abs=0.01) and len(found["tasks"]) == 17
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_forecast_is_read_by_a_person_and_refuses_what_it_cannot_do(
+    store: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecast", str(store), "--target", "1e21", "--arms", "vanilla"]) == 0
+    said = capsys.readouterr().out
+    assert "held out" in said and "vanilla at 1.000e+21 FLOPs: CORE" in said and "GPT-3 175B" in said
+    assert "no scored run of 'loop-9'" in refused(capsys, "forecast", store, "--arms", "loop-9")
+    assert "--target -1" in refused(capsys, "forecast", store, "--target", "-1")
+    assert "--hold-out 'zz'" in refused(capsys, "forecast", store, "--hold-out", "zz")
+    assert "neither a task" in refused(capsys, "forecast", store, "--tasks", "juggling")
+    assert "none of the 1 records has CORE scores" in refused(capsys, "forecast", trained)
+    ladder(trained, tmp_path / "short", 3)
+    assert "at least 4" in refused(capsys, "forecast", tmp_path / "short")
+
+
+def test_the_filter_keeps_what_the_papers_criteria_keep(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.txt"
+    found = answer(capsys, "eval", "filter", store, "--out", kept, "--json")
+    # The tasks outside the subset stand at chance with every run: no gap, no order.
+    assert tuple(found["kept"]) == CORE17 and found["runs"] == 8
+    assert found["tasks"]["boolq"]["gap"] == 0.0 and found["tasks"]["boolq"]["tau"] == 0.0
+    assert kept.read_text().split() == list(CORE17)
+    answer(capsys, "forecast", store, "--tasks", kept, "--json")
+    assert "no scored run of 'loop-2'" in refused(capsys, "eval", "filter", store, "--arm", "loop-2")
+
+
+def test_help_answers_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys; from steepen.cli.app import main; main(['eval', '--help']); "
+        "main(['forecast', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'scipy', 'matplotlib')))"
+    )
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    assert "--core" in done.stdout and "--target" in done.stdout and "filter" in done.stdout

@@ -1,0 +1,118 @@
+"""Depth used, passes at test time and validation, for any arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from steepen.data import Dataset, Validation
+from steepen.errors import UsageError
+from steepen.evaluation.depth import depth_used, effective_depth
+from steepen.evaluation.passes import passes_curve
+from steepen.evaluation.validation import validate
+from steepen.model.growth import grow
+from steepen.model.network import Network
+
+Make = Callable[..., Network]
+
+
+@pytest.mark.parametrize(
+    ("curve", "depth", "peak"),
+    [
+        ([3.0, 5.0, 2.5, 2.0, 1.0, 0.0], 4, 2),  # 2.0 is within 2 nats
+        ([1.0, 6.0, 3.0, 0.0], 4, 2),  # what comes before the peak does not count
+        ([5.0, 1.0, 4.0, 0.0], 2, 1),  # the first block within, even where a later one is not
+        ([0.5, 0.9, 0.1, 0.0], 2, 2),  # never far away: the peak's own block
+        ([7.0, 7.0, 0.0], 3, 1),
+        ([0.0], 1, 1),
+    ],
+)
+def test_depth_by_hand(curve: list[float], depth: int, peak: int) -> None:
+    assert effective_depth(curve) == (depth, peak)
+
+
+@pytest.fixture(scope="module")
+def validation(dataset: Dataset) -> Validation:
+    return Validation(dataset, 32, 320)
+
+
+@pytest.mark.parametrize(
+    ("arm", "passes", "stages"),
+    [
+        ("vanilla", 1, ["prelude"] * 3),
+        ("loop-2", 5, ["prelude", "core 1", "core 2", "core 3", "core 4", "core 5", "coda"]),
+        ("untied-2", 1, ["prelude", "core 1", "coda"]),
+        ("untied-2", 2, ["prelude", "core 1", "core 2", "coda"]),
+    ],
+)
+def test_every_executed_block_is_read(
+    arm: str, passes: int, stages: list[str], make_network: Make, validation: Validation
+) -> None:
+    network = make_network(arm)
+    found = depth_used(network, validation, passes)
+    assert list(found.stages) == stages and len(found.curve) == found.executed == len(stages)
+    assert found.curve[-1] == pytest.approx(0, abs=1e-9) and found.curve[0] > 0.1
+    # The first block's divergence again, token by token in double precision.
+    inputs, _ = validation.rows(0, validation.chunks)
+    first: list[torch.Tensor] = []
+    with torch.no_grad():
+        final = network(torch.from_numpy(inputs), passes=passes).double().log_softmax(-1)
+        network.features(torch.from_numpy(inputs), passes, visit=first.append)
+        block = network.logits(first[0]).double().log_softmax(-1)
+    assert found.curve[0] == pytest.approx(float((final.exp() * (final - block)).sum(-1).mean()), rel=1e-4)
+    other = depth_used(network, validation, passes, direction="block-to-final")
+    assert other.curve[0] == pytest.approx(float((block.exp() * (block - final)).sum(-1).mean()), rel=1e-4)
+
+
+def test_a_network_that_knows_nothing_uses_no_depth(make_network: Make, validation: Validation) -> None:
+    network = make_network("loop-2")
+    network.head.data.zero_()
+    assert depth_used(network, validation).depth == 1
+
+
+def test_bad_requests_are_refused(make_network: Make, validation: Validation) -> None:
+    with pytest.raises(UsageError, match="direction 'up'"):
+        depth_used(make_network(), validation, direction="up")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="threshold 0"):
+        depth_used(make_network(), validation, threshold=0)
+    with pytest.raises(UsageError, match="passes 0"):
+        passes_curve(make_network(), validation, [0, 1])
+
+
+def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
+    make_network: Make, validation: Validation
+) -> None:
+    tied = passes_curve(make_network("loop-2"), validation)
+    assert tied.passes == tuple(range(1, 9)) and tied.trained == 2
+    assert tied.differences[1] == 0.0 and tied.differences[0] != 0.0
+    grown = make_network("untied-grow")
+    grow(grown, {}, 4)
+    assert passes_curve(grown, validation).passes == (1, 2, 3, 4)
+    assert passes_curve(make_network("vanilla"), validation).passes == (1,)
+
+
+def test_a_pass_curve_has_the_losses_of_validation(make_network: Make, validation: Validation) -> None:
+    network = make_network("loop-2")
+    found = passes_curve(network, validation, (3, 1, 3), trained=2)
+    assert found.passes == (1, 3)
+    assert found.losses == (
+        validate(network, validation, 1).loss,
+        validate(network, validation, 3).loss,
+    )
+    assert found.trained_loss == validate(network, validation).loss
+    assert found.identity == validation.identity
+
+
+def test_validation_by_hand(make_network: Make, validation: Validation) -> None:
+    network = make_network("vanilla")
+    found = validate(network, validation)
+    inputs, targets = validation.rows(0, validation.chunks)
+    with torch.no_grad():
+        logs = network(torch.from_numpy(inputs)).double().log_softmax(-1)
+    loss = -float(logs.gather(-1, torch.from_numpy(targets)[..., None]).mean())
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(loss * 320 / math.log(2) / validation.target_bytes, rel=1e-5)
+    assert found.tokens == 320

@@ -1,0 +1,263 @@
+"""The fast path gives the scores of one example at a time, for every type, arm and way of batching."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.data import Tokenizer
+from steepen.evaluation.bundle import Bundle, Item, Task
+from steepen.evaluation.core import CoreOptions, evaluate_core
+from steepen.evaluation.encoding import TaskEncoder
+from steepen.evaluation.reference import score_one
+from steepen.evaluation.results import Outcome, SuiteScores, TaskScore, judge
+from steepen.evaluation.rows import Batch, make_batches, make_rows, split
+from steepen.evaluation.scorer import Scorer, can_branch
+from steepen.evaluation.suite import CORE17, CORE22
+from steepen.model.arms import find_arm
+from steepen.model.block import TransformerBlock
+from steepen.model.growth import grow
+from steepen.model.network import Network
+
+Make = Callable[..., Network]
+
+
+def outcomes(folder: Path, label: str, seed: int = 0) -> list[Outcome]:
+    lines = (folder / f"{label}.seed{seed}.jsonl").read_text().splitlines()
+    return [Outcome(**{**json.loads(line), "losses": tuple(json.loads(line)["losses"])}) for line in lines]
+
+
+def assert_same(fast: Outcome, slow: Outcome) -> None:
+    assert (fast.index, fast.line, fast.correct) == (slow.index, slow.line, slow.correct)
+    assert (fast.chosen, fast.gold) == (slow.chosen, slow.gold)
+    for a, b in zip((fast.nll, *fast.losses), (slow.nll, *slow.losses), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert a == pytest.approx(b, abs=2e-5)
+
+
+def assert_equals_reference(
+    network: Network,
+    tokenizer: Tokenizer,
+    bundle: Bundle,
+    folder: Path,
+    options: CoreOptions,
+    passes: int | None = None,
+) -> None:
+    evaluate_core(network, tokenizer, bundle, options, folder=folder, passes=passes)
+    for task in bundle.tasks:
+        for seed in options.seeds if task.shots else options.seeds[:1]:
+            for fast in outcomes(folder, task.label, seed):
+                assert_same(fast, score_one(network, tokenizer, task, fast.index, seed, passes))
+
+
+@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-2", "deep-vanilla"])
+def test_every_arm_scores_as_one_example_at_a_time(
+    arm: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    assert_equals_reference(make_network(arm), tokenizer, bundle, tmp_path, CoreOptions((0, 2)))
+
+
+def test_a_grown_network_and_other_passes_do_too(
+    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    network = make_network("untied-grow")
+    grow(network, {}, 4)
+    assert_equals_reference(network, tokenizer, bundle, tmp_path / "a", CoreOptions((0,), 5))
+    assert_equals_reference(
+        make_network("loop-2"), tokenizer, bundle, tmp_path / "b", CoreOptions((0,), 5), 5
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [CoreOptions((1,), token_budget=1), CoreOptions((1,), share_prefixes=False)]
+)
+def test_no_way_of_batching_changes_a_score(
+    options: CoreOptions, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    assert_equals_reference(make_network(), tokenizer, bundle, tmp_path, options)
+
+
+def test_prompts_cut_at_the_context_score_the_same(
+    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    network = make_network(context=40)
+    encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 40)
+    assert any(len(sequence) == 40 for i in range(14) for sequence in encoder.example(i, 0).sequences)
+    assert_equals_reference(network, tokenizer, bundle, tmp_path, CoreOptions((0,)))
+
+
+def test_the_core_bundle_scores_as_one_example_at_a_time(
+    make_network: Make, tokenizer: Tokenizer, core_bundle: Bundle, tmp_path: Path
+) -> None:
+    assert_equals_reference(make_network(context=256), tokenizer, core_bundle, tmp_path, CoreOptions((1,), 2))
+
+
+class PlainBlock(TransformerBlock):
+    """A user's block that knows nothing of masks."""
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x, rotary) * 0.9
+
+
+def test_a_block_without_a_mask_is_scored_without_sharing(
+    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr("steepen.model.block.PlainBlock", PlainBlock, raising=False)
+    network = make_network(replace(find_arm("loop-2"), block="steepen.model.block:PlainBlock"))
+    assert not can_branch(network) and can_branch(make_network())
+    assert_equals_reference(network, tokenizer, bundle, tmp_path, CoreOptions((0,), 4))
+
+
+def unigram(make_network: Make, tokenizer: Tokenizer, favourites: dict[str, float]) -> Network:
+    """A network whose logits are the same everywhere: what it answers can be worked out by hand."""
+    network = make_network("vanilla")
+    for parameter in network.parameters():
+        parameter.data.zero_()
+    network.embedding.data.fill_(1.0)
+    for text, logit in favourites.items():
+        (token,) = tokenizer.encode(text)
+        network.head.data[token] = logit / network.shape.width
+    return network
+
+
+def test_scores_by_hand(make_network: Make) -> None:
+    tokenizer = Tokenizer.train(["a b c d"] * 3, 258)  # bytes, and " a" or the like merged first
+    network = unigram(make_network, tokenizer, {"x": 3.0, "y": 1.0})
+    norm = math.log(382 + math.exp(3.0) + math.exp(1.0))
+    x, y, other = norm - 3.0, norm - 1.0, norm
+    choose = Task("choose", "multiple_choice", Path("a"), 0, " ", 0.5, (Item(1, ("q",), ("yy", "xxzz"), 1),))
+    ending = Task("ending", "schema", Path("b"), 0, " ", 0.5, (Item(1, ("q", "r"), ("xy",), 1),))
+    right = Task("right", "language_modeling", Path("c"), 0, " ", 0.0, (Item(1, ("q",), ("xx",), 0),))
+    found = evaluate_core(network, tokenizer, Bundle(Path(), (choose, ending, right)))
+    scores = {task.label: task for task in found.tasks}
+    # Both choices begin with the blank, which the prompt takes: " yy" against " xxzz".
+    assert scores["choose"].nll == pytest.approx((2 * x + 2 * other) / 4, abs=1e-5)
+    assert scores["choose"].accuracy == float((2 * x + 2 * other) / 4 < y)
+    # Nothing tells the contexts apart: the first of equals is chosen, and the second was right.
+    assert scores["ending"].nll == pytest.approx((other + x + y) / 3, abs=1e-5)
+    assert (scores["ending"].accuracy, scores["ending"].centered) == (0.0, -1.0)
+    # The answer is " xx": the blank is not the likeliest token, so not every token came first.
+    assert scores["right"].nll == pytest.approx((other + 2 * x) / 3, abs=1e-5)
+    assert scores["right"].accuracy == 0.0
+
+
+def test_language_modelling_is_right_only_when_every_token_is(make_network: Make) -> None:
+    tokenizer = Tokenizer.train(["a b c d"] * 3, 258)
+    task = Task("t", "language_modeling", Path("c"), 0, " ", 0.0, (Item(1, ("q",), ("  ",), 0),))
+    network = unigram(make_network, tokenizer, {" ": 3.0})
+    assert evaluate_core(network, tokenizer, Bundle(Path(), (task,))).tasks[0].accuracy == 1.0
+
+
+def test_a_candidate_without_tokens_of_its_own_is_judged_as_the_reference_code_does() -> None:
+    nan = float("nan")
+    assert judge("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
+    assert judge("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
+    assert judge("multiple_choice", 0, 1, 1, [0.5, nan, 0.2], False).chosen == 2
+    assert judge("multiple_choice", 0, 1, 1, [0.5, nan], False).nll is None
+    assert judge("multiple_choice", 0, 1, 1, [0.5, 0.5], False).chosen == 0
+
+
+def score(label: str, *accuracies: float, baseline: float = 0.0, nll: float = 2.0) -> TaskScore:
+    task = Task(label, "language_modeling", Path("x"), 1, " ", baseline, ())
+    right = [[Outcome(i, i, i < round(10 * a), nll) for i in range(10)] for a in accuracies]
+    return TaskScore.of(task, dict(enumerate(right)))
+
+
+def test_seeds_are_averaged_within_a_task_before_tasks() -> None:
+    tasks = [score(label, 0.1, 0.3) for label in CORE22[1:]]
+    tasks.append(score(CORE22[0], 0.6, baseline=0.2, nll=3.0))  # zero-shot: one seed stands for all
+    found = SuiteScores(tuple(tasks), (0, 1)).to_dict()
+    assert found["core22"] == pytest.approx((21 * 0.2 + 0.5) / 22)
+    assert found["core22_by_seed"] == pytest.approx([(21 * 0.1 + 0.5) / 22, (21 * 0.3 + 0.5) / 22])
+    assert found["nll22"] == pytest.approx((21 * 2.0 + 3.0) / 22)
+    assert found["core17"] == pytest.approx((16 * 0.2 + 0.5) / 17)
+    assert CORE22[0] in CORE17
+
+
+def test_an_average_over_missing_tasks_is_none() -> None:
+    found = SuiteScores((score("copa", 0.5),), (0,)).to_dict()
+    assert found["core22"] is None and found["core17"] is None and found["core22_by_seed"] is None
+    assert found["mean_centered"] == 0.5
+
+
+def test_an_answer_without_tokens_is_left_out_of_the_nll() -> None:
+    task = Task("t", "multiple_choice", Path("x"), 0, " ", 0.0, ())
+    found = TaskScore.of(task, {0: [Outcome(0, 1, True, 2.0), Outcome(1, 2, False, None)]})
+    assert (found.nll, found.accuracy) == (2.0, 0.5)
+
+
+def test_a_shared_beginning_is_computed_once(tokenizer: Tokenizer, bundle: Bundle) -> None:
+    encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 96)
+    shared = apart = 0
+    for index in range(14):
+        example = encoder.example(index, 0)
+        rows = make_rows(example, 0)
+        shared += sum(map(len, rows))
+        apart += sum(map(len, make_rows(example, 0, share=False)))
+        asked = sum(len(s) - start for s, start in zip(example.sequences, example.starts, strict=True))
+        assert sum(len(row.targets) for row in rows) == asked
+    assert shared < 0.6 * apart
+
+
+def test_answers_of_one_token_need_no_branch(tokenizer: Tokenizer) -> None:
+    items = (Item(1, ("the cat sat on the",), ("mat", "tree"), 0),)
+    assert len(tokenizer.encode(" mat")) == len(tokenizer.encode(" tree")) == 1
+    task = Task("t", "multiple_choice", Path("x"), 0, " ", 0.5, items)
+    (row,) = make_rows(TaskEncoder(task, tokenizer, 96).example(0, 0), 0)
+    assert row.branches is None and len(row) == 1 + len(tokenizer.encode("the cat sat on the"))
+
+
+def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]:
+    encoder = TaskEncoder(bundle.task("choose"), tokenizer, 96)
+    rows = [row for index in range(14) for row in make_rows(encoder.example(index, 0), 5 * index)]
+    return list(make_batches(rows, budget, 1 << 20))
+
+
+def test_batches_keep_to_their_budget_and_lose_nothing(tokenizer: Tokenizer, bundle: Bundle) -> None:
+    batches = batches_of(tokenizer, bundle, 120)
+    assert len(batches) > 3
+    assert all(batch.tokens.size <= 120 or len(batch.tokens) == 1 for batch in batches)
+    slots = np.concatenate([batch.slots for batch in batches])
+    whole = np.concatenate([batch.slots for batch in batches_of(tokenizer, bundle, 1 << 20)])
+    assert np.array_equal(np.sort(slots), np.sort(whole))
+
+
+def test_a_batch_too_large_for_the_device_is_scored_in_halves(
+    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = make_network()
+    batches = batches_of(tokenizer, bundle, 1 << 20)
+    expected = Scorer(network).answers(batches, 70)
+    real, most = Network.features, 3
+
+    def small(self: Network, tokens: Tensor, *rest: object, **named: object) -> Tensor:
+        if len(tokens) > most:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return real(self, tokens, *rest, **named)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Network, "features", small)
+    found = Scorer(network).answers(batches, 70)
+    assert np.allclose(found.loss, expected.loss, atol=1e-4)
+    assert np.array_equal(found.tokens, expected.tokens)
+    most = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        Scorer(network).answers(batches, 70)
+
+
+def test_halves_of_a_batch_are_the_whole(tokenizer: Tokenizer, bundle: Bundle) -> None:
+    for batch in batches_of(tokenizer, bundle, 1 << 20):
+        if len(batch.tokens) > 1:
+            a, b = split(batch)
+            assert np.array_equal(np.concatenate([a.tokens, b.tokens]), batch.tokens)
+            assert np.array_equal(np.concatenate([a.targets, b.targets]), batch.targets)
+            assert np.array_equal(np.concatenate([a.rows, b.rows + len(a.tokens)]), batch.rows)
