@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from steepen.cli import data, evaluation, family, forecast, laws, report, runs, train
+from steepen.cli import data, evaluation, family, forecast, laws, report, runs, study, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
 app.command("arms")(family.arms)
 app.command("plan")(family.plan)
 app.command("train")(train.train)
+app.command("study")(study.study)
 app.command("runs")(runs.runs)
 app.command("status")(runs.status)
 app.command("forecast")(forecast.forecast)

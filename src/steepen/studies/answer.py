@@ -87,4 +87,5 @@ class Answer:
 
 
 # A study yields a batch of specs and is sent their records, in the same order, until it returns its answer.
-Study: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord], Answer]
+# In place of a record stands None where the run diverged and the study accepts that as a result.
+Study: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Answer]

@@ -1,0 +1,45 @@
+"""Runs and FLOPs of every study at every preset: drives each on a formula and adds up what it asks for.
+
+python benchmarks/studies_cost.py
+"""
+
+from __future__ import annotations
+
+import math
+
+from steepen.runs.estimate import expected_flops
+from steepen.runs.spec import RunSpec
+from steepen.studies.bench import Bench, DataFacts
+from steepen.studies.catalogue import STUDIES
+from steepen.studies.preset import load_preset
+from steepen.studies.synthetic import Formula, share_after_growth, tokens_per_parameter
+
+VOCABULARY = {"tiny": 512, "mini": 8192, "paper": 50_304}
+
+
+def bowl(spec: RunSpec) -> float:
+    """Optima inside every sweep, so that no adaptive study ends early; nothing else about it matters."""
+    h = spec.hyperparameters
+    away = (
+        math.log(h.glr / 0.05), math.log(tokens_per_parameter(spec) / 6),
+        2 * (share_after_growth(spec) - 0.3), math.log(spec.schedule.final / 2),
+    )  # fmt: skip
+    scatter = 1e-4 * math.sin(int(spec.hash[:6], 16))
+    return 2 + 2 * expected_flops(spec) ** -0.02 + 0.01 * sum(x * x for x in away) + scatter
+
+
+def main() -> None:
+    print(f"{'study':18}" + "".join(f"{name:>24}" for name in VOCABULARY))
+    for name, study in STUDIES.items():
+        cells: list[str] = []
+        for preset, vocabulary in VOCABULARY.items():
+            bench = Bench(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
+            formula = Formula(bowl)
+            formula.answer(study.start(bench, {}))
+            runs = {spec.hash: expected_flops(spec) for spec in formula.specs}
+            cells.append(f"{len(runs)} runs, {sum(runs.values()):.1e}")
+        print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""`steepen study`: pose a question, let the runs happen, read the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steepen.cli.launching import (
+    BudgetText,
+    Device,
+    DryRun,
+    Gpu,
+    Jobs,
+    Mfu,
+    On,
+    Price,
+    RetryDiverged,
+    Runs,
+    With,
+    launch_study,
+)
+from steepen.errors import UsageError
+from steepen.studies.names import ASKS
+
+if TYPE_CHECKING:
+    from steepen.studies.answer import Answer
+    from steepen.studies.bench import DataFacts
+    from steepen.studies.catalogue import Listed
+    from steepen.studies.preset import Preset
+
+_LIST = "\n\n".join(f"[bold]{name}[/bold]: {asks}" for name, asks in ASKS.items())
+
+
+def study(
+    name: Annotated[str, typer.Argument(help="One of the studies above.", show_default=False)],
+    preset: Annotated[str, typer.Option(help="tiny, mini, paper, or a YAML file of your own.")] = "tiny",
+    arms: Annotated[str | None, typer.Option(help="Arms, as in vanilla,operator-1.")] = None,
+    rungs: Annotated[str | None, typer.Option(help="Depths, as in 2-6, 6-20:2 or 2,3,5.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, as in 0-2 or 0,1.")] = None,
+    parts: Annotated[
+        list[str] | None, typer.Option("--part", help="Only this part of the study (repeatable).")
+    ] = None,
+    recipe: Annotated[
+        list[Path] | None,
+        typer.Option(help="A recipe file of fit-recipe, instead of the preset's (repeatable)."),
+    ] = None,
+    reference: Annotated[str | None, typer.Option(help="ladder: the arm others are judged against.")] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="ladder: a run's known standard deviation of loss.", min=1e-9)
+    ] = None,
+    source: Annotated[str | None, typer.Option("--from", help="transfer: whose recipe.")] = None,
+    hold_out: Annotated[int | None, typer.Option(help="extrapolate: the depth to keep out.", min=1)] = None,
+    from_recipe: Annotated[
+        bool,
+        typer.Option("--from-recipe", help="chain-tuning: start from the recipe, not the paper's initial."),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder made by `steepen data prepare`; the preset's own is prepared by default."
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Repeat data where runs need more than there is.", min=1)] = 1,
+    runs: Runs = Path("runs"),
+    out: Annotated[
+        Path, typer.Option("--out", "--studies", help="Where studies keep journal and answer.")
+    ] = Path("studies"),
+    label: Annotated[
+        str | None, typer.Option("--name", help="The study's name there.", show_default="study-preset[-arms]")
+    ] = None,
+    on: On = "local",
+    jobs: Jobs = None,
+    settings: With = None,
+    device: Device = "auto",
+    dry_run: DryRun = False,
+    budget: BudgetText = None,
+    gpu: Gpu = None,
+    mfu: Mfu = None,
+    dollars_per_hour: Price = None,
+    retry_diverged: RetryDiverged = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Run a study to its answer. Killed or stopped, the same command goes on; no finished run is repeated."""
+    from steepen.studies.bench import Bench
+    from steepen.studies.catalogue import find_study
+    from steepen.studies.preset import load_preset
+    from steepen.studies.recipe_file import read_recipes
+
+    listed = find_study(name)
+    chosen = load_preset(preset)
+    given = _given(
+        arms=_words(arms),
+        rungs=_numbers("--rungs", rungs),
+        seeds=_numbers("--seeds", seeds),
+        parts=list(parts or ()),
+        reference=reference,
+        noise=noise,
+        source=source,
+        hold_out=hold_out,
+        from_recipe=from_recipe,
+    )
+    fitted = read_recipes(list(recipe or ()))
+    folder, facts = _data(chosen, data, runs, dry_run)
+    bench = Bench(chosen, facts, fitted, epochs)
+    next(listed.start(bench, given))  # what is wrong with the question is said before a journal is begun
+    title = label or _title(listed, chosen, given)
+    options: dict[str, Any] = {
+        "study": listed.name, "preset": chosen.name, "data": facts.identity, "epochs": epochs,
+        "recipes": sorted(fitted), **given,
+    }  # fmt: skip
+    answer: Answer | None = launch_study(
+        lambda: listed.start(bench, given),
+        name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
+        dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
+        retry_diverged=retry_diverged, gaps=listed.gaps, as_json=as_json,
+    )  # fmt: skip
+    if answer is None:  # a dry run has said what it had to say
+        return
+    written = _write_recipe(answer, out / title)
+    if as_json:
+        print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    _show(answer)
+    print(f"\nThe answer is in {out / title / 'study.json'}; its {len(set(answer.runs))} runs are in {runs}.")
+    if written is not None:
+        print(f"The recipe is {written}: give it to `steepen study ladder --recipe {written}`.")
+
+
+study.__doc__ = f"{(study.__doc__ or '').strip()}\n\n{_LIST}\n\nExample: steepen study ladder --preset tiny"
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Only what was said on the command line."""
+    return {name: value for name, value in options.items() if value not in (None, [], False)}
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in (text or "").split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int]:
+    """2-6, 6-20:2 and 2,3,5 as lists of whole numbers, each once, in order."""
+    found: set[int] = set()
+    for word in _words(text):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", word)
+        first, last, step = match.groups() if match else (None, None, None)
+        if first is None or (last is not None and int(last) < int(first)) or step == "0":
+            raise UsageError(f"{option} {text!r} is not valid: write 2-6, 6-20:2 or 2,3,5.")
+        found |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    return sorted(found)
+
+
+def _title(listed: Listed, preset: Preset, given: dict[str, Any]) -> str:
+    """A name that tells a study from its siblings, fit for a folder."""
+    words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
+    return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
+
+
+def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DataFacts]:
+    """What was given, or the preset's own data, which is prepared beside the runs where it is not there."""
+    from steepen.data import Dataset
+    from steepen.studies.bench import DataFacts
+
+    if folder is None:
+        own = preset.source or "data"
+        folder = (
+            runs.absolute().parent / "data" / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{own}-{preset.tokenizer}")
+        )
+        if not (folder / "manifest.json").is_file():
+            if dry_run:
+                return folder, _assumed(preset)
+            if preset.source is None:
+                raise UsageError(
+                    f"the preset {preset.name} needs --data: a folder made by `steepen data prepare`, e.g. "
+                    f"`steepen data prepare fineweb --tokenizer {preset.tokenizer} --out data/fineweb`."
+                )
+            _prepare(preset, folder)
+    dataset = Dataset.open(folder)
+    return folder, DataFacts(
+        identity=dataset.identity,
+        vocabulary=dataset.padded_vocabulary,
+        train_tokens=len(dataset.tokens("train")),
+        validation_tokens=len(dataset.tokens("val")),
+    )
+
+
+def _assumed(preset: Preset) -> DataFacts:
+    """A dry run needs no data: the vocabulary follows from the tokenizer, the rest is taken to suffice."""
+    from steepen.studies.bench import DataFacts
+
+    _, _, size = preset.tokenizer.partition(":")
+    vocabulary = -(-int(size or 50_257) // 128) * 128
+    return DataFacts("0" * 64, vocabulary, 10**15, 10**9)
+
+
+def _prepare(preset: Preset, folder: Path) -> None:
+    import sys
+
+    from steepen.cli.data import prepare
+
+    print(f"Preparing {preset.source} with {preset.tokenizer} in {folder}.", file=sys.stderr)
+    with redirect_stdout(sys.stderr):  # what it says is not the study's answer
+        prepare(
+            source=[preset.source or ""], out=folder, tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
+        )
+
+
+def _write_recipe(answer: Answer, folder: Path) -> Path | None:
+    if "recipe" not in answer.values:
+        return None
+    from steepen.runs.codec import from_plain
+    from steepen.studies.recipe_file import RecipeFile, write_recipe
+
+    path = folder / "recipe.yaml"
+    write_recipe(path, from_plain(RecipeFile, answer.values["recipe"], "recipe"))
+    return path
+
+
+def _show(answer: Answer) -> None:
+    """Verdicts first, then the first tables, then what to know."""
+    import sys
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console.print(f"\n[bold]{escape(answer.question)}[/bold]")
+    for finding in answer.findings:
+        console.print(f"  {escape(finding)}")
+    for table in answer.tables:
+        if table.title.endswith("Runs"):
+            continue
+        shown = Table(title=escape(table.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+        for i, column in enumerate(table.columns):
+            words = any(isinstance(row[i], str) for row in table.rows)
+            shown.add_column(escape(column), justify="left" if words else "right")
+        for row in table.rows:
+            shown.add_row(*(escape(_cell(value)) for value in row))
+        console.print(shown)
+    for note in answer.values.get("would_decide", ()):
+        console.print(f"  [dim]·[/dim] {escape(note)}")
+    for warning in answer.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or not value else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,162 @@
+"""The bench a study works at: a preset on prepared data. It turns planned rungs into specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from steepen.errors import SteepenError, UsageError
+from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arms import ARMS, find_arm
+from steepen.model.shape import Scale, require_positive
+from steepen.recipe.accounting import flops_per_token, stored_parameters
+from steepen.recipe.recipe import Recipe, Rung
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import DataChoice, OptimizerChoice, RunSpec
+from steepen.studies.preset import Preset
+
+Arms: TypeAlias = Sequence[str | Arm]  # by name, or an arm of one's own
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a study needs to know of prepared data; the data itself stays where it is."""
+
+    identity: str
+    vocabulary: int  # padded
+    train_tokens: int
+    validation_tokens: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A preset on data, with recipes that were fitted here instead of the paper's."""
+
+    preset: Preset
+    data: DataFacts
+    recipes: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])  # by the arm's name
+    epochs: int = 1  # how often the data may be repeated by runs that need more than there is
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("epochs",))
+
+    @property
+    def scale(self) -> Scale:
+        """Width, heads and vocabulary by depth."""
+        return self.preset.scale(self.data.vocabulary)
+
+    @property
+    def seed(self) -> int:
+        """The seed of sweeps: the first of the preset's."""
+        return self.preset.seeds[0]
+
+    def recipe(self, arm: Arm) -> Recipe:
+        """The fitted recipe for an arm where there is one, else the preset's."""
+        return self.recipes.get(arm.name) or self.preset.recipe(arm)
+
+    def with_recipe(self, arm: Arm, recipe: Recipe) -> Bench:
+        """The bench with another recipe for one arm."""
+        return replace(self, recipes={**self.recipes, arm.name: recipe})
+
+    def stored(self, arm: Arm, depth: int, passes: int | None = None) -> int:
+        """Stored parameters at the start (or at so many passes)."""
+        shape = arm.shape(depth, self.scale)
+        return stored_parameters(arm, shape, arm.passes.initial if passes is None else passes)
+
+    def cost(self, arm: Arm, depth: int, passes: int | None = None) -> float:
+        """FLOPs per token at the start (or at so many passes)."""
+        shape = arm.shape(depth, self.scale)
+        return float(flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total)
+
+    def budget(self, arm: Arm, depth: int, tpp: float) -> float:
+        """FLOPs of so many tokens per stored parameter at a depth, without growth."""
+        return tpp * self.stored(arm, depth) * self.cost(arm, depth)
+
+    def spec(
+        self,
+        rung: Rung,
+        *,
+        seed: int | None = None,
+        optimizer: OptimizerChoice | None = None,
+        pool_tokens: int | None = None,
+        epochs: int | None = None,
+    ) -> RunSpec:
+        """The spec of a planned run, refused here if the data cannot feed it."""
+        context = self.preset.context
+        unique = (self.data.train_tokens if pool_tokens is None else pool_tokens) // (context + 1) * context
+        if pool_tokens is not None and pool_tokens > self.data.train_tokens:
+            raise UsageError(
+                f"a pool of {pool_tokens:,} tokens is more than the {self.data.train_tokens:,} there are; "
+                "prepare more data, or choose a smaller preset."
+            )
+        times = self.epochs if epochs is None else epochs
+        if rung.tokens > unique * times:
+            raise UsageError(
+                f"{rung.arm.name} at depth {rung.shape.depth} needs {rung.tokens:,} tokens and the data has "
+                f"{unique:,}; prepare more (`steepen data prepare`), leave out the largest rungs (--rungs), "
+                f"or repeat it with --epochs {-(-rung.tokens // unique)}."
+            )
+        # Runs that need no repeats say so: they are the same runs whatever the bench would allow.
+        times = 1 if rung.tokens <= unique and epochs is None else times
+        return RunSpec.of(
+            rung,
+            DataChoice(self.data.identity, pool_tokens=pool_tokens, epochs=times),
+            seed=self.seed if seed is None else seed,
+            optimizer=optimizer or OptimizerChoice(),
+            precision=self.preset.precision,
+            validation_tokens=self.validation_tokens,
+        )
+
+    @property
+    def validation_tokens(self) -> int:
+        """The preset's, or what the data set aside where that is less, in whole sequences."""
+        context = self.preset.context
+        available = self.data.validation_tokens // (context + 1) * context
+        return max(context, min(self.preset.validation_tokens // context * context, available))
+
+    def at_base(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
+        """A run of the base size on the base tokens, with some hyperparameters changed."""
+        changed = replace(recipe, base=replace(recipe.base, **changes), glr_exponent=0.0)
+        if "glr" in changes:
+            changed = replace(changed, glr_base=None)
+        return changed.spend(arm, self.preset.base_depth, self.scale, tokens=self.preset.base_tokens)
+
+
+def fixed_twin(arm: Arm) -> Arm:
+    """The arm a growing one starts as: untied-grow begins as untied-2, and inherits its recipe."""
+    if not arm.passes.grows:
+        return arm
+    start = PassSchedule.fixed(arm.passes.initial)
+    for known in ARMS.values():
+        words = {"name": known.name, "title": known.title, "about": known.about, "recipe": known.recipe}
+        if replace(arm, passes=start, **words) == known:
+            return known
+    return replace(
+        arm, passes=start, name=f"{arm.name}-fixed", title=f"{arm.title}, fixed", recipe=arm.recipe
+    )
+
+
+def find_arms(names: Arms) -> list[Arm]:
+    """Arms by name, each once."""
+    found = [name if isinstance(name, Arm) else find_arm(name) for name in names]
+    twice = {arm.name for arm in found if sum(other.name == arm.name for other in found) > 1}
+    if twice:
+        raise UsageError(f"--arms names {', '.join(sorted(twice))} twice; once is enough.")
+    return found
+
+
+def loss_of(record: RunRecord | None) -> float:
+    """A run's validation loss; infinite where it diverged."""
+    return float("inf") if record is None else record.validation_loss
+
+
+def all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:
+    """The records where every run is needed: one that diverged is an error that names it."""
+    for spec, record in zip(specs, records, strict=True):
+        if record is None:
+            raise SteepenError(
+                f"run {spec.hash} ({spec.arm.name} d{spec.shape.depth}) diverged, and this study needs every "
+                "run; lower its learning rate (a preset file, or `steepen study fit-recipe`)."
+            )
+    return [record for record in records if record is not None]

@@ -1,0 +1,220 @@
+"""What each study sweeps. The defaults are the paper's grids; a preset may shrink them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from steepen.model.shape import require, require_positive
+
+
+def require_unique(owner: Any, name: str) -> None:
+    """A list that is not empty and names nothing twice."""
+    value = getattr(owner, name)
+    good = bool(value) and len(set(value)) == len(value)
+    require(good, type(owner).__name__, name, list(value), "a list without repeats, of at least one")
+
+
+def require_depths(owner: Any, name: str) -> None:
+    """Depths in rising order."""
+    require_unique(owner, name)
+    value = getattr(owner, name)
+    good = list(value) == sorted(value) and value[0] >= 1
+    require(good, type(owner).__name__, name, list(value), "depths of at least 1 in rising order")
+
+
+def require_numbers(owner: Any, name: str, low: float, high: float, least: int) -> None:
+    """At least so many different numbers in [low, high]."""
+    require_unique(owner, name)
+    value = getattr(owner, name)
+    good = len(value) >= least and all(low <= number <= high for number in value)
+    accepted = f"at least {least} different numbers in [{low:g}, {high:g}]"
+    require(good, type(owner).__name__, name, list(value), accepted)
+
+
+@dataclass(frozen=True)
+class AllocationGrid:
+    """Core sizes at several stored depths, for the base tokens (Appendix "Allocating Blocks…")."""
+
+    depths: tuple[int, ...] = (6, 8, 10, 12)
+
+    def __post_init__(self) -> None:
+        require_depths(self, "depths")
+        require(self.depths[0] >= 3, "AllocationGrid", "depths", self.depths, "of at least 3: P, C and D")
+
+
+@dataclass(frozen=True)
+class PassesGrid:
+    """Passes K in ladders of fixed tokens and at anchors of fixed compute."""
+
+    passes: tuple[int, ...] = (1, 2, 3, 4, 6)
+    depths: tuple[int, ...] = (6, 8, 10, 12, 14)
+    budgets: int = 6  # common budgets at which the fixed-token ladders are compared
+    anchors: tuple[int, ...] = (8, 9, 10, 11, 12)
+    anchor_tpp: tuple[float, ...] = (5.0, 10.0, 20.0, 40.0)  # tokens per stored parameter at K = 1
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "passes", 1, 64, 3)
+        require_depths(self, "depths")
+        require_depths(self, "anchors")
+        require_numbers(self, "anchor_tpp", 1e-3, 1e6, 1)
+        require_positive(self, ("budgets",))
+
+
+@dataclass(frozen=True)
+class GrowthTargetGrid:
+    """Targets of growth from two passes; budgets by the share after growth that target 4 would have."""
+
+    targets: tuple[int, ...] = (3, 4, 6, 8)
+    shares: tuple[float, ...] = (0.15, 0.3, 0.5)  # larger ones leave target 3 behind
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "targets", 3, 64, 2)
+        require_numbers(self, "shares", 1e-3, 1, 1)
+
+
+@dataclass(frozen=True)
+class GrowthTimingGrid:
+    """ρ at anchor depths and budgets; the budget is named by TPP without growth."""
+
+    depths: tuple[int, ...] = (8, 9, 10)
+    tpp: tuple[float, ...] = (4.0, 6.0, 10.0, 16.0, 24.0, 40.0)
+    rho: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+
+    def __post_init__(self) -> None:
+        require_depths(self, "depths")
+        require_numbers(self, "tpp", 1e-3, 1e6, 1)
+        require_numbers(self, "rho", 1e-3, 1, 3)
+
+
+@dataclass(frozen=True)
+class ChainGrid:
+    """Chain tuning. `points` below 8 keeps only the settings nearest to the current one."""
+
+    rounds: int = 2
+    points: int = 8
+    threshold: float = 1e-3
+    sweeps: tuple[str, ...] = (
+        "glr", "elrm", "hlrm", "rm", "om", "alpha", "wd", "schedule", "wte", "uis", "adam",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("rounds",))
+        require(3 <= self.points <= 8, "ChainGrid", "points", self.points, "from 3 to 8")
+        require(self.threshold >= 0, "ChainGrid", "threshold", self.threshold, "zero or positive")
+        require_unique(self, "sweeps")
+        for name in self.sweeps:
+            known = name in ChainGrid.sweeps
+            require(known, "ChainGrid", "sweeps", name, f"one of {', '.join(ChainGrid.sweeps)}")
+
+
+@dataclass(frozen=True)
+class TppGrid:
+    """Budgets by the depth that would cost as much at `reference_tpp`; sizes around each."""
+
+    budgets: tuple[int, ...] = (8, 9, 10, 11, 12)
+    reference_tpp: float = 7.0
+    offsets: tuple[int, ...] = (-2, -1, 0, 1, 2)
+
+    def __post_init__(self) -> None:
+        require_depths(self, "budgets")
+        require_numbers(self, "offsets", -64, 64, 3)
+        require(self.reference_tpp > 0, "TppGrid", "reference_tpp", self.reference_tpp, "positive")
+        smallest = self.budgets[0] + min(self.offsets)
+        require(smallest >= 1, "TppGrid", "offsets", list(self.offsets), "leaving every depth at least 1")
+
+
+@dataclass(frozen=True)
+class GrowthFractionGrid:
+    """ρ at three anchors, each at its stage-2 budget."""
+
+    depths: tuple[int, ...] = (8, 9, 10)
+    rho: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+    def __post_init__(self) -> None:
+        require_depths(self, "depths")
+        require_numbers(self, "rho", 1e-3, 1, 3)
+
+
+@dataclass(frozen=True)
+class RateRuleGrid:
+    """Multiples of the base values at a few sizes."""
+
+    depths: tuple[int, ...] = (8, 9, 10)
+    multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
+    hyperparameters: tuple[str, ...] = ("glr", "om", "rm", "wd")
+    screen_depths: tuple[int, ...] = (8, 10, 12)
+
+    def __post_init__(self) -> None:
+        require_depths(self, "depths")
+        require_depths(self, "screen_depths")
+        require(len(self.depths) >= 2, "RateRuleGrid", "depths", self.depths, "at least two: a drift")
+        require_numbers(self, "multiples", 1e-3, 1e3, 3)
+        require(1.0 in self.multiples, "RateRuleGrid", "multiples", self.multiples, "with 1 among them")
+        require("glr" in self.hyperparameters, "RateRuleGrid", "hyperparameters", self.hyperparameters,
+                "with glr among them")  # fmt: skip
+        require_unique(self, "hyperparameters")
+
+
+@dataclass(frozen=True)
+class ExtrapolateGrid:
+    """The arm and depth kept out of every fit."""
+
+    arm: str = "untied-grow"
+    depth: int = 26
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("depth",))
+
+
+@dataclass(frozen=True)
+class DataConstrainedGrid:
+    """Depth × passes × weight decay on a pool that is repeated."""
+
+    depths: tuple[int, ...] = (6, 8, 10, 12, 14, 16, 18)
+    passes: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)
+    control_passes: tuple[int, ...] = (1, 2, 3, 4, 6)
+    decays: tuple[float, ...] = (0.05, 0.2, 0.4, 0.8, 1.2, 1.6)
+    decay: float = 0.8  # where it is held fixed
+    epochs: tuple[int, ...] = (1, 4, 10)  # regimes; the last is the grid's
+    budgets: int = 6
+
+    def __post_init__(self) -> None:
+        require_depths(self, "depths")
+        require_numbers(self, "passes", 1, 64, 3)
+        require_numbers(self, "control_passes", 1, 64, 3)
+        require_numbers(self, "decays", 1e-9, 1e3, 3)
+        require_numbers(self, "epochs", 1, 1000, 1)
+        require_positive(self, ("budgets",))
+        one = 1 in self.passes and 1 in self.control_passes
+        require(one, "DataConstrainedGrid", "passes", self.passes, "with 1 among them: gains are over K = 1")
+        inside = self.decay in self.decays
+        require(inside, "DataConstrainedGrid", "decay", self.decay, f"one of decays {list(self.decays)}")
+
+
+@dataclass(frozen=True)
+class AblationGrid:
+    """What the optimizer ablation needs to know of Adam."""
+
+    adam_glr: float = 0.003  # for AdamW on the matrices; tune it before drawing conclusions
+    adam_arm: str = "deep-vanilla"
+
+    def __post_init__(self) -> None:
+        require(self.adam_glr > 0, "AblationGrid", "adam_glr", self.adam_glr, "positive")
+
+
+@dataclass(frozen=True)
+class Grids:
+    """One grid per study that sweeps something."""
+
+    allocation: AllocationGrid = field(default_factory=AllocationGrid)
+    passes: PassesGrid = field(default_factory=PassesGrid)
+    growth_target: GrowthTargetGrid = field(default_factory=GrowthTargetGrid)
+    growth_timing: GrowthTimingGrid = field(default_factory=GrowthTimingGrid)
+    chain: ChainGrid = field(default_factory=ChainGrid)
+    tpp: TppGrid = field(default_factory=TppGrid)
+    growth_fraction: GrowthFractionGrid = field(default_factory=GrowthFractionGrid)
+    rate_rule: RateRuleGrid = field(default_factory=RateRuleGrid)
+    ablations: AblationGrid = field(default_factory=AblationGrid)
+    extrapolate: ExtrapolateGrid = field(default_factory=ExtrapolateGrid)
+    data_constrained: DataConstrainedGrid = field(default_factory=DataConstrainedGrid)

@@ -1,0 +1,159 @@
+"""A preset: the scale a study works at, with its grids. A readable YAML file, checked when it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from steepen.errors import UsageError, nearest
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.model.shape import Scale, require, require_positive
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.paper import recipe_of
+from steepen.recipe.recipe import Recipe
+from steepen.runs.codec import from_plain
+from steepen.runs.text import load_yaml
+from steepen.studies.grids import Grids, require_depths, require_unique
+
+FOLDER = Path(__file__).parent / "presets"
+EVERY_ARM = "all"
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What a preset changes in the paper's recipe for one arm (`all`: for every arm, before its own)."""
+
+    arm: str
+    glr: float | None = None
+    elrm: float | None = None
+    hlrm: float | None = None
+    rm: float | None = None
+    om: float | None = None
+    alpha: float | None = None
+    wd: float | None = None
+    wte: float | None = None
+    uis: float | None = None
+    wu: int | None = None
+    wdr: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    glr_exponent: float | None = None
+    tpp: float | None = None
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.arm != EVERY_ARM:
+            find_arm(self.arm)
+
+    def apply(self, recipe: Recipe) -> Recipe:
+        """The recipe with these values put in."""
+        given = {
+            f.name: value
+            for f in fields(self)
+            if f.name != "arm" and (value := getattr(self, f.name)) is not None
+        }
+        names = {f.name for f in fields(Hyperparameters)}
+        base = replace(recipe.base, **{name: value for name, value in given.items() if name in names})
+        rest = {name: value for name, value in given.items() if name not in names}
+        if "glr" in given:
+            rest["glr_base"] = None  # the paper's own anchor for an arm gives way to the preset's
+        if "rho" in given:
+            rest["growth_law"] = None
+        return replace(recipe, base=base, **rest)
+
+
+@dataclass(frozen=True)
+class ArmRungs:
+    """Depths at which one arm's ladder is measured, where they differ from the preset's."""
+
+    arm: str
+    depths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        find_arm(self.arm)
+        require_depths(self, "depths")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Everything about a study that depends on how much hardware there is."""
+
+    name: str
+    about: str
+    aspect: int
+    head_dim: int
+    mlp_multiple: int
+    context: int
+    tokenizer: str  # of the data that is prepared where none is given
+    source: str | None  # what is prepared then; None: data must be given
+    batch_tokens: int
+    base_depth: int  # where hyperparameters are tuned and the learning rate is anchored
+    base_tokens: int  # the paper's 1B tokens of stage 1 and of the fixed-token sweeps
+    rungs: tuple[int, ...]
+    arms: tuple[str, ...]
+    grids: Grids
+    max_tokens: int | None = None  # of the source
+    seeds: tuple[int, ...] = (0,)
+    validation_tokens: int = 1_048_576
+    precision: Literal["fp32", "bf16"] = "bf16"
+    recipes: tuple[Adjustment, ...] = ()
+    arm_rungs: tuple[ArmRungs, ...] = ()
+    reference: str = "vanilla"
+
+    def __post_init__(self) -> None:
+        require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
+        self.scale(128)  # refuses a bad aspect, head or context
+        require(
+            self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,
+            f"a multiple of the context ({self.context})",
+        )  # fmt: skip
+        for name in ("rungs", "seeds", "arms"):
+            require_unique(self, name)
+        require_depths(self, "rungs")
+        require(min(self.seeds) >= 0, "Preset", "seeds", self.seeds, "zero or positive")
+        for arm in (*self.arms, self.reference):
+            find_arm(arm)
+
+    def scale(self, vocabulary: int) -> Scale:
+        """What a depth is multiplied out to."""
+        return Scale(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
+
+    def recipe(self, arm: Arm) -> Recipe:
+        """The paper's recipe for an arm, at this preset's batch and base, with its adjustments."""
+        recipe = replace(
+            recipe_of(arm), batch_tokens=self.batch_tokens, base_depth=self.base_depth, measured=None
+        )
+        for name in (EVERY_ARM, arm.recipe, arm.name):  # an ablation follows its parent's
+            for adjustment in self.recipes:
+                if adjustment.arm == name:
+                    recipe = adjustment.apply(recipe)
+        return recipe
+
+    def depths(self, arm: Arm) -> tuple[int, ...]:
+        """The rungs of an arm's ladder."""
+        own = [entry.depths for entry in self.arm_rungs if entry.arm == arm.name]
+        return own[0] if own else self.rungs
+
+
+def presets() -> list[str]:
+    """The names of the presets that come with steepen."""
+    return [name for name in ("tiny", "mini", "paper") if (FOLDER / f"{name}.yaml").exists()]
+
+
+def load_preset(name: str) -> Preset:
+    """A preset by name, or from a YAML file of one's own."""
+    path = FOLDER / f"{name}.yaml" if name in presets() else Path(name)
+    if not path.is_file():
+        raise UsageError(f"there is no preset {name!r}; use {nearest(name, presets())}, or a YAML file.")
+    try:
+        value: Any = load_yaml(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"the preset {path} could not be read: {str(error).splitlines()[0]}.") from error
+    if isinstance(value, dict):
+        value = {"name": path.stem, **value}
+    return from_plain(Preset, value, f"preset {path.stem}")

@@ -1,0 +1,59 @@
+"""Recipes as files: what fit-recipe writes and the ladder reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from steepen.errors import UsageError
+from steepen.model.shape import require
+from steepen.recipe.recipe import Recipe
+from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.store import write_atomically
+from steepen.runs.text import load_yaml
+
+RECIPE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A fitted recipe, for which arm, at which preset, and what it rests on."""
+
+    arm: str
+    recipe: Recipe
+    preset: str = ""
+    fitted: dict[str, Any] = field(default_factory=dict[str, Any])  # the four stages' numbers
+    version: int = RECIPE_VERSION
+
+    def __post_init__(self) -> None:
+        require(bool(self.arm), "recipe file", "arm", self.arm, "the name of an arm")
+        require(self.version == RECIPE_VERSION, "recipe file", "version", self.version, f"{RECIPE_VERSION}")
+
+
+def write_recipe(path: Path, content: RecipeFile) -> None:
+    """Write a recipe file, whole or not at all."""
+    write_atomically(path, yaml.safe_dump(to_plain(content), sort_keys=False, allow_unicode=True))
+
+
+def read_recipe(path: Path) -> RecipeFile:
+    """Read a recipe file (YAML or JSON); a wrong field is refused by name."""
+    try:
+        value: Any = load_yaml(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error
+    return from_plain(RecipeFile, value, f"recipe file {path.name}")
+
+
+def read_recipes(paths: list[Path]) -> dict[str, Recipe]:
+    """Recipes of several files by arm."""
+    found: dict[str, Recipe] = {}
+    for path in paths:
+        content = read_recipe(path)
+        if content.arm in found:
+            raise UsageError(f"two recipe files are for {content.arm}; give one for each arm.")
+        found[content.arm] = content.recipe
+    return found

@@ -1,0 +1,75 @@
+"""A study on a formula instead of on hardware: try what a procedure would find before spending anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
+from steepen.runs.estimate import expected_flops
+from steepen.runs.record import Parameters, RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Answer, Study
+
+Surface = Callable[[RunSpec], float]
+SPEED = 1e10  # FLOPs per second of the fabricated runs
+
+
+def initial_parameters(spec: RunSpec) -> int:
+    """Stored parameters at the start."""
+    return stored_parameters(spec.arm, spec.shape, spec.schedule.initial)
+
+
+def tokens_per_parameter(spec: RunSpec) -> float:
+    """Tokens per stored parameter that the run's compute would buy without growth."""
+    cost = flops_per_token(spec.arm, spec.shape, spec.schedule.initial).total
+    return expected_flops(spec) / (cost * initial_parameters(spec))
+
+
+def share_after_growth(spec: RunSpec) -> float:
+    """ρ; zero where nothing grows."""
+    stages = spec.schedule.stages
+    return 1.0 - (stages[1].start or 0.0) if len(stages) > 1 else 0.0
+
+
+def fabricate(spec: RunSpec, loss: float) -> RunRecord:
+    """A record as training would have left it, with a given loss."""
+    flops, stored = expected_flops(spec), initial_parameters(spec)
+    active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
+    return RunRecord(
+        spec=spec, run=spec.hash, validation_loss=loss, validation_bits_per_byte=None,
+        validation_identity="synthetic", scores=(), train_loss=loss, tokens=spec.tokens, flops=flops,
+        flops_by_term={"total": flops},
+        parameters=Parameters(stored, stored, active, active, float(active), 0, stored),
+        seconds_training=flops / SPEED, seconds_total=flops / SPEED + 1, tokens_per_second=SPEED / flops,
+        mfu=None, peak_memory_bytes=None, hardware={"device": "none", "host": "synthetic"}, versions={},
+        git=None, finished="",
+    )  # fmt: skip
+
+
+@dataclass
+class Formula:
+    """Answers a study from a formula for the loss, as the driver does from a store. NaN: the run diverged."""
+
+    surface: Surface
+    batches: list[list[RunSpec]] = field(default_factory=list[list[RunSpec]])
+
+    def answer(self, study: Study) -> Answer:
+        """Drive a study to its answer."""
+        try:
+            specs = list(next(study))
+            while True:
+                self.batches.append(specs)
+                specs = list(study.send([self._record(spec) for spec in specs]))
+        except StopIteration as end:
+            return end.value
+
+    def _record(self, spec: RunSpec) -> RunRecord | None:
+        loss = self.surface(spec)
+        return None if math.isnan(loss) else fabricate(spec, loss)
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """Every run asked for, in order."""
+        return [spec for batch in self.batches for spec in batch]

@@ -1,0 +1,112 @@
+"""What it costs an arm to be trained with another arm's recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.recipe.recipe import Recipe
+from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.bench import Arms, Bench, all_finished, find_arms
+from steepen.studies.ladder import judged_ladders
+from steepen.studies.rungs import Entry, entry_of
+
+SECTION = (
+    "Appendix B.1, transfer probe, and Appendix C.2, Recipe Tuning Changes the Apparent Scaling Advantage"
+)
+PARTS = ("probe", "ladder")
+
+
+def transfer(
+    bench: Bench,
+    *,
+    arms: Arms = (),
+    source: str = "vanilla",
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    parts: Sequence[str] = (),
+) -> Study:
+    """Table "Transfer probe from the Vanilla recipe" and figure "Operator-1 recipe ablations".
+
+    `probe`: every arm at the base size and tokens with its own base values and with the source's (α stays
+    its own), which gives the transfer regret. `ladder`: the arms' ladders with both, judged against the
+    source's own: does a foreign recipe turn a better exponent into a better constant?
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+    giver = find_arm(source)
+    chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != giver.name]
+    if not chosen:
+        raise UsageError("give at least one arm besides the one whose recipe is transferred.")
+    wanted = parts or PARTS
+    probe: Table | None = None
+    values: dict[str, Any] = {}
+    found: list[str] = []
+    runs: list[str] = []
+    if "probe" in wanted:
+        members = [giver, *chosen]
+        specs = [
+            bench.spec(bench.at_base(arm, recipe))
+            for arm in members
+            for recipe in (bench.recipe(arm), transferred(bench, giver, arm))
+        ]
+        losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
+        runs += [spec.hash for spec in specs]
+        rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
+        base = rows[0][1]
+        table = [
+            (name, foreign, 1e3 * (foreign - base), own, 1e3 * (foreign - own)) for name, foreign, own in rows
+        ]
+        probe = Table(
+            f"Transfer probe from the {giver.name} recipe",
+            ("arm", "transferred loss", f"Δ against {giver.name} ×10³", "own loss", "regret ×10³"),
+            tuple(table),
+            "Positive regret is what the arm's own recipe is worth at the base size.",
+        )
+        values["probe"] = {
+            row[0]: {"transferred": row[1], "own": row[3], "regret": row[4] / 1e3} for row in table
+        }
+        found += [
+            f"{row[0]} with {giver.name}'s recipe loses {row[4] / 1e3:+.4f} at the base size."
+            for row in table[1:]
+        ]
+    if "ladder" not in wanted:
+        return Answer(
+            study="transfer", question=_question(giver, chosen), section=SECTION, findings=tuple(found),
+            values=values, tables=(probe,) if probe else (), runs=tuple(runs),
+            method=(f"Base size on {bench.preset.base_tokens:,} tokens, one seed.",),
+        )  # fmt: skip
+    entries = [entry_of(bench, giver, rungs)]
+    for arm in chosen:
+        own = entry_of(bench, arm, rungs)
+        entries += [
+            own,
+            Entry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
+        ]
+    ladders = yield from judged_ladders(
+        bench, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
+        seeds=seeds, by_time=False,
+    )  # fmt: skip
+    return replace(
+        ladders,
+        findings=(*found, *ladders.findings),
+        values={**values, **ladders.values},
+        tables=((probe, *ladders.tables) if probe else ladders.tables),
+        runs=(*runs, *ladders.runs),
+    )
+
+
+def transferred(bench: Bench, giver: Arm, arm: Arm) -> Recipe:
+    """An arm's recipe with another's base values; its own tokens, rule for the rate, growth and α stay."""
+    own, foreign = bench.recipe(arm), bench.recipe(giver)
+    return replace(own, base=replace(foreign.base, alpha=own.base.alpha), glr_base=foreign.glr_base)
+
+
+def _question(giver: Arm, chosen: Sequence[Arm]) -> str:
+    names = ", ".join(arm.name for arm in chosen)
+    return f"What does {giver.name}'s recipe cost {names}, and does it hide their scaling?"

@@ -1,0 +1,26 @@
+"""Benches on data that is never read, for studies on synthetic surfaces."""
+
+from __future__ import annotations
+
+import pytest
+
+from steepen.studies.bench import Bench, DataFacts
+from steepen.studies.preset import load_preset
+
+PLENTY = 10**13
+
+
+@pytest.fixture(scope="session")
+def paper() -> Bench:
+    return Bench(load_preset("paper"), DataFacts("f" * 64, 50_304, PLENTY, PLENTY))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Bench:
+    return Bench(load_preset("tiny"), DataFacts("f" * 64, 512, PLENTY, PLENTY))
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bootstraps small enough for a test; verdicts do not rest on them."""
+    monkeypatch.setattr("steepen.studies.rungs.DRAWS", 200)

@@ -1,0 +1,207 @@
+"""Ladders on synthetic laws get the verdicts those laws deserve; forecasts come before their check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from steepen.errors import SteepenError, UsageError
+from steepen.model.arms import find_arm
+from steepen.runs.estimate import expected_flops
+from steepen.runs.spec import RunSpec
+from steepen.studies.ablations import ablations
+from steepen.studies.bench import Bench
+from steepen.studies.extrapolate import extrapolate
+from steepen.studies.ladder import ladder
+from steepen.studies.synthetic import Formula
+from steepen.studies.transfer import transfer
+
+C0 = 1e19
+# γ, multiplier over vanilla at C0, floor: the truths behind the arms.
+LAWS = {
+    "vanilla": (0.1113, 1.0, 1.70),
+    "deep-vanilla": (0.1113, 1.08, 1.70),
+    "operator-1": (0.1180, 1.15, 1.70),
+    "untied-grow": (0.1260, 1.40, 1.70),
+    "loop-2": (0.1010, 1.02, 1.70),
+    "untied-2": (0.1113, 1.25, 1.66),
+}
+
+
+def law(spec: RunSpec, noise: float = 5e-5) -> float:
+    gamma, multiplier, floor = LAWS[spec.arm.name]
+    flops = expected_flops(spec)
+    error = noise * np.random.default_rng(int(spec.hash[:8], 16)).standard_normal()
+    return floor + 1.25 * multiplier**-0.1113 * (flops / C0) ** -gamma + error
+
+
+def test_each_arm_gets_the_verdict_its_law_deserves(paper: Bench) -> None:
+    answer = Formula(law).answer(ladder(paper, arms=list(LAWS), seeds=[0, 1, 2]))
+    words = {name: arm["verdict"] for name, arm in answer.values["flops"]["arms"].items()}
+    assert words == {
+        "vanilla": "reference",
+        "deep-vanilla": "lower (constant)",
+        "operator-1": "steeper",
+        "untied-grow": "steeper",
+        "loop-2": "worse",
+        "untied-2": "floor",
+    }
+    gamma = answer.values["flops"]["arms"]["operator-1"]["gamma"]
+    # The floor twin shares the others' floor in the joint fit, so a few thousandths are its doing.
+    assert gamma == pytest.approx(0.1180, abs=0.008)
+    assert answer.tables[0].columns[:2] == ("arm", "verdict")
+
+
+def test_noise_hides_a_small_difference_and_the_answer_says_so(tiny: Bench) -> None:
+    def noisy(spec: RunSpec) -> float:
+        rng = np.random.default_rng(int(spec.hash[:8], 16))
+        return 2.0 + 2.0 * (expected_flops(spec) / 1e11) ** -0.2 + 0.03 * rng.standard_normal()
+
+    answer = Formula(noisy).answer(ladder(tiny))
+    arms = answer.values["flops"]["arms"]
+    assert {arms[name]["verdict"] for name in ("operator-1", "untied-grow")} == {"undecided"}
+    assert answer.values["would_decide"]
+
+
+def test_a_ladder_is_judged_per_second_too(paper: Bench) -> None:
+    answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
+    assert answer.values["seconds"]["arms"]["operator-1"]["verdict"] == "steeper"
+    titles = [panel.title for panel in answer.panels]
+    assert "Loss against time" in titles
+    assert "Time multiplier over vanilla" in titles
+    points = next(series for series in answer.panels[0].series if series.kind == "points")
+    assert len(points.runs) == len(points.x) == 8
+
+
+def test_rungs_and_seeds_are_the_ones_asked_for(paper: Bench) -> None:
+    formula = Formula(law)
+    formula.answer(ladder(paper, arms=["operator-1"], rungs=[6, 8, 10, 12], seeds=[3, 4]))
+    assert {(s.arm.name, s.shape.depth, s.seed) for s in formula.specs} == {
+        (arm, depth, seed)
+        for arm in ("vanilla", "operator-1")  # the reference comes along
+        for depth in (6, 8, 10, 12)
+        for seed in (3, 4)
+    }
+
+
+def test_the_paper_ladder_is_the_papers(paper: Bench) -> None:
+    batch = next(ladder(paper))
+    assert len(batch) == 2 * 8 + 6 * 7
+    top = next(s for s in batch if s.arm.name == "vanilla" and s.shape.depth == 20)
+    assert expected_flops(top) == pytest.approx(1.01e20, rel=0.01)
+
+
+def test_the_tiny_ladder_spans_enough_compute(tiny: Bench) -> None:
+    batch = next(ladder(tiny))
+    for arm in ("vanilla", "operator-1", "untied-grow"):
+        costs = [expected_flops(spec) for spec in batch if spec.arm.name == arm]
+        assert len(costs) >= 4
+        assert math.log10(max(costs) / min(costs)) >= 1.5
+
+
+def test_a_diverged_rung_stops_a_ladder_with_its_name(paper: Bench) -> None:
+    with pytest.raises(SteepenError, match=r"d20.*diverged"):
+        Formula(lambda spec: math.nan if spec.shape.depth == 20 else law(spec)).answer(
+            ladder(paper, arms=["vanilla", "operator-1"])
+        )
+
+
+def test_too_short_a_ladder_is_refused_before_it_runs(paper: Bench) -> None:
+    with pytest.raises(UsageError, match="at least 4"):
+        next(ladder(paper, rungs=[6, 8]))
+
+
+def test_data_that_do_not_suffice_are_refused_with_the_way_out(tiny: Bench) -> None:
+    poor = replace(tiny, data=replace(tiny.data, train_tokens=300_000))
+    with pytest.raises(UsageError, match=r"--epochs \d+"):
+        next(ladder(poor))
+    repeated = next(ladder(replace(poor, epochs=20)))
+    assert {spec.data.epochs for spec in repeated} == {1, 20}
+
+
+def test_a_fitted_recipe_is_what_the_ladder_trains(paper: Bench) -> None:
+    arm = find_arm("operator-1")
+    fitted = replace(paper.recipe(arm), tpp=12.0, base=replace(paper.recipe(arm).base, glr=0.01))
+    own = [s for s in next(ladder(paper.with_recipe(arm, fitted))) if s.arm.name == arm.name]
+    assert next(s for s in own if s.shape.depth == 8).hyperparameters.glr == pytest.approx(0.01)
+    before = [s for s in next(ladder(paper)) if s.arm.name == arm.name]
+    assert own[0].tokens == pytest.approx(2 * before[0].tokens, rel=1e-3)
+
+
+def test_the_forecast_is_made_before_the_held_out_run_is_asked_for(paper: Bench) -> None:
+    formula = Formula(lambda spec: law(spec, 0.0))
+    answer = formula.answer(extrapolate(paper))
+    assert [len(batch) for batch in formula.batches] == [8 + 7, 1]
+    held = formula.batches[1][0]
+    assert (held.arm.name, held.shape.depth) == ("untied-grow", 26)
+    assert answer.values["hold_out"]["miss"] == pytest.approx(0.0, abs=1e-4)
+    assert answer.values["forecast_before_the_run"] == pytest.approx(
+        answer.values["hold_out"]["forecast"], abs=1e-4
+    )
+    assert held.hash in answer.runs
+
+
+def test_a_law_that_breaks_beyond_the_ladder_misses_its_forecast(paper: Bench) -> None:
+    def broken(spec: RunSpec) -> float:
+        return law(spec, 1e-4) - 0.03 * (spec.shape.depth == 26)
+
+    held = Formula(broken).answer(extrapolate(paper)).values["hold_out"]
+    assert held["miss"] == pytest.approx(-0.03, abs=0.01)
+    assert held["compute_factor"] > 1
+    with pytest.raises(UsageError, match="inside the ladder"):
+        next(extrapolate(paper, hold_out=12))
+
+
+def test_a_foreign_recipe_keeps_tokens_rule_and_injection(paper: Bench) -> None:
+    formula = Formula(
+        lambda spec: law(spec) + 0.0078 * (spec.hyperparameters.elrm == 0.453) * (spec.arm.name != "vanilla")
+    )
+    answer = formula.answer(transfer(paper, arms=["operator-1"]))
+    assert answer.values["probe"]["operator-1"]["regret"] == pytest.approx(0.0078, abs=5e-4)
+    assert answer.values["probe"]["vanilla"]["regret"] == pytest.approx(0.0, abs=5e-4)
+    foreign = [
+        s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm == 0.453
+    ]
+    own = [s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm != 0.453]
+    assert len(foreign) == len(own) == 8
+    assert [s.steps for s in foreign] == [s.steps for s in own]
+    assert {s.hyperparameters.alpha for s in foreign} == {s.hyperparameters.alpha for s in own}
+    assert "operator-1 (vanilla recipe)" in answer.values["flops"]["arms"]
+
+
+def test_ablations_have_their_own_references(paper: Bench) -> None:
+    def flat(spec: RunSpec) -> float:
+        return 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11
+
+    formula = Formula(flat)
+    answer = formula.answer(ablations(paper))
+    references = {name: value["flops"]["reference"] for name, value in answer.values.items()}
+    assert references["operator"] == "vanilla"
+    assert references["width-only"] == "width-only-deep-vanilla"
+    assert references["random"] == "loop-grow"
+    assert references["optimizer, width and depth"] == "deep-vanilla"
+    assert references["optimizer, width only"] == "width-only-deep-vanilla"
+    assert {spec.optimizer.kind for spec in formula.specs} == {"muon", "adamw"}
+    constant = {s.hyperparameters.glr for s in formula.batches[-1] if s.arm.name == "vanilla"}
+    assert constant == {0.04}
+
+
+def test_an_arm_that_cannot_exist_at_a_depth_is_measured_on_the_others(tiny: Bench) -> None:
+    formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
+    answer = formula.answer(ablations(tiny, parts=["allocation"]))
+    assert any("loop-2-2-c-3" in warning for warning in answer.warnings)
+    assert "loop-2-2-c-3" not in {spec.arm.name for spec in formula.specs}
+    assert {s.shape.depth for s in formula.specs if s.arm.name == "operator-1-1-c-2"} == {4, 5, 6}
+
+
+def test_an_arm_below_the_references_floor_is_still_judged(tiny: Bench) -> None:
+    def below(spec: RunSpec) -> float:
+        flops = expected_flops(spec) / 1e11
+        return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
+
+    answer = Formula(below).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
+    assert "operator-1" in answer.values["flops"]["arms"]
+    assert any("paper's way failed" in warning for warning in answer.warnings)

@@ -1,0 +1,121 @@
+"""`steepen study` as a person meets it: help, wrong words, a dry run, and a real study end to end."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from steepen.cli import main
+from steepen.data.prepare import prepare
+from steepen.data.request import Request
+from steepen.studies.names import ASKS
+from steepen.studies.preset import FOLDER
+
+WORDS = ["north", "south", "river", "hill", "stone", "wood", "light", "rain", "wind", "house", "road", "sea"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data, and a preset whose runs take no time."""
+    folder = tmp_path_factory.mktemp("study")
+    choose = random.Random(2)
+    documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(600)]
+    (folder / "text.txt").write_text("<|endoftext|>".join(documents))
+    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data")
+    text = (FOLDER / "tiny.yaml").read_text()
+    for before, after in (
+        ("context: 64", "context: 16"),
+        ("batch_tokens: 2048", "batch_tokens: 64"),
+        ("validation_tokens: 65536", "validation_tokens: 512"),
+        ("base_tokens: 262144", "base_tokens: 640"),
+        ("targets: [3, 4, 6], shares: [0.3]", "targets: [3, 4], shares: [0.4]"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "minute.yaml").write_text(text)
+    return folder
+
+
+def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ASKS:
+        assert f"{name}:" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["laddr"], "no study 'laddr'"),
+        (["ladder", "--preset", "huge"], "no preset 'huge'"),
+        (["ladder", "--rungs", "6-2"], "--rungs '6-2' is not valid"),
+        (["ladder", "--seeds", "one"], "--seeds 'one' is not valid"),
+        (["ladder", "--arms", "vanila"], "no arm 'vanila'"),
+        (["ladder", "--arms", "vanilla,vanilla"], "twice"),
+        (["tpp", "--hold-out", "9"], "tpp does not take --hold-out"),
+        (["passes", "--part", "both"], "--part 'both'"),
+        (["ladder", "--recipe", "none.yaml"], "none.yaml could not be read"),
+        (["ladder", "--preset", "paper"], "needs --data"),
+        (["ladder", "--data", "nowhere"], "no prepared data"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_begun(
+    words: list[str], told: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    data = [] if {"--data", "paper"} & set(words) else ["--data", str(folder / "data")]
+    assert main(["study", *words, *data]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.startswith("steepen: ")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_needs_no_data_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "ladder", "--preset", "paper", "--dry-run", "--gpu", "h100", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert len(plan["runs"]) == 58
+    assert plan["flops"] == pytest.approx(1.83e21, rel=0.01)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_study_runs_to_its_answer_and_is_not_run_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "study", "growth-target", "--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"),
+        "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "studies"), "--device", "cpu",
+        "--jobs", "2",
+    ]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["study"] == "growth-target"
+    entry = json.loads((tmp_path / "studies" / "growth-target-minute" / "study.json").read_text())
+    assert entry["answer"] == first
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/record.json")}
+    assert len(before) == len(first["runs"])
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert first["findings"][0].split(":")[0] in text
+    assert "study.json" in text
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_the_same_name_with_another_question_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies = tmp_path / "studies"
+    (studies / "growth-target-minute").mkdir(parents=True)
+    entry = {"name": "growth-target-minute", "options": {"preset": "other"}, "runs_directory": "runs"}
+    (studies / "growth-target-minute" / "study.json").write_text(json.dumps(entry))
+    words = ["--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"), "--out", str(studies)]
+    assert main(["study", "growth-target", *words, "--runs", str(tmp_path / "runs")]) == 2
+    assert "another name" in capsys.readouterr().err
