@@ -88,11 +88,12 @@ def fit(
         Path | None, typer.Option(help="Draw the fit into this .pdf, .png or .svg.", show_default=False)
     ] = None,
 ) -> None:
-    """Fit scaling laws to a table of runs, and say exponent, constant, floor or noise.
+    """Fit scaling laws to a table of runs: exponent, constant, floor or noise?
 
-    [bold]steepen fit runs.csv --reference vanilla[/bold] fits L = E + A·(C/C0)^−γ to every arm and judges
-    each against the reference: steeper, lower (constant), floor, undecided or worse, with intervals, and
-    what would decide it.
+    [bold]steepen fit runs.csv --reference vanilla[/bold] fits
+    L = E + A·(C/C0)^−γ to every arm and judges each against the reference:
+    steeper, lower (constant), floor, undecided or worse, with intervals and
+    what would decide it. Other laws: --law chinchilla, --law isoflop.
     """
     from steepen.cli.laws_runs import Output, run_chinchilla, run_compute, run_isoflop
     from steepen.laws.table import read_table
@@ -148,10 +149,11 @@ def power(
     draws: Annotated[int, typer.Option(help="Simulated ladders.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """The chance that a planned ladder reaches a verdict, and the cheapest that reaches 90%.
+    """The chance that a planned ladder reaches a verdict, and the cheapest one.
 
-    Two targets are told apart. [bold]slope[/bold]: the arm gains with compute, given one floor.
-    [bold]verdict[/bold]: it is a better exponent and not a lower floor, which takes far more.
+    Two targets are told apart. [bold]slope[/bold]: the arm gains with compute,
+    given one floor. [bold]verdict[/bold]: it is a better exponent and not a
+    lower floor, which takes far more.
     """
     from steepen.cli.laws_tables import show_power, status
     from steepen.laws.plain import to_json

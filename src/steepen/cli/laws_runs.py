@@ -13,7 +13,7 @@ from steepen.cli.laws_tables import show_report, status
 from steepen.errors import UsageError
 from steepen.laws.analysis import Request, analyse
 from steepen.laws.chinchilla import ChinchillaSettings, fit_chinchilla
-from steepen.laws.holdout import split_hold_out
+from steepen.laws.holdout import split_hold_out, without
 from steepen.laws.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.plain import to_json
@@ -70,6 +70,9 @@ def _hold_out(ladders: dict[str, Ladder], holds: list[str]) -> tuple[dict[str, L
     for hold in holds:
         if Path(hold).is_file():
             out = read_ladders(read_table(hold))
+            # A run that is also in the table must not be fitted, or it would be scored against itself.
+            left = {name: without(ladder, out.get(name)) for name, ladder in ladders.items()}
+            ladders = {name: ladder for name, ladder in left.items() if len(ladder.flops)}
         else:
             arm, _, tail = hold.rpartition(":")
             ladders, out = split_hold_out(ladders, _flops(tail, hold), arm or None)

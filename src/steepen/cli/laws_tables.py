@@ -116,7 +116,7 @@ def _verdicts(report: LadderReport) -> Table:
 def _predictions(report: LadderReport) -> Table:
     places = next(iter(report.verdicts.values())).readings["exponent"].predictions
     table = _table(
-        "multipliers predicted: better exponent / lower floor",
+        "multipliers if exponent / if floor",
         ("arm", *(f"at {plain(place.flops)}" for place in places)),
     )
     for v in report.verdicts.values():

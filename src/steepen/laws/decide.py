@@ -13,7 +13,7 @@ from steepen.laws.solver import Array, Design, solve
 
 POWER = 0.90
 FURTHEST_DECADES = 12.0
-MOST_EXCESS = 0.05
+MOST_EXCESS = 0.03
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Decider:
 @dataclass(frozen=True)
 class Tolerance:
     """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
-    to 5%.
+    to 3%.
 
     A learning rate that is off can only raise a loss, so the excess is taken off the measured value.
     """

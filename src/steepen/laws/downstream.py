@@ -17,8 +17,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.ladder import make_ladder
-from steepen.laws.paper import fit_floor
+from steepen.laws.paper import fit_floors
 from steepen.laws.solver import Array
 
 PAPER_C0 = 1e18
@@ -157,14 +156,13 @@ def fit_downstream(
             raise UsageError(
                 f"series '{name}' has {len(points.flops)} checkpoints; a task law needs at least 4."
             )
-        laws[name] = {}
         for task in chosen:
             if task not in points.nll or task not in points.centered:
-                raise UsageError(
-                    f"series '{name}' has no task '{task}'; its tasks are {', '.join(points.nll)}."
-                )
-            found = fit_floor(make_ladder(name, points.flops, points.nll[task]), c0, "huber", delta)
-            laws[name][task] = TaskLaw(*(float(value) for value in found.theta))
+                known = ", ".join(points.nll)
+                raise UsageError(f"series '{name}' has no task '{task}'; its tasks are {known}.")
+        losses = np.stack([np.asarray(points.nll[task], float) for task in chosen])
+        found = fit_floors(np.asarray(points.flops, float), losses, c0, "huber", delta)
+        laws[name] = {task: TaskLaw(*theta) for task, theta in zip(chosen, found.tolist(), strict=True)}
     sigmoids = {
         task: fit_sigmoid(
             np.concatenate([np.asarray(p.nll[task], float) for p in series.values()]),

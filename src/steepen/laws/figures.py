@@ -143,7 +143,7 @@ def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: P
         ylabel="tokens D",
         title="The law's loss, and the best split",
     )
-    right.legend(frameon=False, fontsize=8)
+    right.legend(loc="lower left", framealpha=0.9, edgecolor="none", fontsize=8)
     _save(figure, path)
 
 

@@ -58,6 +58,13 @@ def split_hold_out(
     return kept, out
 
 
+def without(ladder: Ladder, other: Ladder | None) -> Ladder:
+    """A ladder less the rungs that another ladder of the arm also has."""
+    if other is None:
+        return ladder
+    return ladder.keep(~np.isin(ladder.flops, other.flops))
+
+
 def score(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
     """Score every held-out rung against its arm's law."""
     names = list(fit.arms)

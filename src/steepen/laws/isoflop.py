@@ -124,7 +124,9 @@ class IsoflopFit:
                 f" {law.interval[1]:.4f});"
                 f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
             )
-        lines.append(f"mean x* {self.mean:.4g}, rounded {self.rounded:g}")
+        # The rounding rule is for ratios and fractions; of billions of tokens it says nothing.
+        rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
+        lines.append(f"mean x* {self.mean:.4g}{rounded}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 

@@ -67,14 +67,24 @@ def interpolated_multipliers(
     value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss)
     rng = np.random.default_rng(seed)
     spread = value[None]
+    cells = len(reference.flops) * len(arm.flops)
+    draws = min(draws, max(50, 50_000_000 // cells))
     if sigma > 0 and draws > 0:
         ours = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
             (draws, len(reference.loss))
         )
         theirs = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
-        spread = reference.flops / interpolate_compute(
-            arm.flops, np.maximum(theirs, tiny), np.maximum(ours, tiny)
+        # Every draw compares each point with each segment, so long ladders are taken a few draws at a time.
+        block = max(1, 2_000_000 // cells)
+        spread = np.concatenate(
+            [
+                reference.flops
+                / interpolate_compute(
+                    arm.flops, *(np.maximum(p[k : k + block], tiny) for p in (theirs, ours))
+                )
+                for k in range(0, draws, block)
+            ]
         )
     tail = (1 - confidence) / 2
     found: list[Multiplier] = []

@@ -21,7 +21,7 @@ from steepen.laws.law import (
     spread,
 )
 from steepen.laws.readings import ROUNDING, t_quantile
-from steepen.laws.solver import Array, Design, solve_anew, unscaled_covariance
+from steepen.laws.solver import Array, Design, Solution, solve_anew, unscaled_covariance
 
 
 def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
@@ -104,12 +104,10 @@ class FloorFit:
 def fit_floor(ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3) -> FloorFit:
     """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses)."""
     x = np.log(ladder.flops / c0)
-    ones = np.ones((len(x), 1))
-    design = Design(ones, ones, ones)
     log = loss != "mse"
     huber = delta if loss == "huber" else None
     weights = ladder.seeds
-    best = solve_anew(design, x, ladder.loss, weights=weights, log=log, huber=huber)
+    design, best = _three_parameters(x, ladder.loss, loss, delta, weights)
     theta = best.theta[0]
     predicted = design.predict(theta, x)
     residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
@@ -127,6 +125,20 @@ def fit_floor(ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
     return FloorFit(theta, covariance, sigma, float(best.objective[0]), bound)
+
+
+def fit_floors(flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3) -> Array:
+    """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
+    return _three_parameters(np.log(flops / c0), losses, loss, delta, None)[1].theta
+
+
+def _three_parameters(
+    x: Array, y: Array, loss: Loss, delta: float, weights: Array | None
+) -> tuple[Design, Solution]:
+    ones = np.ones((len(x), 1))
+    design = Design(ones, ones, ones)
+    huber = delta if loss == "huber" else None
+    return design, solve_anew(design, x, y, weights=weights, log=loss != "mse", huber=huber)
 
 
 def _line(ladder: Ladder, c0: float, e: float) -> tuple[Array, Array, float, int]:

@@ -250,8 +250,8 @@ def cheapest(
                 low, high = (low, middle) if reaches(middle) else (middle, high)
             candidates.append(_option(plan, rungs, seeds, high))
     # The prediction is good to a few points of a percent, so simulation has the last word.
-    for option in sorted(candidates, key=lambda p: p.cost)[:6]:
-        for stretch in range(4):
+    for option in sorted(candidates, key=lambda p: p.cost)[:4]:
+        for stretch in range(3):
             longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))
             power = simulate(longer, draws)
             if (power.verdict if target == "verdict" else power.slope) >= goal:

@@ -15,6 +15,7 @@ every rung left out is the same code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -25,6 +26,7 @@ from scipy import special
 from steepen.laws.solver import Array, Design, Solution, better_of, solve, solve_anew, unscaled_covariance
 
 Reading = Literal["same", "constant", "exponent", "floor", "free"]
+Own = Literal["exponent", "floor"]
 VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "worse"]
 
 READINGS: tuple[Reading, ...] = ("same", "constant", "exponent", "floor", "free")
@@ -129,22 +131,39 @@ def fit_readings(
     def run(reading: Reading, start: Array) -> Solution:
         return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
-    if warm is None:
-        for reading in ("same", "constant"):
-            found[reading] = solve_anew(designs[reading], pair.x, y, weights=w, log=rule.log)
-    else:
-        for reading in ("same", "constant"):
+    if warm is not None:
+        for reading in READINGS:
             found[reading] = run(reading, warm.solutions[reading].theta)
+        _mend(found, run)
+        return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+    for reading in ("same", "constant"):
+        found[reading] = solve_anew(designs[reading], pair.x, y, weights=w, log=rule.log)
     # Each larger reading starts from the smaller one it contains, so it can never fit worse.
-    zero = np.zeros((len(w), 1))
-    base = found["constant"].theta
-    found["exponent"] = run("exponent", np.hstack([base, zero]))
-    found["floor"] = run("floor", np.hstack([base[:, :1], base]))
-    exponent, floor = found["exponent"].theta, found["floor"].theta
+    found["exponent"] = run("exponent", _widened(found["constant"].theta, "exponent"))
+    found["floor"] = run("floor", _widened(found["constant"].theta, "floor"))
     found["free"] = better_of(
-        run("free", np.hstack([exponent[:, :1], exponent])), run("free", np.hstack([floor, zero]))
+        run("free", _widened(found["exponent"].theta, "floor")),
+        run("free", _widened(found["floor"].theta, "exponent")),
     )
     return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+
+
+def _widened(theta: Array, by: Own) -> Array:
+    """θ of a reading as θ of the larger one that gives the arm its own exponent, or its own floor."""
+    return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
+
+
+def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Solution]) -> None:
+    """Where a warm start led a larger reading to fit worse than one it contains, start it from that one."""
+    pairs: list[tuple[Reading, Reading, Own]] = [
+        ("constant", "exponent", "exponent"),
+        ("constant", "floor", "floor"),
+        ("exponent", "free", "floor"),
+        ("floor", "free", "exponent"),
+    ]
+    for small, large, by in pairs:
+        if (found[large].objective > found[small].objective * (1 + 1e-9)).any():
+            found[large] = better_of(found[large], run(large, _widened(found[small].theta, by)))
 
 
 def compare_readings(fits: PairFits, rule: Rule) -> Comparison:

@@ -156,4 +156,4 @@ def plain(flops: float) -> str:
 
 def _times(value: float) -> str:
     """A multiplier as people write it."""
-    return f"{value:.2g}×" if value < 100 else f"{value:.0f}×"
+    return f"{value:.3g}×" if value < 1000 else f"{value:.0f}×"

@@ -1,0 +1,152 @@
+"""How often the intervals cover, the tests err and the verdicts are right, by simulation.
+
+    python benchmarks/laws_calibration.py [draws]
+
+Ladders are the paper's (8 rungs from 3.25e17 to 1.01e20 FLOPs) and a longer one. Noise is the standard
+deviation of a run's loss. The arm's rungs lie 10% above the reference's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from steepen.laws.compute import fit_compute
+from steepen.laws.intervals import Fitted, profile_intervals
+from steepen.laws.ladder import make_ladder
+from steepen.laws.law import Settings
+from steepen.laws.readings import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge, t_quantile
+from steepen.laws.solver import Design, one_hot, solve, unscaled_covariance
+
+E, A, GAMMA = 1.83, 1.5, 0.1113
+PAPER = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
+LONG = np.geomspace(1e16, 1e22, 12)
+TRUTHS = {
+    "same law": (E, A, GAMMA),
+    "constant, 1.08x": (E, A * 1.08**-GAMMA, GAMMA),
+    "constant, 0.93x": (E, A * 0.93**-GAMMA, GAMMA),
+    "exponent, Untied-Grow": (E, A * 1.30**-0.1168, 0.1168),
+    "exponent, Operator-1": (E, A * 1.12**-0.1140, 0.1140),
+    "floor lower by 0.05": (E - 0.05, A, GAMMA),
+    "shallower": (E, A * 1.10**-GAMMA, 0.109),
+}
+
+
+def curve(law: tuple[float, float, float], flops: np.ndarray) -> np.ndarray:
+    return law[0] + law[1] * (flops / 1e18) ** -law[2]
+
+
+def coverage(draws: int) -> None:
+    """One ladder alone: 90% intervals of γ, by profile (as reported) and by plain Wald, and given E."""
+    print(f"\n90% intervals of one ladder's γ, {draws} draws each")
+    print(f"{'noise':>8} {'profile':>8} {'Wald':>8} {'given E':>8} {'half width':>11}")
+    c0 = float(np.exp(np.log(PAPER).mean()))
+    x = np.log(PAPER / c0)
+    ones = np.ones((8, 1))
+    design = Design(ones, ones, ones)
+    truth = np.array([E, np.log(A) - GAMMA * np.log(c0 / 1e18), GAMMA])
+    t = float(t_quantile(0.95, np.array(5.0)))
+    for noise in (1e-3, 3e-3, 1e-2):
+        y = curve(TRUTHS["same law"], PAPER) + noise * np.random.default_rng(0).standard_normal((draws, 8))
+        best = solve(design, x, y, truth)
+        variance = best.objective / 5
+        covariance = unscaled_covariance(design, x, best.theta)
+        wald = t * np.sqrt(covariance[:, 2, 2] * variance)
+        j = covariance[:, 2, 2] - covariance[:, 0, 2] ** 2 / covariance[:, 0, 0]
+        off = np.abs(best.theta[:, 2] - GAMMA)
+        held = np.where(np.arange(3) == 2, GAMMA, best.theta)
+        rise = solve(design, x, y, held, fixed=np.arange(3) == 2).objective - best.objective
+        profile = np.mean(rise < t * t * variance)
+        given = np.mean(off < t * np.sqrt(np.maximum(j, 0) * variance))
+        half = np.quantile(off, 0.9)
+        print(f"{noise:8.0e} {profile:8.3f} {np.mean(off < wald):8.3f} {given:8.3f} {half:11.5f}")
+    fit = Fitted(
+        design, x, y[0], np.ones(8), best.theta[0], float(best.objective[0]), float(variance[0]), False
+    )
+    (interval,) = profile_intervals(fit, [2], covariance[0], t)
+    print(f"(one of the last: γ = {best.theta[0, 2]:.4f}, {interval[0]:.4f} to {interval[1]:.4f})")
+
+
+def joint_coverage(draws: int) -> None:
+    """Four arms with one floor: 90% profile intervals of a γ and of E in the joint fit."""
+    print(f"\n90% profile intervals in the joint fit of four arms, {draws} draws each")
+    print(f"{'noise':>8} {'γ':>8} {'E':>8}")
+    laws = [TRUTHS[name] for name in list(TRUTHS)[1:5]]
+    c0 = float(np.exp(np.log(PAPER).mean()))
+    x = np.tile(np.log(PAPER / c0), 4)
+    own = one_hot(np.repeat(np.arange(4), 8), 4)
+    design = Design(np.ones((32, 1)), own, own)
+    theta = np.array([E, *(np.log(a) - g * np.log(c0 / 1e18) for _, a, g in laws), *(g for *_, g in laws)])
+    for noise in (1e-3, 3e-3):
+        y = design.predict(theta, x) + noise * np.random.default_rng(7).standard_normal((draws, 32))
+        best = solve(design, x, y, theta)
+        shares: list[float] = []
+        for index in (7, 0):
+            held = np.where(np.arange(9) == index, theta, best.theta)
+            rise = solve(design, x, y, held, fixed=np.arange(9) == index).objective - best.objective
+            shares.append(
+                float(np.mean(rise < float(t_quantile(0.95, np.array(23.0))) ** 2 * best.objective / 23))
+            )
+        print(f"{noise:8.0e} {shares[0]:8.3f} {shares[1]:8.3f}")
+
+
+def fitted(repeats: int) -> None:
+    """The two ways as users call them, four arms: share of true γ inside the reported intervals."""
+    print(f"\nReported 90% intervals of γ in fits of four arms, {repeats} repeats each")
+    print(f"{'noise':>8} {'way':>6} {'unconditional':>14} {'given E':>8} {'E':>6}")
+    arms = {name: TRUTHS[name] for name in list(TRUTHS)[1:5]}
+    for noise in (1e-3, 3e-3):
+        for way in ("joint", "paper"):
+            rng = np.random.default_rng(int(1e4 * noise))
+            hits = np.zeros(3)
+            for _ in range(repeats):
+                ladders = {
+                    n: make_ladder(n, PAPER, curve(law, PAPER) + noise * rng.standard_normal(8))
+                    for n, law in arms.items()
+                }
+                found = fit_compute(ladders, Settings(next(iter(arms)), method=way))
+                for name, law in found.arms.items():
+                    g, e = law.gamma, law.e.unconditional
+                    hits[0] += g.unconditional[0] < arms[name][2] < g.unconditional[1]
+                    hits[1] += g.conditional[0] < arms[name][2] < g.conditional[1]
+                    hits[2] += e[0] < E < e[1]
+            share = hits / repeats / len(arms)
+            print(f"{noise:8.0e} {way:>6} {share[0]:14.3f} {share[1]:8.3f} {share[2]:6.3f}")
+
+
+def verdicts(draws: int) -> None:
+    """The share of each verdict under each truth; the F-test's size and power beside it."""
+    rule = Rule()
+    for label, flops in (("paper's ladder, 8 rungs to 1e20", PAPER), ("12 rungs, 1e16 to 1e22", LONG)):
+        for noise in (1e-3, 3e-3):
+            print(f"\n{label}, noise {noise:g}: share of verdicts in {draws} draws")
+            print(
+                f"{'truth':<24}"
+                + "".join(f"{word:>18}" for word in VERDICTS)
+                + f"{'F 5%':>8}{'one-sided':>11}"
+            )
+            for name, law in TRUTHS.items():
+                theirs = flops * 1.1
+                x = np.log(np.concatenate([flops, theirs]) / np.exp(np.log(flops).mean()))
+                pair = Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
+                truth = np.concatenate([curve(TRUTHS["same law"], flops), curve(law, theirs)])
+                y = truth + noise * np.random.default_rng(2).standard_normal((draws, len(x)))
+                tests = compare_readings(
+                    fit_readings(pair, y, rule, warm=fit_readings(pair, truth, rule)), rule
+                )
+                words = judge(tests, rule)
+                shares = "".join(f"{np.mean(words == word):18.3f}" for word in VERDICTS)
+                one = np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0))
+                print(f"{name:<24}{shares}{np.mean(tests.p_slope < 0.05):8.3f}{one:11.3f}")
+
+
+if __name__ == "__main__":
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    begun = time.perf_counter()
+    coverage(number)
+    joint_coverage(number)
+    verdicts(number)
+    fitted(max(50, number // 15))
+    print(f"\n{time.perf_counter() - begun:.0f} s")

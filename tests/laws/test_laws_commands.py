@@ -1,0 +1,292 @@
+"""`steepen fit` and `steepen power` at the front door: answers, JSON, figures, and rows named in errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from steepen.cli.app import main
+
+HEADER = "arm,flops,loss"
+FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
+
+
+def lines(noise: float = 1e-3) -> list[str]:
+    rng = np.random.default_rng(0)
+    found = []
+    for arm, a, gamma in (("vanilla", 1.5, 0.1113), ("grow", 1.5 * 1.3**-0.1168, 0.1168)):
+        for flops in FLOPS:
+            found.append(
+                f"{arm},{flops:.6g},{1.83 + a * (flops / 1e18) ** -gamma + noise * rng.standard_normal():.6f}"
+            )
+    return found
+
+
+def write(folder: Path, rows: list[str], header: str = HEADER, name: str = "runs.csv") -> str:
+    path = folder / name
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def result(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_fit_prints_laws_verdicts_and_what_would_decide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "fit", write(tmp_path, lines()), "--reference", "vanilla", "--draws", "200")
+    assert code == 0
+    for word in (
+        "joint way",
+        "paper way",
+        "grow against vanilla",
+        "p twin",
+        "interpolated",
+        "fitted (paper)",
+        "re-sweep",
+    ):
+        assert word in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_the_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split(",") for line in lines()]
+    records = [{"arm": a, "flops": float(c), "loss": float(y)} for a, c, y in rows]
+    jsonl = tmp_path / "runs.jsonl"
+    jsonl.write_text("\n".join(json.dumps(record) for record in records))
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "runs.parquet")
+    found = [
+        result(capsys, "fit", path, "--reference", "vanilla", "--draws", "200")
+        for path in (write(tmp_path, lines()), str(jsonl), str(tmp_path / "runs.parquet"))
+    ]
+    grow = found[0]["arms"]["grow"]
+    assert {"gamma", "log_a", "e", "intervals", "verdict", "delta_gamma", "multipliers"} <= set(grow)
+    assert abs(grow["gamma"] - 0.1168) < 0.005
+    for other in found[1:]:
+        assert other["arms"]["grow"]["gamma"] == pytest.approx(grow["gamma"])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda rows: [*rows[:3], "vanilla,1e19,-2.5", *rows[4:]], "line 5: loss is -2.5"),
+        (lambda rows: [*rows[:3], "vanilla,1e19,0", *rows[4:]], "line 5: loss is 0"),
+        (lambda rows: [*rows[:3], "vanilla,1e19,oops", *rows[4:]], "line 5: loss is 'oops'"),
+        (lambda rows: [*rows[:3], "vanilla,1e19,", *rows[4:]], "line 5: loss is empty"),
+        (lambda rows: [*rows[:3], "vanilla,1e19,nan", *rows[4:]], "line 5: loss is nan"),
+        (lambda rows: [*rows[:3], "vanilla,inf,3.0", *rows[4:]], "line 5: flops is inf"),
+        (lambda rows: [*rows[:3], ",1e19,3.0", *rows[4:]], "line 5: arm is empty"),
+        (lambda rows: [*rows[:3], "vanilla,1e19", *rows[4:]], "line 5: 2 cells"),
+        (lambda rows: [*rows, rows[2]], "line 18: arm 'vanilla'"),
+        (lambda rows: [*rows, "lonely,1e19,3.0"], "line 18: arm 'lonely' has only 1 rung"),
+        (
+            lambda rows: [*rows[:15], "grow,1.01e20,1.2"],
+            "line 17: the loss 1.2 of arm 'grow' is not above the floor",
+        ),
+    ],
+)
+def test_a_bad_table_gets_a_sentence_that_names_the_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, expected: str
+) -> None:
+    code, _, err = run(
+        capsys, "fit", write(tmp_path, change(lines())), "--reference", "vanilla", "--draws", "200"
+    )
+    assert code == 2
+    assert expected in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_a_missing_column_is_named_beside_those_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, lines(), header="arm,compute,loss")
+    code, _, err = run(capsys, "fit", path, "--reference", "vanilla")
+    assert code == 2
+    assert "'flops'" in err
+    assert "arm, compute, loss" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "--reference"),
+        (["--reference", "vanila"], "vanilla"),
+        (["--reference", "vanilla", "--law", "cubic"], "compute, chinchilla, isoflop"),
+        (["--reference", "vanilla", "--loss", "l2"], "huber, mse, log-mse"),
+        (["--reference", "vanilla", "--figure", "x.doc"], ".pdf"),
+        (["--reference", "vanilla", "--hold-out", "lots"], "FLOPS"),
+        (["--reference", "vanilla", "--hold-out", "9e30"], "no rung"),
+        (["--reference", "vanilla", "--hold-out", "grw:1e19"], "grow"),
+        (["--reference", "vanilla", "--budget", "-1"], "budget"),
+        (["--law", "isoflop"], "budget"),
+        (["--law", "chinchilla"], "parameters"),
+    ],
+)
+def test_a_wrong_argument_exits_2_with_what_would_be_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    code, _, err = run(capsys, "fit", write(tmp_path, lines()), *words)
+    assert code == 2
+    assert expected in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("runs.csv", "", "empty"),
+        ("runs.csv", "arm,flops,loss\n", "no rows"),
+        ("runs.csv", "arm,arm,loss\n1,2,3\n", "twice"),
+        ("runs.xls", "x", "end in .csv"),
+        ("runs.jsonl", '{"arm": 1}\nnot json\n', "line 2"),
+        ("runs.jsonl", "[1, 2]\n", "line 1"),
+        ("runs.parquet", "not parquet", "Parquet"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, expected: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    code, _, err = run(capsys, "fit", str(path), "--reference", "vanilla")
+    assert code == 2
+    assert expected in err
+    assert run(capsys, "fit", str(tmp_path / "absent.csv"), "--reference", "v")[0] == 2
+
+
+def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write(tmp_path, lines())
+    base = ("fit", table, "--reference", "vanilla", "--draws", "200")
+    assert len(result(capsys, *base, "--hold-out", "9e19")["hold_out"]) == 2
+    (held,) = result(capsys, *base, "--hold-out", "grow:9e19")["hold_out"]
+    assert held["arm"] == "grow"
+    assert held["interval"][0] < held["observed"] < held["interval"][1]
+    assert set(held["readings"]) == {"exponent", "floor"}
+    later = write(tmp_path, ["grow,1.225e21,2.45"], name="later.csv")
+    (held,) = result(capsys, *base, "--hold-out", later)["hold_out"]
+    assert held["decades_beyond"] == pytest.approx(np.log10(1.225e21 / 1.01e20), abs=1e-3)
+    assert "held out" in run(capsys, *base, "--hold-out", later)[1]
+    same = write(tmp_path, lines()[-1:], name="same.csv")
+    by_file, by_compute = (result(capsys, *base, "--hold-out", hold) for hold in (same, "grow:1e20"))
+    assert by_file["hold_out"][0]["forecast"] == by_compute["hold_out"][0]["forecast"]
+    whole = write(tmp_path, lines()[8:], name="whole.csv")
+    code, _, err = run(capsys, *base, "--hold-out", whole)
+    assert code == 2
+    assert "'grow' is held out but not fitted" in err
+
+
+def test_repeats_need_a_seed_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{row},{seed}" for seed in (0, 1) for row in lines()]
+    path = write(tmp_path, rows, header=HEADER + ",seed")
+    data = result(capsys, "fit", path, "--reference", "vanilla", "--draws", "200")
+    kinds = [b["kind"] for b in data["arms"]["grow"]["verdict_detail"]["bootstraps"]]
+    assert kinds == ["residuals", "seeds"]
+
+
+def test_chinchilla_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(5e7, 1e10, 7), np.geomspace(1e9, 3e11, 7)))
+    loss = 1.82 + 480 / n**0.347 + 2100 / d**0.366
+    rows = [f"{a},{b},{c}" for a, b, c in zip(n, d, loss, strict=True)]
+    path = write(tmp_path, rows, header="parameters,tokens,loss")
+    words = ("fit", path, "--law", "chinchilla", "--budget", "1e21", "--hold-out", "1e22", "--draws", "100")
+    data = result(capsys, *words)
+    assert {"e", "a", "b", "alpha", "beta", "objective", "starts_at_optimum"} <= set(data)
+    assert data["alpha"] == pytest.approx(0.347, abs=1e-3)
+    assert abs(data["hold_out"][0]["miss"]) < 1e-3
+    assert 6 * data["optimum"]["parameters"] * data["optimum"]["tokens"] == pytest.approx(1e21)
+    figure = tmp_path / "fit.png"
+    code, out, _ = run(capsys, *words, "--figure", str(figure))
+    assert code == 0
+    assert "N* ∝" in out
+    assert figure.stat().st_size > 10_000
+
+
+def test_isoflop_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = []
+    for arm, power in (("vanilla", 0.5), ("grow", 0.55)):
+        for budget in np.geomspace(1e18, 1e20, 5):
+            for factor in (0.25, 0.5, 1, 2, 4):
+                rows.append(
+                    f"{arm},{budget},{budget**power * factor},{3 * np.exp(0.02 * np.log(factor) ** 2)}"
+                )
+    path = write(tmp_path, rows, header="arm,budget,x,loss")
+    words = ("fit", path, "--law", "isoflop", "--budget", "1e22", "--hold-out", "1e20")
+    data = result(capsys, *words)
+    assert data["arms"]["grow"]["exponent"] == pytest.approx(0.55)
+    assert data["arms"]["vanilla"]["at"]["x"] == pytest.approx(1e11)
+    assert data["arms"]["vanilla"]["hold_out"][0]["x"] == pytest.approx(1e10)
+    figure = tmp_path / "fit.svg"
+    assert run(capsys, *words, "--figure", str(figure))[0] == 0
+    assert figure.stat().st_size > 10_000
+    assert run(capsys, "fit", path, "--law", "isoflop", "--loss", "huber")[0] == 2
+
+
+def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure = tmp_path / "fit.pdf"
+    words = (
+        "--reference",
+        "vanilla",
+        "--draws",
+        "200",
+        "--figure",
+        str(figure),
+        "--extrapolate",
+        "--budget",
+        "1e25",
+    )
+    code, out, _ = run(capsys, "fit", write(tmp_path, lines()), *words)
+    assert code == 0
+    assert str(figure.name) in out.replace("\n", "")
+    assert figure.read_bytes().startswith(b"%PDF")
+
+
+def test_power_tells_chances_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
+    assert data["slope"] > 0.99
+    assert set(data["shares"]) == {"steeper", "lower (constant)", "floor", "undecided", "worse"}
+    for target, least in (("slope", "slope"), ("verdict", "verdict")):
+        option = data["cheapest"][target]
+        assert option["power"][least] >= 0.9
+        assert option["cost_flops"] == pytest.approx(option["power"]["cost_flops"])
+    assert (
+        data["cheapest"]["slope"]["cost_flops"]
+        < data["cost_flops"]
+        < data["cheapest"]["verdict"]["cost_flops"]
+    )
+    code, out, _ = run(
+        capsys, "power", "--delta-gamma", "0.0055", "--span", "2", "--no-search", "--draws", "200"
+    )
+    assert code == 0
+    assert "2.00 decades" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--delta-gamma", "0.005", "--rungs", "2"], "rungs"),
+        (["--delta-gamma", "0.005", "--noise", "0"], "noise"),
+        (["--delta-gamma", "-0.5"], "delta_gamma"),
+        (["--delta-gamma", "0.005", "--highest", "1e20", "--span", "2"], "--span"),
+        (["--delta-gamma", "0.005", "--goal", "1.2"], "goal"),
+        ([], "delta-gamma"),
+    ],
+)
+def test_a_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
+    code, _, err = run(capsys, "power", *words, "--draws", "100")
+    assert code == 2
+    assert expected in err

@@ -1,0 +1,340 @@
+"""Compute laws: exact data give exact laws, and every promise of the verdict's parts is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from steepen.errors import SteepenError, UsageError
+from steepen.laws.analysis import Request, analyse
+from steepen.laws.compute import fit_compute, lack_of_fit
+from steepen.laws.holdout import score, split_hold_out
+from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.law import Settings
+from steepen.laws.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.laws.plain import to_json
+from steepen.laws.solver import Design, solve
+from steepen.laws.table import table_from
+
+FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
+
+
+def ladder(
+    name: str,
+    e: float,
+    a: float,
+    gamma: float,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    flops: np.ndarray = FLOPS,
+) -> Ladder:
+    rng = np.random.default_rng(seed)
+    return make_ladder(
+        name, flops, e + a * (flops / 1e18) ** -gamma + noise * rng.standard_normal(len(flops))
+    )
+
+
+def pair(noise: float = 0.0, gamma: float = 0.1168) -> dict[str, Ladder]:
+    return {
+        "vanilla": ladder("vanilla", 1.83, 1.5, 0.1113, noise=noise, seed=1),
+        "grow": ladder("grow", 1.83, 1.5 * 1.3**-gamma, gamma, noise=noise, seed=2, flops=FLOPS * 1.1),
+    }
+
+
+@pytest.mark.parametrize("method", ["joint", "paper"])
+@pytest.mark.parametrize("loss", ["huber", "mse", "log-mse"])
+def test_exact_losses_give_the_exact_law(method: str, loss: str) -> None:
+    fit = fit_compute(pair(), Settings("vanilla", method=method, loss=loss, c0=1e18))  # type: ignore[arg-type]
+    for name, gamma, a in (("vanilla", 0.1113, 1.5), ("grow", 0.1168, 1.5 * 1.3**-0.1168)):
+        assert fit.arms[name].gamma.value == pytest.approx(gamma, abs=1e-8)
+        assert fit.arms[name].log_a.value == pytest.approx(np.log(a), abs=1e-7)
+        assert fit.arms[name].e.value == pytest.approx(1.83, abs=1e-6)
+        assert fit.arms[name].predict(1e19) == pytest.approx(1.83 + a * 10**-gamma)
+        assert fit.arms[name].compute_for(fit.arms[name].predict(1e19)) == pytest.approx(1e19)
+
+
+def test_c0_moves_the_constant_and_nothing_else() -> None:
+    ladders = pair(1e-3)
+    first, second = (fit_compute(ladders, Settings("vanilla", c0=c0)) for c0 in (1e18, 1e21))
+    assert first.arms["grow"].gamma.value == pytest.approx(second.arms["grow"].gamma.value, abs=1e-7)
+    assert first.arms["grow"].predict(5e19) == pytest.approx(second.arms["grow"].predict(5e19), abs=1e-8)
+    assert first.c0 == 1e18
+    default = fit_compute(ladders, Settings("vanilla"))
+    assert default.c0 == pytest.approx(np.exp(np.log(FLOPS).mean()))
+
+
+def test_the_unconditional_interval_is_wider_than_the_one_given_e() -> None:
+    for method in ("joint", "paper"):
+        law = fit_compute(pair(1e-3), Settings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
+        wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
+        assert wide > 3 * narrow > 0
+
+
+def test_an_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
+    ladders = pair(3e-3)
+    fit = fit_compute(ladders, Settings("vanilla"))
+    x = np.log(np.concatenate([part.flops for part in ladders.values()]) / fit.c0)
+    y = np.concatenate([part.loss for part in ladders.values()])
+    own = np.repeat(np.eye(2), 8, axis=0)
+    design = Design(np.ones((16, 1)), own, own)
+    for index, interval in (
+        (4, fit.arms["grow"].gamma.unconditional),
+        (2, fit.arms["grow"].log_a.unconditional),
+        (0, fit.arms["grow"].e.unconditional),
+    ):
+        for end in interval:
+            start = np.where(np.arange(5) == index, end, fit.theta)
+            held = solve(design, x, y[None], start, fixed=np.arange(5) == index)
+            rise = (float(held.objective[0]) - fit.objective) / fit.sigma**2
+            assert stats.f.sf(rise, 1, 11) == pytest.approx(0.10, abs=1e-3)
+
+
+def test_other_arms_do_not_change_an_arms_verdict() -> None:
+    ladders = pair(1e-3)
+    request = Request("vanilla", draws=200)
+    alone = analyse(ladders, request).verdicts["grow"]
+    crowd = ladders | {"odd": ladder("odd", 1.2, 2.4, 0.3, noise=1e-2)}
+    assert analyse(crowd, replace(request, method="joint")).verdicts["grow"] == alone
+
+
+def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
+    ladders = pair(1e-3)
+    columns = {"arm": [], "flops": [], "loss": []}
+    for name, rungs in ladders.items():
+        columns["arm"] += [name] * 8
+        columns["flops"] += list(rungs.flops)
+        columns["loss"] += list(rungs.loss)
+    order = np.random.default_rng(0).permutation(16)
+    shuffled = read_ladders(table_from({k: [v[i] for i in order] for k, v in columns.items()}))
+    first, second = (analyse(part, Request("vanilla", draws=200)) for part in (ladders, shuffled))
+    assert second.verdicts["grow"].word == first.verdicts["grow"].word
+    assert second.verdicts["grow"].delta_gamma == pytest.approx(first.verdicts["grow"].delta_gamma, abs=1e-9)
+
+
+def test_printed_fineweb_edu_multipliers_follow_from_the_printed_exponents() -> None:
+    """1.6 at 1e20 becomes 1.8 at 1.23e21 and 2.7 at 1e25 (paper, section on extrapolation)."""
+    assert carried_multiplier(1.6, 1e20, 1.23e21, 0.1095, 0.1146) == pytest.approx(1.8, abs=0.05)
+    assert carried_multiplier(1.6, 1e20, 1e25, 0.1095, 0.1146) == pytest.approx(2.7, abs=0.05)
+    assert pytest.approx(0.0445, abs=5e-5) == 1 - 0.1095 / 0.1146
+
+
+def test_fitted_multipliers_rise_with_slope_one_minus_the_ratio_of_exponents() -> None:
+    """FineWeb's printed exponents give ×1.24 over two decades, whatever the floor."""
+    for floor in (1.0, 1.83, 2.2):
+        ladders = {
+            "vanilla": ladder("vanilla", floor, 1.5, 0.1113),
+            "grow": ladder("grow", floor, 1.4, 0.1168),
+        }
+        fit = fit_compute(ladders, Settings("vanilla"))
+        low, high = fitted_multipliers(fit, "grow", np.array([1e18, 1e20]), extrapolate=True)
+        assert high.value / low.value == pytest.approx(100 ** (1 - 0.1113 / 0.1168), rel=1e-6)
+        assert high.value / low.value == pytest.approx(1.24, abs=0.005)
+
+
+def test_interpolated_multipliers_are_the_ratio_of_computes_at_equal_loss() -> None:
+    """A power law without a floor is straight in log–log, so interpolation is exact."""
+    ladders = {
+        "vanilla": ladder("vanilla", 0.0, 3.0, 0.1),
+        "fast": ladder("fast", 0.0, 3.0 * 1.25**-0.1, 0.1),
+    }
+    found = interpolated_multipliers(ladders["vanilla"], ladders["fast"], sigma=1e-3)
+    assert [m.value for m in found] == pytest.approx([1.25] * len(found))
+    assert all(m.low < 1.25 < m.high and m.method == "interpolated" for m in found)
+
+
+def test_multipliers_are_never_extrapolated_unless_asked() -> None:
+    ladders = pair(1e-3)
+    found = interpolated_multipliers(ladders["vanilla"], ladders["grow"])
+    assert len(found) == 7  # the reference's first rung is above every loss of the arm
+    fit = fit_compute(ladders, Settings("vanilla"))
+    assert not fitted_multipliers(fit, "grow", np.array([1e25]))
+    (beyond,) = fitted_multipliers(fit, "grow", np.array([1e25]), extrapolate=True)
+    assert beyond.extrapolated
+    assert beyond.low < beyond.value < beyond.high
+    assert beyond.method == "fitted (joint)"
+
+
+def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
+    kept, held = split_hold_out(pair(1e-3), 9e19, "grow")
+    assert len(kept["grow"].flops) == 7
+    assert len(kept["vanilla"].flops) == 8
+    fit = fit_compute(kept, Settings("vanilla"))
+    (result,) = score(fit, held)
+    assert result.interval[0] < result.observed < result.interval[1]
+    lower = replace(held["grow"], loss=held["grow"].loss - 0.03)
+    (miss,) = score(fit, {"grow": lower})
+    assert miss.miss == pytest.approx(result.miss - 0.03)
+    assert miss.miss_sigma == pytest.approx(miss.miss / fit.sigma)
+    assert miss.p_value < 1e-3
+    assert miss.compute_factor > 1.2  # the law would need over a fifth more compute for that loss
+    law = fit.arms["grow"]
+    assert law.predict(miss.compute_factor * miss.flops) == pytest.approx(miss.observed)
+
+
+def test_hold_out_forecasts_hold_their_confidence() -> None:
+    hits = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        long = np.append(FLOPS, 1.2e21)
+        rungs = make_ladder(
+            "vanilla", long, 1.83 + 1.5 * (long / 1e18) ** -0.1113 + 1e-3 * rng.standard_normal(9)
+        )
+        kept, held = split_hold_out({"vanilla": rungs}, 1e21)
+        (result,) = score(fit_compute(kept, Settings("vanilla")), held)
+        hits += result.interval[0] < result.observed < result.interval[1]
+    assert 45 <= hits <= 59
+
+
+def test_an_unnoticed_error_at_the_top_rung_undoes_the_slope() -> None:
+    """Put the error that the verdict names into the table: the slope test no longer rejects."""
+    ladders = pair(1e-3, gamma=0.1140)
+    verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
+    error = verdict.tolerance[0].undoes_slope
+    assert error is not None
+    assert verdict.p_slope < 0.05
+    loss = ladders["vanilla"].loss.copy()
+    loss[-1] -= error
+    again = analyse(
+        ladders | {"vanilla": replace(ladders["vanilla"], loss=loss)}, Request("vanilla", draws=200)
+    )
+    assert again.verdicts["grow"].p_slope >= 0.05
+
+
+def test_every_rung_is_left_out_in_turn() -> None:
+    ladders = pair(1e-3)
+    verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
+    assert len(verdict.left_out) == 16
+    without = {"vanilla": ladders["vanilla"], "grow": ladders["grow"].keep(np.arange(8) != 3)}
+    other = analyse(without, Request("vanilla", draws=200, c0=1e19)).verdicts["grow"]
+    assert verdict.left_out[8 + 3].delta_gamma == pytest.approx(other.delta_gamma, rel=1e-4)
+    assert verdict.left_out[8 + 3].verdict == other.word
+
+
+def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
+    """The number of decades the verdict asks for does give 90% power, by simulation."""
+    verdict = analyse(pair(2e-3), Request("vanilla", draws=200)).verdicts["grow"]
+    assert verdict.word == "undecided"
+    assert verdict.decider.extra_decades is not None
+    from steepen.laws.power import Plan, simulate
+
+    rungs = 8 + (verdict.decider.extra_rungs or 0) // 2
+    plan = Plan(
+        verdict.delta_gamma,
+        rungs=rungs,
+        lowest=3.25e17,
+        highest=verdict.decider.top_flops or 0,
+        noise=verdict.sigma,
+        multiplier=1.25,
+    )
+    assert simulate(plan, 1000).verdict > 0.82
+
+
+def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> None:
+    rng = np.random.default_rng(5)
+    columns: dict[str, list[object]] = {"arm": [], "flops": [], "loss": [], "seed": []}
+    for name, a, gamma in (("vanilla", 1.5, 0.1113), ("grow", 1.45, 0.1168)):
+        for flops in FLOPS:
+            for seed in range(3):
+                values = (
+                    name,
+                    flops,
+                    1.83 + a * (flops / 1e18) ** -gamma + 1e-3 * rng.standard_normal(),
+                    seed,
+                )
+                for key, value in zip(columns, values, strict=True):
+                    columns[key].append(value)
+    ladders = read_ladders(table_from(columns))
+    assert ladders["grow"].seeds.tolist() == [3.0] * 8
+    report = analyse(ladders, Request("vanilla", draws=300))
+    kinds = {b.kind: b for b in report.verdicts["grow"].bootstraps}
+    assert set(kinds) == {"residuals", "seeds"}
+    for resampled in kinds.values():
+        assert resampled.delta_gamma[0] < report.verdicts["grow"].delta_gamma < resampled.delta_gamma[1]
+    assert report.p_lack_of_fit is not None
+    assert report.p_lack_of_fit > 0.001
+    # A rung whose three seeds share an error scatters more about the law than its seeds do.
+    bad = ladders["vanilla"]
+    loss = bad.loss + np.where(np.arange(8) == 4, 0.02, 0.0)
+    runs = tuple(r + (0.02 if i == 4 else 0.0) for i, r in enumerate(bad.runs))
+    spoiled = ladders | {"vanilla": replace(bad, loss=loss, runs=runs)}
+    p = lack_of_fit(spoiled, fit_compute(spoiled, Settings("vanilla")))
+    assert p is not None
+    assert p < 1e-3
+
+
+def test_an_outlier_is_named_by_its_row() -> None:
+    columns = {"arm": ["vanilla"] * 8, "flops": list(FLOPS), "loss": list(pair(1e-3)["vanilla"].loss)}
+    columns["loss"][3] += 0.05
+    report = analyse(read_ladders(table_from(columns, "runs.csv")), Request("vanilla", draws=200))
+    assert any("runs.csv, row 4" in warning for warning in report.warnings)
+
+
+def test_json_has_the_promised_keys_and_no_bare_nan() -> None:
+    report = analyse(pair(1e-3), Request("vanilla", draws=200, budget=1e25, extrapolate=True))
+    data = json.loads(to_json(report.to_dict()), parse_constant=pytest.fail)
+    for arm in data["arms"].values():
+        assert {"gamma", "log_a", "e", "intervals", "verdict"} <= set(arm)
+        for name in ("gamma", "log_a", "e"):
+            assert set(arm["intervals"][name]) == {"conditional", "unconditional"}
+    assert data["arms"]["vanilla"]["verdict"] == "reference"
+    assert data["arms"]["grow"]["verdict"] in ("steeper", "lower (constant)", "floor", "undecided", "worse")
+    assert data["settings"]["draws"] == 200
+    assert "grow" in report.summary()
+
+
+def test_a_known_noise_replaces_the_scatter() -> None:
+    loud = analyse(pair(1e-4), Request("vanilla", draws=200, noise=0.05)).verdicts["grow"]
+    assert loud.word == "undecided"
+    assert loud.sigma == pytest.approx(0.05)
+
+
+def test_a_table_of_any_numbers_gets_an_answer_or_a_sentence() -> None:
+    """Flat, rising, random and huge ladders: never a crash, never a warning from numpy."""
+
+    @settings(max_examples=8, deadline=None)
+    @given(
+        st.lists(st.floats(0.5, 12), min_size=4, max_size=7),
+        st.lists(st.floats(0.5, 12), min_size=3, max_size=7),
+        st.floats(6, 26),
+        st.floats(0.2, 6),
+    )
+    def check(first: list[float], second: list[float], base: float, span: float) -> None:
+        ladders = {
+            name: make_ladder(name, 10 ** (base + np.linspace(0, span, len(loss))), np.array(loss))
+            for name, loss in (("r", first), ("a", second))
+        }
+        try:
+            with np.errstate(all="raise", under="ignore"):
+                report = analyse(ladders, Request("r", draws=100, budget=1e27, extrapolate=True))
+        except SteepenError:
+            return
+        json.loads(to_json(report.to_dict()))
+        assert report.summary()
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"method": "magic"}, "method"),
+        ({"loss": "l1"}, "loss"),
+        ({"confidence": 1.5}, "confidence"),
+        ({"level": 0.0}, "level"),
+        ({"draws": 3}, "draws"),
+        ({"margin": -1.0}, "margin"),
+        ({"budget": -1.0}, "budget"),
+        ({"noise": 0.0}, "noise"),
+        ({"c0": -1.0}, "c0"),
+    ],
+)
+def test_a_bad_setting_is_named(change: dict[str, object], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        analyse(pair(1e-3), Request("vanilla", **change))  # type: ignore[arg-type]

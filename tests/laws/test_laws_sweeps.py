@@ -1,0 +1,274 @@
+"""Sweeps at fixed compute, drifts, cuts, repeated data, the three-term law: built truths are found again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steepen.errors import UsageError
+from steepen.laws.chinchilla import ChinchillaSettings, fit_chinchilla
+from steepen.laws.cuts import common_budgets, loss_at, matched_cuts
+from steepen.laws.drift import Slice, fit_affine, fit_drift, fit_growth_fraction
+from steepen.laws.isoflop import fit_isoflop, fit_power_line, group_budgets, rounded_mean
+from steepen.laws.ladder import make_ladder
+from steepen.laws.repeated import RepeatedLaw
+from steepen.laws.vertex import find_vertex
+
+
+def sweep(
+    best: float, height: float, factors: tuple[float, ...] = (0.25, 0.5, 1, 2, 4), curve: float = 0.02
+) -> tuple[np.ndarray, np.ndarray]:
+    x = best * np.array(factors)
+    return x, height * np.exp(curve * np.log(x / best) ** 2)
+
+
+def test_a_parabolas_vertex_is_found_with_its_height_and_curvature() -> None:
+    vertex = find_vertex(*sweep(5.3, 3.27, (0.2, 0.6, 1.1, 2, 3)))
+    assert vertex.x == pytest.approx(5.3)
+    assert vertex.loss == pytest.approx(3.27)
+    assert vertex.curvature == pytest.approx(0.04)
+    assert vertex.interior
+
+
+def test_a_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() -> None:
+    x, loss = sweep(10.0, 3.0, (0.1, 0.2, 0.3, 0.5))
+    vertex = find_vertex(x, loss)
+    assert vertex.censored
+    assert vertex.x == pytest.approx(5.0)
+    bowl = find_vertex(np.array([1.0, 2, 4]), np.array([3.0, 3.2, 3.0]))
+    assert bowl.censored  # a hill has no minimum
+
+
+def test_vertex_intervals_cover_90_percent() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(500):
+        x, loss = sweep(6.0, 3.0, (0.3, 0.5, 0.8, 1.2, 2, 3))
+        vertex = find_vertex(x, loss * np.exp(1e-3 * rng.standard_normal(6)))
+        hits += vertex.interval[0] <= 6.0 <= vertex.interval[1]
+    assert 0.86 <= hits / 500 <= 0.94
+
+
+def test_a_sweep_too_wide_for_a_parabola_is_pointed_out() -> None:
+    n = np.geomspace(1e6, 1e9, 12)
+    loss = 1.8 + 400 / n**0.34 + 0.6 * (n / 3e8) ** 0.9
+    fit = fit_isoflop(np.full(12, 1e18), n, loss)
+    assert any("not parabolas" in warning for warning in fit.warnings)
+    dense = np.geomspace(1e6, 1e9, 20001)
+    best = dense[np.argmin(1.8 + 400 / dense**0.34 + 0.6 * (dense / 3e8) ** 0.9)]
+    wide, narrow, akima = (
+        find_vertex(n, loss, **options).x  # type: ignore[arg-type]
+        for options in ({}, {"nearest": 5}, {"method": "akima"})
+    )
+    assert abs(math.log(narrow / best)) < abs(math.log(wide / best)) / 3
+    assert akima == pytest.approx(best, rel=0.05)
+
+
+def test_the_scale_shift_test_and_the_smallest_drift_it_could_have_seen() -> None:
+    budgets = np.array([1e18, 2e18, 4e18, 8e18, 1.6e19])
+    optima = 5.33 * np.exp(0.05 * np.array([1, -1, 0.5, 1, -1.2]))
+    line = fit_power_line(budgets, optima)
+    assert line.p_value > 0.05
+    assert line.interval[0] < 0 < line.interval[1]
+    rng = np.random.default_rng(1)
+    found = [
+        fit_power_line(
+            budgets,
+            5.33 * (budgets / 1e18) ** line.detectable * np.exp(line.residual_sd * rng.standard_normal(5)),
+        ).p_value
+        < 0.05
+        for _ in range(1500)
+    ]
+    assert 0.74 <= np.mean(found) <= 0.86  # it promises 80% power
+
+
+def test_three_standard_errors_of_three_points_is_p_of_a_fifth() -> None:
+    """One degree of freedom: the interval says what the paper's bold type does not."""
+    u = np.log(np.array([1.0, 2.0, 4.0]))
+    bend = np.array([1.0, -2.0, 1.0])
+    slope = 3 * math.sqrt(6 * 0.01**2 / (2 * math.log(2) ** 2))
+    line = fit_power_line(np.exp(u), np.exp(slope * u + 0.01 * bend))
+    assert line.exponent / line.error == pytest.approx(3, rel=1e-6)
+    assert line.p_value == pytest.approx(0.205, abs=0.001)
+    assert line.interval[0] < 0 < line.interval[1]
+
+
+def test_isoflop_exponents_and_predictions_are_recovered() -> None:
+    rows = [
+        (c, *pair)
+        for c in np.geomspace(1e18, 1e22, 6)
+        for pair in zip(*sweep(0.3 * c**0.53, 3 * c**-0.01), strict=True)
+    ]
+    budget, x, loss = np.array(rows).T
+    fit = fit_isoflop(budget, x, loss)
+    assert fit.law is not None
+    assert fit.law.exponent == pytest.approx(0.53)
+    assert fit.law.predict(3.8e25) == pytest.approx(0.3 * 3.8e25**0.53, rel=1e-6)
+    assert "budget^0.5300" in fit.summary()
+
+
+def test_budgets_realised_within_a_percent_are_one_sweep() -> None:
+    budget = np.array([1e18, 2e18, 1.004e18, 1.998e18, 0.998e18])
+    assert [sorted(group.tolist()) for group in group_budgets(budget)] == [[0, 2, 4], [1, 3]]
+
+
+def test_the_papers_rounding_rules() -> None:
+    assert [rounded_mean([v]) for v in (5.33, 5.66, 5.79, 6.39, 6.08)] == [5, 6, 6, 6, 6]
+    assert rounded_mean([0.556, 0.559, 0.516], 1) == 0.5
+    assert float(np.mean([0.556, 0.559, 0.516])) == pytest.approx(0.544, abs=5e-4)
+
+
+def test_growth_fractions_are_found_on_a_linear_axis() -> None:
+    rho = np.array([0.3, 0.4, 0.5, 0.6, 0.7])
+    budget = np.repeat([1e18, 2e18, 3e18], 5)
+    loss = np.concatenate(
+        [3 - 0.1 * i + 0.5 * (rho - best) ** 2 for i, best in enumerate((0.556, 0.559, 0.516))]
+    )
+    fit = fit_growth_fraction(budget, np.tile(rho, 3), loss)
+    assert [v.x for v in fit.vertices] == pytest.approx([0.556, 0.559, 0.516])
+    assert fit.rounded == 0.5
+
+
+def test_growths_affine_law_gives_back_the_papers_fractions() -> None:
+    tpp = np.array([3.0, 5, 8, 12, 20])
+    law = fit_affine(tpp, 0.902 * tpp + 0.216)
+    assert (law.a, law.b) == pytest.approx((0.902, 0.216))
+    assert law.r_squared > 0.9999
+    assert law.expansion(7.0) == pytest.approx(7 / (0.902 * 7 + 0.216))
+    assert law.growth_fraction(7.0, 1.4) == pytest.approx((law.expansion(7.0) - 1) / 0.4)
+
+
+def test_drift_exponent_regret_and_range() -> None:
+    multiples = np.array([0.25, 0.5, 1, 2, 4])
+    slices = [
+        Slice(n, multiples, 3.0 * np.exp(0.01 * np.log(multiples / (n / 1e8) ** -0.78) ** 2))
+        for n in (1e8, 1.5e8, 2.2e8)
+    ]
+    drift = fit_drift(slices)
+    assert drift.line is not None
+    assert drift.line.exponent == pytest.approx(-0.78)
+    top = slices[-1].loss
+    assert drift.regret == pytest.approx((top[1] + top[3]) / 2 - top[2])
+    assert drift.span == pytest.approx(top.max() - top.min())
+    assert drift.at_parameters == 2.2e8
+    assert drift.three_errors
+
+
+def test_cuts_interpolate_and_never_extrapolate() -> None:
+    flops = np.geomspace(1e17, 1e19, 5)
+    families = {
+        k: make_ladder(str(k), flops * k, 4 * (flops / 1e17) ** -0.05 * (1 + 0.01 * math.log(k / 2) ** 2))
+        for k in (1.0, 2.0, 3.0, 4.0, 6.0)
+    }
+    assert loss_at(families[1.0], 9e16) is None
+    assert loss_at(families[1.0], 1e17) == pytest.approx(families[1.0].loss[0])
+    middle = math.sqrt(flops[0] * flops[1])
+    assert loss_at(families[1.0], middle) == pytest.approx(
+        math.sqrt(families[1.0].loss[0] * families[1.0].loss[1])
+    )
+    low, high = matched_cuts(families, np.array([1.5e17, 5e18]))
+    assert set(low.losses) == {1.0}
+    assert low.best is None
+    assert set(high.losses) == {1.0, 2.0, 3.0, 4.0, 6.0}
+    assert common_budgets(families)[0] == pytest.approx(6e17)
+
+
+def test_the_best_k_is_interior_or_censored() -> None:
+    flops = np.geomspace(1e17, 1e19, 5)
+
+    def families(best: float) -> dict[float, object]:
+        return {
+            k: make_ladder(str(k), flops, (4 + 0.05 * math.log(k / best) ** 2) * (flops / 1e17) ** -0.05)
+            for k in (1.0, 2.0, 3.0, 4.0)
+        }
+
+    (inside,) = matched_cuts(families(1.7), np.array([1e18]))  # type: ignore[arg-type]
+    assert inside.best is not None
+    assert inside.best.interior
+    assert inside.best.x == pytest.approx(1.7, rel=0.01)
+    (outside,) = matched_cuts(families(9.0), np.array([1e18]))  # type: ignore[arg-type]
+    assert outside.best is not None
+    assert outside.best.censored
+    assert outside.best.x == 4.0
+
+
+def test_the_data_constrained_formula_to_1e_12() -> None:
+    law = RepeatedLaw()
+    assert float(law.loss(6.34e9, 242e9, 25e9)) == pytest.approx(2.2256440889984477, abs=1e-12)
+    assert float(law.loss(8.67e9, 178e9, 25e9)) == pytest.approx(2.2269634075087867, abs=1e-12)
+
+
+def test_repeated_data_is_worth_less_and_fresh_data_reduces_to_the_plain_law() -> None:
+    law = RepeatedLaw()
+    plain = math.exp(law.log_e) + math.exp(law.log_a) / 1e8**law.alpha + math.exp(law.log_b) / 1e10**law.beta
+    assert float(law.loss(1e8, 1e10)) == pytest.approx(plain)
+    assert law.loss(1e8, 1e10, 1e9) > law.loss(1e8, 1e10)
+    assert float(law.effective_tokens(1e13, 1e9)) == pytest.approx(1e9 * (1 + law.data_halving))
+    with pytest.raises(UsageError, match="tokens"):
+        law.loss(1e8, -1.0)
+
+
+def grid(
+    seed: int = 0, noise: float = 0.0, units: tuple[float, float] = (1.0, 1.0)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(5e7, 1e10, 8), np.geomspace(1e9, 3e11, 8)))
+    loss = 1.82 + 480 / n**0.347 + 2100 / d**0.366
+    return n * units[0], d * units[1], loss * np.exp(noise * rng.standard_normal(64))
+
+
+@pytest.mark.parametrize("loss", ["huber", "mse", "log-mse"])
+@pytest.mark.parametrize("units", [(1.0, 1.0), (1e-6, 1e-9), (1e3, 1e3)])
+def test_an_exact_three_term_law_is_found_in_any_units(loss: str, units: tuple[float, float]) -> None:
+    settings = ChinchillaSettings(loss=loss, bootstrap=0)  # type: ignore[arg-type]
+    fit = fit_chinchilla(*grid(units=units), settings)
+    assert (fit.e, fit.alpha, fit.beta) == pytest.approx((1.82, 0.347, 0.366), abs=1e-4)
+    assert fit.a == pytest.approx(480 * units[0] ** 0.347, rel=2e-3)
+    n, d, best = fit.optimum(1e21 * units[0] * units[1])
+    assert 6 * n * d == pytest.approx(1e21 * units[0] * units[1])
+    assert best <= float(fit.predict(n * 1.1, d / 1.1))
+    assert best <= float(fit.predict(n / 1.1, d * 1.1))
+
+
+def test_the_gradient_of_the_objective_is_exact() -> None:
+    from steepen.laws.surface import Surface
+
+    n, d, y = grid(noise=0.01)
+    theta = np.array([1.7, 0.1, -0.2, 0.4, 0.3])
+    for log, huber in ((True, 1e-3), (True, None), (False, None)):
+        surface = Surface(
+            np.log(n) - np.log(n).mean(), np.log(d) - np.log(d).mean(), y, np.ones(64), log, huber
+        )
+        _, slope = surface.value_and_gradient(theta)
+        for i in range(5):
+            step = 1e-6 * np.eye(5)[i]
+            rise = surface.value_and_gradient(theta + step)[0] - surface.value_and_gradient(theta - step)[0]
+            assert slope[i] == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-9)
+
+
+def test_huber_shrugs_off_outliers_that_pull_least_squares_away() -> None:
+    n, d, y = grid(noise=1e-3)
+    y[[3, 20, 41]] *= 1.3
+    robust, plain = (
+        fit_chinchilla(n, d, y, ChinchillaSettings(loss=loss, bootstrap=0))  # type: ignore[arg-type]
+        for loss in ("huber", "mse")
+    )
+    assert abs(robust.alpha - 0.347) < 0.01 < abs(plain.alpha - 0.347)
+
+
+def test_a_solution_on_a_limit_is_flagged() -> None:
+    n, d, y = grid()
+    fit = fit_chinchilla(
+        n, d, y - 1.82 - 480 / n**0.347 + 1e-6 * n**-0.1 + 0.5, ChinchillaSettings(loss="mse", bootstrap=0)
+    )
+    assert fit.flags
+
+
+def test_too_few_points_or_values_are_refused() -> None:
+    n, d, y = grid()
+    with pytest.raises(UsageError, match="at least 6"):
+        fit_chinchilla(n[:5], d[:5], y[:5])
+    with pytest.raises(UsageError, match="tokens takes only 1"):
+        fit_chinchilla(n[:8], np.full(8, 1e9), y[:8])
