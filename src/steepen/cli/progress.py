@@ -35,6 +35,8 @@ def shown(quiet: bool = False) -> Generator[Show]:
             task = bar.add_task("starting", total=None)
             yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
     else:
+        from steepen.training.display import clock
+
         begun = said = time.monotonic()
         first: float | None = None  # what was done before this command, which tells nothing of its speed
 
@@ -49,9 +51,3 @@ def shown(quiet: bool = False) -> Generator[Show]:
             typer.echo(f"{done / total:4.0%}  {what}  {clock(left)} left", err=True)
 
         yield line
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
-    hours, rest = divmod(max(0, round(seconds)), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
