@@ -13,7 +13,7 @@ from steepen.studies.bench import Bench
 from steepen.studies.draw import finite, levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix B.4, Stage 4: Fit the Learning-Rate Rule"
+SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 
 
 @dataclass(frozen=True)
