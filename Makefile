@@ -3,11 +3,12 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 WORKERS ?= auto
+PRESET ?= tiny
 
 .PHONY: help setup quickstart test lint types unit format clean
 
 help:
-	@echo "make quickstart   set up, then run the main job on an embedded default"
+	@echo "make quickstart   set up, then run the main job on an embedded default (PRESET=mini on a GPU)"
 	@echo "make test         set up, then lint, types and tests"
 	@echo "make format       rewrite the code in the house's format"
 	@echo "make clean        remove the environment and what the tools left behind"
@@ -21,10 +22,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# The main job on an embedded default: a ladder of three arms, its verdict, and a page to read.
 quickstart: setup
-	@echo "The main job (a ladder and its verdict) is not built yet; this is the planner."
-	@$(BIN)/steepen arms
-	@$(BIN)/steepen plan --arm untied-grow --depth 8
+	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --out quickstart/studies --name $(PRESET)-ladder
+	$(BIN)/steepen report $(PRESET)-ladder --studies quickstart/studies --out quickstart
 
 test: setup lint types unit
 

@@ -1,7 +1,8 @@
 """How much faster CORE is than one example at a time, with equal scores; both measured in one run.
 
     python benchmarks/evaluation_speed.py BUNDLE --device cuda                     # d8, all examples, bf16
-    python benchmarks/evaluation_speed.py BUNDLE --small --examples 20 --reference-examples 4
+    python benchmarks/evaluation_speed.py BUNDLE --small --examples 12 --reference-examples 2
+    python benchmarks/evaluation_speed.py BUNDLE --count    # tokens with and without sharing; no network
 
 BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on what
 it knows. One example at a time means what the protocol says, literally (steepen.evaluation.reference): each
@@ -24,7 +25,9 @@ import torch
 from steepen.data import Tokenizer
 from steepen.evaluation.bundle import Bundle
 from steepen.evaluation.core import CoreOptions, evaluate_core
+from steepen.evaluation.encoding import TaskEncoder
 from steepen.evaluation.reference import score_one
+from steepen.evaluation.rows import make_batches, make_rows
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int)
     parser.add_argument("--no-sharing", action="store_true", help="each choice a row of its own")
     parser.add_argument("--compile", action="store_true", help="compile the blocks of the fast path")
+    parser.add_argument("--count", action="store_true", help="count tokens only, one seed, context 2048")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = given.bundle
@@ -55,7 +59,28 @@ def main() -> None:
             with tarfile.open(folder) as archive:
                 archive.extractall(place, filter="data")
             folder = Path(place)
-        compare(given, Bundle.open(folder), Path(place) / "outcomes")
+        if given.count:
+            count(Bundle.open(folder), given.examples)
+        else:
+            compare(given, Bundle.open(folder), Path(place) / "outcomes")
+
+
+def count(bundle: Bundle, examples: int | None) -> None:
+    """How many tokens go through a network, by task: each choice apart, beginnings shared, and padded."""
+    tokenizer, begun = Tokenizer.gpt2(), time.perf_counter()
+    totals = [0, 0, 0, 0]
+    for task in bundle.tasks:
+        encoder = TaskEncoder(task, tokenizer, 2048)
+        size = min(len(task.items), examples or len(task.items))
+        found = [encoder.example(index, 0) for index in range(size)]
+        rows = [row for example in found for row in make_rows(example, 0)]
+        padded = [batch.tokens.size for batch in make_batches(rows, 131_072, 1 << 26)]
+        apart = sum(len(sequence) for example in found for sequence in example.sequences)
+        numbers = [apart, sum(map(len, rows)), sum(padded), len(padded)]
+        totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+        print(f"{task.label:<34} {size:>7,} examples  apart {apart:>12,}  shared {numbers[1]:>12,}")
+    print(f"apart {totals[0]:,}, shared {totals[1]:,}, padded {totals[2]:,} in {totals[3]} batches; ", end="")
+    print(f"prompts made in {time.perf_counter() - begun:.1f} s")
 
 
 def build(given: argparse.Namespace) -> Network:

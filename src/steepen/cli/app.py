@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from steepen.cli import data, evaluation, family, forecast, laws, runs, study, train
+from steepen.cli import data, evaluation, family, forecast, laws, report, runs, study, train
 from steepen.errors import SteepenError
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.command("status")(runs.status)
 app.command("forecast")(forecast.forecast)
 app.command()(laws.fit)
 app.command()(laws.power)
+app.command("report")(report.report)
 
 
 def main(arguments: list[str] | None = None) -> int:

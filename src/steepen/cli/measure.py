@@ -145,7 +145,8 @@ def measure(
         raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
     network = subject.network(place, precision)
     passes, context = subject.passes, spec.shape.context
-    tokens = wanted.validation_tokens or min(spec.validation_tokens, _available(dataset, context))
+    most = _available(dataset, context)
+    tokens = max(context, wanted.validation_tokens or min(spec.validation_tokens, most))
     validation = Validation(dataset, context, tokens)
     found: dict[str, Any] = {
         "run": spec.hash,
@@ -155,10 +156,11 @@ def measure(
         "data": dataset.identity,
     }
     with shown(quiet) as show:
-        show("validation", 0, 1)
-        found["validation"] = validate(network, validation, passes).to_dict()
+        found["validation"] = validate(
+            network, validation, passes, report=lambda done, total: show("validation", done, total)
+        ).to_dict()
         if wanted.depth_used:
-            fixed = Validation(dataset, context, min(wanted.depth_tokens, _available(dataset, context)))
+            fixed = Validation(dataset, context, max(context, min(wanted.depth_tokens, most)))
             found["depth_used"] = depth_used(
                 network,
                 fixed,

@@ -33,15 +33,28 @@ def shown(quiet: bool = False) -> Generator[Show]:
             transient=True,
         ) as bar:
             task = bar.add_task("starting", total=None)
-            yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+            stage: float | None = None
+
+            def move(what: str, done: float, total: float) -> None:
+                nonlocal stage
+                if stage != total:  # another piece of work: its speed is its own
+                    bar.reset(task)
+                    stage = total
+                bar.update(task, description=what, completed=done, total=total)
+
+            yield move
     else:
+        from steepen.training.display import clock
+
         begun = said = time.monotonic()
-        first: float | None = None  # what was done before this command, which tells nothing of its speed
+        # The present piece of work, and what of it was done before: that tells nothing of its speed.
+        stage, first = -1.0, 0.0
 
         def line(what: str, done: float, total: float) -> None:
-            nonlocal said, first
+            nonlocal begun, said, stage, first
             now = time.monotonic()
-            first = done if first is None else first
+            if stage != total:
+                begun, stage, first = now, total, done
             if now - said < EVERY or done <= first:
                 return
             said = now
@@ -49,9 +62,3 @@ def shown(quiet: bool = False) -> Generator[Show]:
             typer.echo(f"{done / total:4.0%}  {what}  {clock(left)} left", err=True)
 
         yield line
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 1:02:03 or 2:03."""
-    hours, rest = divmod(max(0, round(seconds)), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

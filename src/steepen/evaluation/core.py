@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data import Tokenizer
+from steepen.data.files import write_atomically
 from steepen.errors import UsageError
 from steepen.evaluation.bundle import Bundle, Task
 from steepen.evaluation.encoding import Example, TaskEncoder
@@ -152,6 +152,8 @@ class _Examiner:
         """A job's prompts as rows. A task's texts are encoded once for all its seeds, then forgotten."""
         if self.encoder is None or self.encoder.task is not job.task:
             self.encoder = TaskEncoder(job.task, self.tokenizer, self.context)
+            if job.examples == len(job.task.items):
+                self.encoder.cut_all()
         examples = [self.encoder.example(index, job.seed) for index in range(job.examples)]
         rows: list[Row] = []
         slots = 0
@@ -207,19 +209,10 @@ def _collect(jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: Cor
 
 
 def _save(folder: Path | None, job: _Job, outcomes: list[Outcome]) -> None:
-    if folder is None:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{job.name}.{os.getpid()}"
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / job.name)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
+        write_atomically(folder / job.name, lines.encode())
 
 
 def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:

@@ -1,13 +1,16 @@
 """Prompts to token ids, exactly as if each prompt were rendered and encoded whole, but piece by piece.
 
-GPT-2's splitting pattern never lets a token run from a visible character into a following blank, so a text
-may be cut there and its pieces encoded apart. Demonstrations and contexts recur in many prompts; each is
-encoded once. Where a cut would not be exact, the whole prompt is encoded.
+GPT-2's splitting pattern never lets a token run from a visible character into a following blank, nor from a
+line break into a following visible character, so a text may be cut there and its pieces encoded apart. An
+item recurs in many prompts, asked or as a demonstration; its pieces are encoded once. Where a cut would not
+be exact, the whole prompt is encoded.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +55,8 @@ class TaskEncoder:
         self.items = shuffled(task)
         self.start = np.array([tokenizer.end_of_text], np.int32)
         self.cuts_hold = tokenizer.pattern == SPLIT_PATTERN
-        self._solved: dict[tuple[int, bool], Ids | None] = {}
-        self._asked: dict[tuple[int, bool], list[tuple[Ids, Ids]] | None] = {}
+        self._between = np.concatenate([self._encode("\n")] * len(BETWEEN))
+        self._cuts: dict[int, list[tuple[Ids, Ids]] | None] = {}
 
     def example(self, index: int, seed: int) -> Example:
         """The example at a place of the shuffled order, with its demonstrations, cut to fit the context."""
@@ -124,45 +127,49 @@ class TaskEncoder:
         if not self.cuts_hold:
             return None
         pieces = [self.start]
-        for order, place in enumerate(shots):
-            piece = self._solved_piece(place, order > 0)
-            if piece is None:
+        for place in shots:
+            item, cut = self.items[place], self._cut(place)
+            if cut is None or item.candidate(item.gold)[1][-1].isspace():  # BETWEEN follows the answer
                 return None
-            pieces.append(piece)
-        asked = self._asked_pieces(index, bool(shots))
+            pieces += [*cut[item.gold], self._between]
+        asked = self._cut(index)
         if asked is None:
             return None
         joined = {id(stem): np.concatenate([*pieces, stem]) for stem, _ in asked}  # choices share their stem
         return [(joined[id(stem)], answer) for stem, answer in asked]
 
-    def _solved_piece(self, place: int, later: bool) -> Ids | None:
-        key = (place, later)
-        if key not in self._solved:
-            text = solved(self.task, self.items[place])
-            exact = bool(text) and not text[-1].isspace()  # BETWEEN, a blank, follows
-            self._solved[key] = self._encode(BETWEEN * later + text) if exact else None
-        return self._solved[key]
+    def _cut(self, place: int) -> list[tuple[Ids, Ids]] | None:
+        """Each candidate of an item, cut before the blanks that end its stem; None where it cannot be cut."""
+        if place not in self._cuts:
+            self._cuts[place] = self._make_cut(self.items[place])
+        return self._cuts[place]
 
-    def _asked_pieces(self, index: int, later: bool) -> list[tuple[Ids, Ids]] | None:
-        key = (index, later)
-        if key not in self._asked:
-            self._asked[key] = self._cut(self.items[index], BETWEEN * later)
-        return self._asked[key]
-
-    def _cut(self, item: Item, lead: str) -> list[tuple[Ids, Ids]] | None:
-        """Each candidate cut before the blanks that end its stem."""
+    def _make_cut(self, item: Item) -> list[tuple[Ids, Ids]] | None:
         stems: dict[str, Ids] = {}
         pairs: list[tuple[Ids, Ids]] = []
         for candidate in range(item.candidates):
             context, answer = item.candidate(candidate)
-            text = lead + context + self.task.delimiter
+            text = context + self.task.delimiter
             stem = text.rstrip()
-            if not stem.strip() or not text[len(stem) :].startswith(BLANKS):
+            # A visible character first, so that BETWEEN may stand before it; blanks to cut before.
+            if not stem or stem[0].isspace() or not text[len(stem) :].startswith(BLANKS):
                 return None
             if stem not in stems:
                 stems[stem] = self._encode(stem)
             pairs.append((stems[stem], self._encode(text[len(stem) :] + answer)))
         return pairs
+
+    def cut_all(self) -> None:
+        """Cut and encode every item now, on several threads: the tokenizer lets them run side by side."""
+        threads = min(8, os.cpu_count() or 1)
+
+        def some(first: int) -> None:
+            for place in range(first, len(self.items), threads):
+                self._cut(place)
+
+        with ThreadPoolExecutor(threads, thread_name_prefix="steepen-encode") as pool:
+            for done in [pool.submit(some, first) for first in range(threads)]:
+                done.result()
 
     def _encode(self, text: str) -> Ids:
         return self.tokenizer.encode_array(text).astype(np.int32)

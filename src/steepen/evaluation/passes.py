@@ -66,16 +66,19 @@ def passes_curve(
 ) -> PassesCurve:
     """The loss at the asked numbers of passes, as far as the network can run them, and at the trained one.
 
-    `report` is told how many of how many are done.
+    `report` is told how many of how many sequences are done, over all numbers of passes.
     """
     trained = network.passes if trained is None else trained
     chosen = runnable(network, asked)
     losses: dict[int, float] = {}
     wanted = sorted({*chosen, trained})
-    for count, passes in enumerate(wanted, start=1):
-        losses[passes] = validate(network, validation, passes).loss
-        if report:
-            report(count, len(wanted))
+    for count, passes in enumerate(wanted):
+
+        def progress(done: int, total: int, before: int = count) -> None:
+            if report:
+                report(before * total + done, len(wanted) * total)
+
+        losses[passes] = validate(network, validation, passes, progress).loss
     return PassesCurve(
         trained,
         chosen,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,10 +40,27 @@ def rows_at_once(network: Network, context: int) -> int:
     return max(1, room // (context * network.shape.vocabulary))
 
 
-def validate(network: Network, validation: Validation, passes: int | None = None) -> ValidationScore:
-    """The network's loss on a validation set, at a number of passes (default: its own)."""
+def validate(
+    network: Network,
+    validation: Validation,
+    passes: int | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> ValidationScore:
+    """The network's loss on a validation set, at a number of passes (default: its own).
+
+    `report` is told how many of how many sequences are done.
+    """
     passes = network.passes if passes is None else passes
-    loss = mean_loss(network, tensors(validation, rows_at_once(network, validation.context)), passes)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        done = 0
+        for inputs, targets in tensors(validation, rows_at_once(network, validation.context)):
+            yield inputs, targets
+            done += len(inputs)
+            if report:
+                report(done, validation.chunks)
+
+    loss = mean_loss(network, batches(), passes)
     return ValidationScore(
         loss, validation.bits_per_byte(loss), validation.tokens, passes, validation.identity
     )

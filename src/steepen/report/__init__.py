@@ -1,0 +1,1 @@
+"""Answers to figures, tables and one HTML page that opens offline; and to a terminal."""

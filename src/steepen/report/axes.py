@@ -1,0 +1,135 @@
+"""Axes: how far they reach, and where their ticks stand. Shared by the printed figures and the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from steepen.report.numbers import minus
+from steepen.studies.answer import Axis
+
+WANTED = 6  # labelled ticks at most, where there is a choice
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A tick; `power` is a raised exponent after the text, for 10⁻³ and 2×10¹⁸."""
+
+    value: float
+    text: str
+    power: int | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """An axis with its reach."""
+
+    axis: Axis
+    low: float
+    high: float
+
+    @property
+    def log(self) -> bool:
+        """Whether distances are ratios."""
+        return self.axis.scale == "log"
+
+    def at(self, value: float) -> float:
+        """Where a value lies: 0 at the axis's beginning, 1 at its end."""
+        bend = math.log if self.log else float
+        share = (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
+        return 1 - share if self.axis.reverse else share
+
+    def shows(self, value: float) -> bool:
+        """Whether a value has a place on this axis, inside its reach or not."""
+        return _drawable(value, self.log)
+
+
+def _drawable(value: float, log: bool) -> bool:
+    """Finite, positive where it must be, and not so extreme that a margin would overflow."""
+    return abs(value) < 1e250 and (value > 1e-250 or not log)
+
+
+def span(axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05) -> Span:
+    """The reach that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
+    good = [v for v in values if _drawable(v, axis.scale == "log")]
+    extra = [v for v in soft if _drawable(v, axis.scale == "log")]
+    if not good:
+        good = extra or [1.0]
+    bend, back = (math.log, math.exp) if axis.scale == "log" else (float, float)
+    low, high = bend(min(good)), bend(max(good))
+    room = 0.5 * (high - low)
+    if extra:
+        low = max(min(low, bend(min(extra))), low - room) if room else min(low, bend(min(extra)))
+        high = min(max(high, bend(max(extra))), high + room) if room else max(high, bend(max(extra)))
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
+        around = math.log(2) if axis.scale == "log" else (0.5 * abs(low) or 1.0)
+        low, high = low - around, high + around
+    edge = pad * (high - low)
+    return Span(axis, back(low - edge), back(high + edge))
+
+
+def ticks(reach: Span, wanted: int = WANTED) -> tuple[list[Tick], list[float]]:
+    """Labelled ticks, and the places of the unlabelled small ones."""
+    if not reach.log:
+        return _even(reach, wanted), []
+    decades = math.log10(reach.high / reach.low)
+    first, last = math.ceil(math.log10(reach.low) - 1e-9), math.floor(math.log10(reach.high) + 1e-9)
+    if last - first >= 1 and decades >= 1.3:
+        step = math.ceil((last - first + 1) / wanted)
+        big = [power for power in range(first, last + 1) if power % step == 0]
+        small = _between(reach) if decades <= 7 else [10.0**p for p in range(first, last + 1)]
+        labelled = [_power_tick(1, power) for power in big]
+        shown = {tick.value for tick in labelled}
+        return labelled, [v for v in small if v not in shown]
+    for digits in ((1, 2, 5), (1, 2, 3, 4, 6, 8), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
+        found = [
+            (digit, power)
+            for power in range(first - 1, last + 1)
+            for digit in digits
+            if reach.low <= digit * 10.0**power <= reach.high
+        ]
+        if 3 <= len(found) <= wanted + 1:
+            return [_power_tick(digit, power) for digit, power in found], _between(reach)
+    return _even(reach, wanted), []
+
+
+def _between(reach: Span) -> list[float]:
+    powers = range(math.floor(math.log10(reach.low)), math.ceil(math.log10(reach.high)) + 1)
+    return [d * 10.0**p for p in powers for d in range(1, 10) if reach.low <= d * 10.0**p <= reach.high]
+
+
+def _power_tick(digit: float, power: int) -> Tick:
+    value = float(f"{digit}e{power}")
+    if -3 <= power <= 4:
+        return Tick(value, _plain(value, max(0, (digit % 1 > 0) - power)))
+    return Tick(value, "10" if digit == 1 else f"{digit:g}×10", power)
+
+
+def _even(reach: Span, wanted: int) -> list[Tick]:
+    """Round values at equal distances."""
+    raw = (reach.high - reach.low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(s * size for s in (1, 2, 2.5, 5, 10) if s * size >= raw * (1 - 1e-9))
+    first, last = math.ceil(reach.low / step - 1e-9), math.floor(reach.high / step + 1e-9)
+    values = [k * step for k in range(first, last + 1)]
+    largest = max((abs(v) for v in values), default=1.0)
+    if largest >= 1e5 or (largest and largest < 1e-3):
+        power = math.floor(math.log10(largest) + 1e-9)
+        decimals = _decimals(step / 10.0**power)
+        return [
+            Tick(v, f"{_plain(v / 10.0**power, decimals)}×10", power) if v else Tick(0.0, "0") for v in values
+        ]
+    decimals = _decimals(step)
+    return [Tick(v, _plain(v, decimals)) for v in values]
+
+
+def _decimals(step: float) -> int:
+    """Decimals that tell neighbours at this distance apart."""
+    exact = (d for d in range(12) if step * 10**d > 0.9 and abs(step * 10**d - round(step * 10**d)) < 1e-6)
+    return next(exact, 12)
+
+
+def _plain(value: float, decimals: int) -> str:
+    text = f"{value:,.{decimals}f}"
+    return minus(text if float(text.replace(",", "")) else text.replace("-", ""))

@@ -1,0 +1,196 @@
+"""One HTML page that holds everything and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from steepen.report.colours import DARK_PAPER, LIGHT_PAPER, NEUTRAL, Colour, arm_colour, arm_key
+from steepen.report.measured import facts, run_title
+from steepen.report.numbers import is_number, readable
+from steepen.report.scene import NARROW, WIDE, compose
+from steepen.report.source import Finished, titles
+from steepen.report.svg import describe, draw_svg
+from steepen.report.tables import cells, numeric
+from steepen.report.verdicts import other_findings, verdicts_of
+from steepen.runs.record import RunRecord
+from steepen.studies.answer import Panel, Table
+
+
+def render_page(studies: Sequence[Finished]) -> str:
+    """The page of one or more studies."""
+    import jinja2
+
+    assets = files("steepen.report") / "assets"
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    content = _Content(studies)
+    sections = [content.study(i, study) for i, study in enumerate(studies)]
+    script = (assets / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.from_string((assets / "page.html.j2").read_text(encoding="utf-8")).render(
+        title=studies[0].answer.question if len(studies) == 1 else "What the studies found",
+        studies=sections,
+        runs=content.runs(),
+        css=Markup((assets / "page.css").read_text(encoding="utf-8")),
+        colours=Markup(content.colour_rules()),
+        script=Markup(script),
+        # The page may run this script and its own styles, and load nothing, whatever a name in it contains.
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+    )
+
+
+class _Content:
+    """Turns answers into what the template shows, and remembers which colours they use."""
+
+    def __init__(self, studies: Sequence[Finished]) -> None:
+        self.titles = titles(studies)
+        self.records: dict[str, RunRecord] = {r.run: r for study in studies for r in study.records}
+        self.classes: dict[Colour, str] = {}
+        self.colour_class(NEUTRAL)
+        arms = {record.spec.arm.name for record in self.records.values()}
+        arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
+        arms |= {v.arm for study in studies for v in verdicts_of(study.answer)}
+        self.arms = {arm_key(arm) for arm in arms} | {"vanilla"}
+        names = {name for arm in self.arms for name in (arm, self.titles.get(arm, arm))}
+        longest_first = "|".join(
+            re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))
+        )
+        self.pattern = re.compile(rf"(?<![\w-])(?:{longest_first})(?![\w-])")
+
+    def colour_class(self, colour: Colour) -> str:
+        """The class that carries a colour, in both its forms."""
+        return self.classes.setdefault(colour, f"k{len(self.classes)}")
+
+    def colour_rules(self) -> str:
+        """The classes' rules; the print is always light."""
+        light = "".join(f".{k}{{--c:{c.light};--t:{c.light_text}}}" for c, k in self.classes.items())
+        dark = "".join(f".{k}{{--c:{c.dark};--t:{c.dark_text}}}" for c, k in self.classes.items())
+        dark_screen = f"@media screen and (prefers-color-scheme:dark){{:root{{--paper:{DARK_PAPER}}}{dark}}}"
+        return f":root{{--paper:{LIGHT_PAPER}}}{light}{dark_screen}"
+
+    def arm(self, name: str) -> Markup:
+        """An arm's title with its colour."""
+        key = arm_key(name)
+        shade = self.colour_class(arm_colour(key))
+        return Markup('<span class="arm {}">{}</span>').format(shade, self.titles.get(key, name))
+
+    def prose(self, text: str) -> Markup:
+        """A sentence in which arms carry their colours."""
+        out, end = Markup(), 0
+        for match in self.pattern.finditer(text):
+            shade = self.colour_class(arm_colour(match.group()))
+            out += escape(text[end : match.start()])
+            out += Markup('<span class="name {}">{}</span>').format(shade, match.group())
+            end = match.end()
+        return out + escape(text[end:])
+
+    def study(self, index: int, study: Finished) -> dict[str, Any]:
+        """One study's section."""
+        answer = study.answer
+        verdicts = verdicts_of(answer)
+        return {
+            "id": f"s{index + 1}",
+            "name": study.name,
+            "question": answer.question,
+            "section": answer.section,
+            "verdicts": [
+                {
+                    "arm": self.arm(v.arm),
+                    "shade": self.colour_class(arm_colour(v.arm)),
+                    "word": v.word,
+                    "sentence": self.prose(v.sentence),
+                    "more": [self.prose(line) for line in v.would_decide],
+                }
+                for v in verdicts
+                if v.main
+            ],
+            # What is judged beside the findings, as by time where they judge by compute.
+            "others": [
+                {"part": v.part, "arm": self.arm(v.arm), "word": v.word, "sentence": self.prose(v.sentence)}
+                for v in verdicts
+                if not v.main
+            ],
+            "findings": [self.prose(finding) for finding in other_findings(answer, verdicts)],
+            "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
+            "tables": [self.table(table) for table in answer.tables],
+            "method": [self.prose(sentence) for sentence in answer.method],
+            "facts": facts(study.records),
+            "options": [(key, readable(value)) for key, value in study.options.items()],
+            "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
+            "failures": list(study.failures),
+            "warnings": [self.prose(warning) for warning in answer.warnings],
+            "runs": len(answer.runs),
+        }
+
+    def panel(self, name: str, panel: Panel) -> dict[str, Any]:
+        """A figure in its two widths."""
+        wide, narrow = compose(panel, WIDE, self.titles), compose(panel, NARROW, self.titles)
+        alt = describe(panel, wide)
+        hidden = (
+            f" {wide.hidden} points have no place on these axes and are not shown." if wide.hidden else ""
+        )
+        return {
+            "id": name,
+            "title": panel.title,
+            "x": panel.x.label,
+            "y": panel.y.label,
+            "wide": draw_svg(wide, f"{name}w", self.colour_class, alt),
+            "narrow": draw_svg(narrow, f"{name}n", self.colour_class, alt),
+            "caption": self.prose((panel.caption + hidden).strip()),
+        }
+
+    def table(self, table: Table) -> dict[str, Any]:
+        """A table whose cells know their arm, their run, and what to sort them by."""
+        rows = [
+            [self.cell(raw, text) for raw, text in zip([*row, *[None] * len(texts)], texts, strict=False)]
+            for row, texts in zip(table.rows, cells(table), strict=True)
+        ]
+        return {
+            "title": table.title,
+            "columns": list(zip(table.columns, numeric(table), strict=True)),
+            "rows": rows,
+            "caption": self.prose(table.caption),
+        }
+
+    def cell(self, raw: Any, text: str) -> dict[str, Any]:
+        """One cell."""
+        # Numbers stand on the right; short words keep to one line, long ones may wrap.
+        kind = "n" if is_number(raw) or raw is None else "s" if len(text) <= 32 else ""
+        html = escape(text)
+        if isinstance(raw, str) and raw in self.records:
+            html = Markup('<a href="#run-{0}"><code>{0}</code></a>').format(raw)
+        elif isinstance(raw, str) and (raw in self.titles.values() or arm_key(raw) in self.arms):
+            html = self.arm(raw)
+        key = repr(float(raw)) if is_number(raw) else "" if raw is None else text
+        return {"html": html, "kind": kind, "sort": key}
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run, by arm and compute."""
+        order = sorted(
+            self.records.values(), key=lambda r: (arm_key(r.spec.arm.name), r.flops, r.spec.seed, r.run)
+        )
+        return [
+            {
+                "run": record.run,
+                "arm": self.arm(record.spec.arm.name),
+                "title": run_title(record),
+                "loss": readable(record.validation_loss, 5),
+                "flops": readable(record.flops, 3),
+                "spec": _json(record.spec.to_dict()),
+                "record": _json({k: v for k, v in record.to_dict().items() if k != "spec"}),
+            }
+            for record in order
+        ]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)

@@ -1,0 +1,256 @@
+"""A panel laid out: the box, ticks, labels and marks, before anyone draws them.
+
+The printed figures and the page draw the same scene, so they show the same ranges, ticks, colours and labels.
+Coordinates run from the top left, in points on paper and in pixels on the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from steepen.report.axes import Span, Tick, span, ticks
+from steepen.report.groups import Group, KeyEntry, group_series, style_key
+from steepen.report.labels import Label, beside_points, column_of_labels
+from steepen.studies.answer import Panel, Series
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What is drawn on. `letter` is the mean width of a character, as a share of the font size."""
+
+    width: float
+    height: float
+    font: float
+    letter: float = 0.6
+    upright: bool = False  # the y axis's label stands beside the axis, turned; otherwise it lies above
+
+    def text(self, text: str) -> float:
+        """About how wide a text is."""
+        return self.letter * self.font * len(text)
+
+
+PAPER = Canvas(252, 178, 7.5, letter=0.47, upright=True)  # 3.5 inches: one column of a two-column page
+WIDE = Canvas(760, 420, 13)
+NARROW = Canvas(358, 330, 11.5)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A series in place: pixel coordinates and values of what can be shown of it."""
+
+    series: Series
+    group: Group
+    at: tuple[tuple[float, float], ...]
+    values: tuple[tuple[float, float], ...]
+    upper: tuple[float, ...] = ()  # of a band: where its upper edge lies
+    upper_values: tuple[float, ...] = ()
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A vertical or horizontal line across the box, with a word."""
+
+    direction: str
+    value: float
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything a drawing of one panel needs."""
+
+    panel: Panel
+    canvas: Canvas
+    height: float
+    box: tuple[float, float, float, float]  # left, top, right, bottom
+    x: Span
+    y: Span
+    x_ticks: tuple[tuple[float, Tick], ...]
+    y_ticks: tuple[tuple[float, Tick], ...]
+    x_small: tuple[tuple[float, float], ...]  # places and values of unlabelled ticks
+    y_small: tuple[tuple[float, float], ...]
+    marks: tuple[Mark, ...]
+    labels: tuple[Label, ...]
+    rules: tuple[Rule, ...]
+    key: tuple[tuple[float, float, KeyEntry], ...]
+    hidden: int  # points that have no place on a log axis
+
+
+def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
+    """Lay out a panel on a canvas; `titles` are the arms' names as people read them."""
+    groups = group_series(panel, titles)
+    x, y = _reach(panel)
+    font = canvas.font
+    x_ticks, x_small = ticks(x, wanted=5 if canvas.width < 400 else 7)
+    y_ticks, y_small = ticks(y, wanted=6)
+
+    single = [g for g in groups if g.named and _lone_point(g, x, y)]
+    ended = [g for g in groups if g.named and g not in single and _has_end(g)]
+    longest = max((canvas.text(g.label) for g in ended), default=0.0)
+    right_margin = min(longest + 1.9 * font, 0.42 * canvas.width) if ended else 1.2 * font
+    left = max((canvas.text(_tick_text(t)) for t in y_ticks), default=0.0) + 1.1 * font
+    left += 1.5 * font if canvas.upright else 0.0
+    top = 1.9 * font if canvas.upright else 2.3 * font
+    right = canvas.width - right_margin
+    entries, key_height = _place_key(style_key(groups), canvas)
+    under = (3.2 if canvas.upright else 3.6) * font  # ticks and the axis's label
+    bottom_margin = under + key_height + 0.3 * font
+    plain = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
+    bottom = top + plain
+    height = bottom + bottom_margin
+
+    def at_x(value: float) -> float:
+        return left + x.at(value) * (right - left)
+
+    def at_y(value: float) -> float:
+        return bottom - y.at(value) * (bottom - top)
+
+    marks: list[Mark] = []
+    hidden = 0
+    for group in groups:
+        for series in group.series:
+            mark, lost = _mark(series, group, x, y, at_x, at_y)
+            hidden += lost
+            if mark.at:
+                marks.append(mark)
+    box = (left, top, right, bottom)
+    room = right_margin - 1.6 * font
+    labels = column_of_labels([(g, _end(g, marks, box)) for g in ended], box, font, room, canvas.letter)
+    taken = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
+    labels += beside_points([(g, _end(g, marks, box)) for g in single], taken, box, font, canvas.letter)
+    rules = [
+        Rule(kind, value, at_x(value) if kind == "x" else at_y(value), text)
+        for kind, value, text in panel.lines
+        if (x if kind == "x" else y).shows(value)
+    ]
+    return Scene(
+        panel=panel,
+        canvas=canvas,
+        height=height,
+        box=box,
+        x=x,
+        y=y,
+        x_ticks=tuple((at_x(t.value), t) for t in x_ticks),
+        y_ticks=tuple((at_y(t.value), t) for t in y_ticks),
+        x_small=tuple((at_x(v), v) for v in x_small),
+        y_small=tuple((at_y(v), v) for v in y_small),
+        marks=tuple(sorted(marks, key=lambda mark: ("band", "line", "points").index(mark.series.kind))),
+        labels=tuple(labels),
+        rules=tuple(rules),
+        key=tuple((px, bottom + under + py, entry) for px, py, entry in entries),
+        hidden=hidden,
+    )
+
+
+def _reach(panel: Panel) -> tuple[Span, Span]:
+    firm = [s for s in panel.series if s.kind != "band"]
+    bands = [s for s in panel.series if s.kind == "band"]
+    marks_x = [value for kind, value, _ in panel.lines if kind == "x"]
+    marks_y = [value for kind, value, _ in panel.lines if kind == "y"]
+    x = span(panel.x, [v for s in firm for v in s.x] + marks_x, [v for s in bands for v in s.x], pad=0.035)
+    edges = [v for s in bands for v in (*s.y, *s.y_high)]
+    return x, span(panel.y, [v for s in firm for v in s.y] + marks_y, edges)
+
+
+def _mark(
+    series: Series,
+    group: Group,
+    x: Span,
+    y: Span,
+    at_x: Callable[[float], float],
+    at_y: Callable[[float], float],
+) -> tuple[Mark, int]:
+    if series.kind == "band":
+        return _band(series, group, x, y, at_x, at_y), 0
+    shown = [i for i, (a, b) in enumerate(zip(series.x, series.y, strict=True)) if x.shows(a) and y.shows(b)]
+    runs = tuple(series.runs[i] for i in shown) if len(series.runs) == len(series.x) else ()
+    mark = Mark(
+        series,
+        group,
+        tuple((at_x(series.x[i]), at_y(series.y[i])) for i in shown),
+        tuple((series.x[i], series.y[i]) for i in shown),
+        runs=runs,
+    )
+    return mark, (len(series.x) - len(shown)) if series.kind == "points" else 0
+
+
+def _band(
+    series: Series,
+    group: Group,
+    x: Span,
+    y: Span,
+    at_x: Callable[[float], float],
+    at_y: Callable[[float], float],
+) -> Mark:
+    """Edges that run off the axis (an infinite interval, zero on a log axis) are cut at the box."""
+
+    def cut(value: float) -> float:
+        return min(max(value, y.low), y.high) if not math.isnan(value) else y.low
+
+    rows = [(a, b, c) for a, b, c in zip(series.x, series.y, series.y_high, strict=True) if x.shows(a)]
+    return Mark(
+        series,
+        group,
+        tuple((at_x(a), at_y(cut(b))) for a, b, _ in rows),
+        tuple((a, b) for a, b, _ in rows),
+        tuple(at_y(cut(c)) for _, _, c in rows),
+        tuple(c for _, _, c in rows),
+    )
+
+
+def _lone_point(group: Group, x: Span, y: Span) -> bool:
+    """A point with no curve (a plane of parameters): its label belongs beside it, not at the right."""
+    points = sum(
+        x.shows(a) and y.shows(b)
+        for s in group.series
+        if s.kind == "points"
+        for a, b in zip(s.x, s.y, strict=True)
+    )
+    return points == 1 and all(len(s.x) <= 2 for s in group.series)
+
+
+def _has_end(group: Group) -> bool:
+    return any(s.x and s.kind != "band" for s in group.series)
+
+
+def _end(group: Group, marks: list[Mark], box: tuple[float, float, float, float]) -> tuple[float, float]:
+    """Where a group's label points to: its rightmost place inside the box."""
+    _, top, right, bottom = box
+    own = [mark for mark in marks if mark.group is group and mark.series.kind != "band"]
+    points = [p for mark in own if mark.series.kind == "points" for p in mark.at]
+    inside = [p for mark in own for p in mark.at if top - 1 <= p[1] <= bottom + 1 and p[0] <= right + 1]
+    if len(points) == 1 and all(len(mark.at) <= 2 for mark in own):
+        return points[0]
+    return max(inside, default=(right, (top + bottom) / 2))
+
+
+def _covered(mark: Mark, step: float) -> list[tuple[float, float]]:
+    """Places a label should keep off: the points, and the lines in small steps."""
+    places = list(mark.at)
+    if mark.series.kind == "line":
+        for (ax, ay), (bx, by) in pairwise(mark.at):
+            count = min(200, math.ceil(math.hypot(bx - ax, by - ay) / step))
+            places += [(ax + (bx - ax) * i / count, ay + (by - ay) * i / count) for i in range(1, count)]
+    return places
+
+
+def _tick_text(tick: Tick) -> str:
+    return tick.text + ("" if tick.power is None else str(tick.power))
+
+
+def _place_key(entries: list[KeyEntry], canvas: Canvas) -> tuple[list[tuple[float, float, KeyEntry]], float]:
+    """Rows of glyph and word under the axis; the height they need."""
+    placed: list[tuple[float, float, KeyEntry]] = []
+    font, x, row = canvas.font, 0.5 * canvas.font, 0
+    for entry in entries:
+        wide = 2.6 * font + canvas.text(entry.text) + 1.4 * font
+        if x > font and x + wide > canvas.width:
+            x, row = 0.5 * font, row + 1
+        placed.append((x, (row + 0.5) * 1.35 * font, entry))
+        x += wide
+    return placed, 1.35 * font * (row + 1) if entries else 0.0

@@ -1,0 +1,88 @@
+"""An answer in the terminal: the verdict first."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
+from steepen.report.tables import cells, numeric
+from steepen.report.verdicts import other_findings, verdicts_of
+from steepen.studies.answer import Answer, Table
+
+LONGEST = 20  # rows of a table; the report has them all
+
+
+def print_answer(answer: Answer, console: Console | None = None, tables: bool = True) -> None:
+    """Print the question, the verdicts, the other findings, the tables and the warnings.
+
+    Names and sentences are printed as they are: brackets in them are not markup.
+    """
+    console = console or Console()
+    verdicts = verdicts_of(answer)
+    _say(console, Text(answer.question, style="bold"))
+    console.print()
+    for judged in (one for one in verdicts if one.main):
+        line = _arm(judged.arm)
+        line.append(f" {judged.word}  ", style="bold reverse" if judged.word == "steeper" else "bold")
+        _say(console, line)
+        _say(console, Text(judged.sentence), indent=2)
+        for more in judged.would_decide:
+            _say(console, Text(f"· {more}", style="dim"), indent=2)
+    for finding in other_findings(answer, verdicts):
+        _say(console, Text(f"• {finding}"))
+    if tables:
+        for table in answer.tables:
+            console.print()
+            _say(console, Text(table.title, style="bold"))
+            for part in _fitting(table, console.width):
+                console.print(part)
+            if len(table.rows) > LONGEST:
+                _say(console, Text(f"… and {len(table.rows) - LONGEST} more rows.", style="dim"))
+            if table.caption:
+                _say(console, Text(table.caption, style="dim"))
+    if answer.warnings:
+        console.print()
+    for warning in answer.warnings:
+        _say(console, Text.assemble(("warning", "yellow"), f": {warning}"))
+
+
+def _say(console: Console, text: Text, indent: int = 0) -> None:
+    console.print(Padding(text, (0, 0, 0, indent)), highlight=False)
+
+
+def _arm(name: str) -> Text:
+    key = arm_key(name)
+    # Black on a black terminal can't be read, nor white on white: Vanilla takes the terminal's own colour.
+    style = "bold" if key == "vanilla" else f"bold {arm_colour(key).dark}"
+    return Text(ARM_TITLES.get(key, name), style=style)
+
+
+def _fitting(table: Table, width: int) -> list[Grid]:
+    """The table, broken between columns where it is wider than the terminal, each part with the first column.
+
+    A number that is cut off is worse than a table in two parts.
+    """
+    rows = cells(table)[:LONGEST]
+    columns = [[name, *(row[i] for row in rows)] for i, name in enumerate(table.columns)]
+    wide = [max(map(cell_len, column)) + 2 for column in columns]
+    parts: list[list[int]] = [[]]
+    for i in range(len(columns)):
+        used = sum(wide[k] for k in parts[-1])
+        if len(parts[-1]) > 1 and used + wide[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return [_grid(table, rows, part) for part in parts]
+
+
+def _grid(table: Table, rows: list[list[str]], chosen: list[int]) -> Grid:
+    grid = Grid(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    right = numeric(table)
+    for i in chosen:
+        grid.add_column(Text(table.columns[i]), justify="right" if right[i] else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(_arm(row[i]) if arm_key(row[i]) in ARM_TITLES else Text(row[i]) for i in chosen))
+    return grid

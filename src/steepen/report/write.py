@@ -1,0 +1,89 @@
+"""Writes a report: report.html, figures/ and tables/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from steepen.errors import UsageError
+from steepen.report.figures import FORMATS, Format, draw
+from steepen.report.page import render_page
+from steepen.report.source import Finished, titles
+from steepen.report.tables import to_csv, to_markdown
+from steepen.studies.answer import Panel
+
+PAGE = "report.html"
+PAGEFUL = 6  # panels that one figure may hold
+
+
+def write_report(
+    studies: Sequence[Finished], out: Path, formats: tuple[Format, ...] = FORMATS
+) -> Iterator[tuple[Path, ...]]:
+    """Write everything, yielding the files of each step: the page, then a figure or a table at a time."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file; give a folder, which is made if it does not exist.")
+    out.mkdir(parents=True, exist_ok=True)
+    yield (_write(out / PAGE, render_page(studies).encode()),)
+    names = titles(studies)
+    drawn_names: set[str] = set()
+    table_names: set[str] = set()
+    for study in studies:
+        for title, panels in figures_of(study):
+            name = _name(study.name, title, drawn_names)
+            drawn = draw(panels, names, formats)
+            yield tuple(_write(out / "figures" / f"{name}.{kind}", data) for kind, data in drawn.items())
+        for table in study.answer.tables:
+            name = _name(study.name, table.title, table_names)
+            texts = {"csv": to_csv(table), "md": to_markdown(table)}
+            yield tuple(
+                _write(out / "tables" / f"{name}.{kind}", text.encode()) for kind, text in texts.items()
+            )
+
+
+def figures_of(study: Finished) -> list[tuple[str, list[Panel]]]:
+    """What is drawn of a study: every panel by itself, and together where they fit on one page."""
+    panels = list(study.answer.panels)
+    alone = [(panel.title, [panel]) for panel in panels]
+    return [*alone, ("all", panels)] if 1 < len(panels) <= PAGEFUL else alone
+
+
+def steps(studies: Sequence[Finished]) -> int:
+    """How many steps `write_report` takes."""
+    return 1 + sum(len(figures_of(study)) + len(study.answer.tables) for study in studies)
+
+
+def parse_formats(text: str) -> tuple[Format, ...]:
+    """The formats of "pdf,svg"."""
+    asked = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in asked:
+        if word not in FORMATS:
+            raise UsageError(
+                f"--format {word!r} is not known: choose among {', '.join(FORMATS)}, separated by commas."
+            )
+    if not asked:
+        raise UsageError(f"--format is empty: choose among {', '.join(FORMATS)}, separated by commas.")
+    return tuple(kind for kind in FORMATS if kind in asked)
+
+
+def _name(study: str, title: str, taken: set[str]) -> str:
+    """A file name of plain letters, used once."""
+    plain = re.sub(r"[^a-z0-9]+", "-", f"{study} {title}".lower()).strip("-")[:80] or "untitled"
+    name, count = plain, 1
+    while name in taken:
+        count += 1
+        name = f"{plain}-{count}"
+    taken.add(name)
+    return name
+
+
+def _write(path: Path, data: bytes) -> Path:
+    """Whole or not at all: a report that is stopped leaves no half figure behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path

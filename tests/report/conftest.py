@@ -1,0 +1,40 @@
+"""Studies of simulated laws in a folder, as a study's driver would have left them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from steepen.report.source import Finished, load
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
+
+
+@pytest.fixture(scope="session")
+def simulated() -> ModuleType:
+    """The script that writes simulated studies."""
+    spec = importlib.util.spec_from_file_location("report_simulated", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["report_simulated"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with studies/ and runs/: a ladder of three arms, one of eight, vertices, cuts, a hold-out."""
+    folder = tmp_path_factory.mktemp("workshop")
+    simulated.main(folder)
+    return folder
+
+
+@pytest.fixture
+def finished(workshop: Path) -> Callable[[str], Finished]:
+    """A simulated study, loaded."""
+    return lambda name: load(name, workshop / "studies")

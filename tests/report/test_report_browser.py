@@ -1,0 +1,205 @@
+"""The page in a real browser: nothing leaves, nothing fails, values appear under the pointer, phones fit."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from steepen.report.page import render_page
+from steepen.report.source import Finished
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a browser made of a page."""
+
+    dom: str
+    console: tuple[str, ...]
+    requests: tuple[str, ...]  # of the page itself, beyond its own file
+
+    def said(self, name: str) -> str:
+        """What the probe wrote down under a name."""
+        found = re.search(rf'data-{name}="([^"]*)"', self.dom)
+        assert found, f"the probe did not report {name}"
+        return found.group(1)
+
+
+@pytest.fixture(scope="session")
+def visit(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Visit]:
+    """Opens a page in a headless browser that can resolve no host name."""
+    browser = os.environ.get("STEEPEN_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here: install one of {', '.join(BROWSERS)}, or set STEEPEN_BROWSER")
+
+    def open_page(page: str, *options: str) -> Visit:
+        folder = tmp_path_factory.mktemp("visit")
+        file, log = folder / "page.html", folder / "net.json"
+        file.write_text(page, encoding="utf-8")
+        command = [
+            str(browser), *QUIET, f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}",
+            "--host-resolver-rules=MAP * ~NOTFOUND", *options, "--dump-dom", file.as_uri(),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+        events = json.loads(log.read_text())["events"]
+        requests = [
+            event["params"]["url"]
+            for event in events
+            # The browser's own errands (its clock, its updates) have no origin; a page's have.
+            if event.get("params", {}).get("initiator", "not an origin") != "not an origin"
+        ]
+        outside = [url for url in requests if not url.startswith(("file:", "data:"))]
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        return Visit(done.stdout, tuple(console), tuple(outside))
+
+    return open_page
+
+
+def probed(page: str, script: str) -> str:
+    """The page with a script of the test's after its own (so without its policy against foreign scripts)."""
+    bare = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    return bare.replace("</body>", f"<script>{script}</script></body>")
+
+
+def test_the_check_sees_requests_and_errors(visit: Callable[..., Visit]) -> None:
+    seen = visit('<body><img src="http://example.invalid/x.png"><script>nothing_here()</script></body>')
+    assert seen.requests == ("http://example.invalid/x.png",)
+    assert "nothing_here" in seen.console[0]
+
+
+def test_nothing_leaves_and_nothing_fails(
+    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+) -> None:
+    studies = [finished(name) for name in ("ladder", "tpp", "data-constrained", "extrapolate")]
+    seen = visit(render_page(studies), "--window-size=1100,1600")
+    assert seen.requests == ()
+    assert seen.console == ()
+    assert all(
+        finding.split(":")[0] in re.sub(r"<[^>]+>", "", seen.dom)
+        for s in studies
+        for finding in s.answer.findings
+    )
+    # The page's own script has run under the page's policy: it gives each point a name for screen readers.
+    points = sum(len(x.x) for s in studies for p in s.answer.panels for x in p.series if x.kind == "points")
+    assert seen.dom.count('role="img" aria-label="') == 2 * points  # in the wide and in the narrow drawing
+
+
+HOVER = """
+const svg = document.querySelector('.wide svg'), point = svg.querySelectorAll('.point')[3];
+const box = point.getBoundingClientRect(), root = document.documentElement;
+svg.dispatchEvent(new PointerEvent('pointermove', {
+  clientX: box.x + box.width / 2 + 2, clientY: box.y + box.height / 2, bubbles: true}));
+const tip = document.querySelector('.tip');
+root.dataset.hover = tip.hidden ? 'hidden' : tip.textContent;
+svg.dispatchEvent(new PointerEvent('pointerleave'));
+root.dataset.left = String(tip.hidden);
+point.focus();
+root.dataset.focus = tip.textContent;
+point.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+root.dataset.next = tip.textContent;
+root.dataset.stops = svg.querySelectorAll('.point[tabindex="0"]').length;
+point.dispatchEvent(new MouseEvent('click', {bubbles: true}));
+root.dataset.open = [...document.querySelectorAll('.run[open]')].map(run => run.id).join();
+const button = document.querySelectorAll('th button')[2];
+const order = () => [...document.querySelectorAll('tbody tr')].map(row => row.cells[2].textContent).join();
+button.click(); root.dataset.rising = order();
+button.click(); root.dataset.falling = order();
+root.dataset.sort = button.parentNode.getAttribute('aria-sort');
+const last = () => [...document.querySelectorAll('tbody tr')].at(-1).cells[4].textContent;
+const gains = document.querySelectorAll('th button')[4];
+gains.click(); root.dataset.missing = last(); gains.click(); root.dataset.missing += last();
+"""
+
+
+def test_points_answer_to_the_pointer_and_the_keyboard_and_tables_sort(
+    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+) -> None:
+    study = finished("ladder")
+    seen = visit(probed(render_page([study]), HOVER), "--window-size=1100,1600")
+    assert seen.console == ()
+    fourth, fifth = study.records[3:5]  # the first series are Vanilla's points, in order
+    for name, record in (("hover", fourth), ("focus", fourth), ("next", fifth)):
+        text = seen.said(name)
+        assert text.startswith("Vanilla"), text
+        loss = re.search(r"validation loss \(nats per token\): ([\d.]+)", text)
+        assert loss and float(loss.group(1)) == pytest.approx(record.validation_loss, abs=6e-5)
+        assert record.run in text
+    assert seen.said("left") == "true"
+    assert seen.said("stops") == "1"
+    assert seen.said("open") == f"run-{fourth.run}"
+    rising, falling = seen.said("rising").split(","), seen.said("falling").split(",")
+    assert rising == sorted(rising) and falling == rising[::-1] and len(set(rising)) > 1
+    assert seen.said("sort") == "descending"
+    assert seen.said("missing") == "––"  # Vanilla has no multiplier: last, whichever way
+
+
+FIT = """
+const root = parent.document.documentElement, own = document.documentElement;
+root.dataset.overflow = String(own.scrollWidth - own.clientWidth);
+root.dataset.width = String(own.clientWidth);
+root.dataset.shown = [...document.querySelectorAll('.plot svg')].filter(s => s.clientWidth).length;
+root.dataset.paper = getComputedStyle(document.body).backgroundColor;
+const inside = [...document.querySelectorAll('.plot svg')].filter(s => s.clientWidth).every(svg => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].every(t => {
+    const box = t.getBoundingClientRect();
+    return box.left >= frame.left - 2 && box.right <= frame.right + 12 && box.bottom <= frame.bottom + 2;
+  });
+});
+root.dataset.inside = String(inside);
+const clash = [...document.querySelectorAll('.plot svg')].filter(s => s.clientWidth).flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('.names text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+  return boxes.flatMap(([a, x], i) => boxes.slice(i + 1).filter(([b, y]) =>
+    Math.min(x.right, y.right) - Math.max(x.left, y.left) > 3 &&
+    Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top) > 6).map(([b]) => a + '/' + b));
+});
+root.dataset.clash = clash.join();
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_the_page_fits_a_phone_and_a_desk(
+    width: int, visit: Callable[..., Visit], finished: Callable[[str], Finished]
+) -> None:
+    studies = [finished(name) for name in ("family", "tpp", "data-constrained", "extrapolate")]
+    # A window can't be narrower than some 500 pixels; a frame can.
+    inner = html.escape(probed(render_page(studies), FIT))
+    style = f"border:0;width:{width}px;height:1600px"
+    frame = f'<body style="margin:0"><iframe srcdoc="{inner}" style="{style}"></iframe></body>'
+    seen = visit(frame, "--window-size=1200,1600")
+    assert seen.console == ()
+    assert seen.said("width") == str(width)
+    assert seen.said("overflow") == "0"
+    assert seen.said("shown") == str(sum(len(study.answer.panels) for study in studies))
+    assert seen.said("inside") == "true"
+    assert seen.said("clash") == ""
+    assert seen.said("paper") == "rgb(255, 255, 255)"
+
+
+def test_the_page_is_dark_where_that_is_preferred(
+    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+) -> None:
+    page = probed(render_page([finished("ladder")]), FIT)
+    seen = visit(page, "--blink-settings=preferredColorScheme=0")
+    assert seen.said("paper") == "rgb(21, 24, 28)"

@@ -1,0 +1,138 @@
+"""`steepen report` as a user meets it: the files it leaves, and one sentence where it can't."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from steepen.cli import main
+from steepen.report.page import render_page
+from steepen.report.source import load
+from steepen.runs.store import Store, write_json
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def test_a_report_has_its_page_figures_and_tables(
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workshop)
+    out = tmp_path / "r"
+    words = ["report", "tpp", "studies/extrapolate", "--out", str(out), "--format", "svg,pdf", "--json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    there = {str(file) for file in out.rglob("*") if file.is_file()}
+    assert set(said["files"]) == there and said["page"] in there
+    figures = ("tpp-sweeps-at-fixed-compute", "tpp-optima", "tpp-all", "extrapolate-forecast-and-hold-out")
+    tables = ("tpp-optima", "extrapolate-hold-out")
+    assert {Path(file).relative_to(out).as_posix() for file in there} == {
+        "report.html",
+        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "svg")),
+        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "md")),
+    }
+
+
+def test_the_same_study_gives_the_same_bytes_in_another_process(workshop: Path, tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        command = [
+            sys.executable,
+            "-m",
+            "steepen.cli",
+            "report",
+            "ladder",
+            "--out",
+            str(tmp_path / seed),
+            "--format",
+            "pdf,svg",
+        ]
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SOURCE)}
+        subprocess.run(command, cwd=workshop, env=environment, check=True, capture_output=True)
+    first, second = (
+        {
+            file.relative_to(tmp_path / seed): file.read_bytes()
+            for file in (tmp_path / seed).rglob("*")
+            if file.is_file()
+        }
+        for seed in ("1", "2")
+    )
+    assert first.keys() == second.keys() and len(first) == 1 + 4 * 2 + 2
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["laddr", "--out", "r"], 2, ["no study 'laddr'", "ladder"]),
+        (["studies", "--out", "r"], 2, ["holds no study"]),
+        (["ladder", "--out", "r", "--format", "gif"], 2, ["'gif'", "pdf, svg, png"]),
+        (["ladder", "--out", "r", "--format", ","], 2, ["--format is empty"]),
+        (["ladder", "--out", "studies/ladder/study.json"], 2, ["is a file"]),
+        (["unfinished", "--out", "r"], 1, ["no answer yet", "it stopped", "the budget was spent"]),
+        (["running", "--out", "r"], 1, ["no answer yet", "it was killed"]),
+        (["garbled", "--out", "r"], 1, ["garbled/study.json can't be read"]),
+        (["crooked", "--out", "r"], 1, ["crooked/study.json can't be read", "no field 'colour'"]),
+        (["moved", "--out", "r"], 1, ["does not exist", "--runs"]),
+        (["ladder", "--out", "r", "--runs", "studies"], 1, ["has no record in studies", "--runs"]),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    arguments: list[str],
+    code: int,
+    words: list[str],
+    workshop: Path,
+    tmp_path: Path,
+    simulated: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(workshop / "studies" / "ladder", tmp_path / "studies" / "ladder")
+    answer = simulated.hold_out()
+
+    def write(name: str, **journal: object) -> None:
+        file = simulated.write_study(tmp_path, name, answer) / "study.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **journal}))
+
+    write("unfinished", answer=None, status="stopped", message="the budget was spent.")
+    write("running", answer=None, status="running")
+    write("crooked", answer={**answer.to_dict(), "colour": "red"})
+    write("moved", answer={**answer.to_dict(), "runs": ["0" * 16]}, runs_directory="/nowhere/runs")
+    (tmp_path / "studies" / "garbled").mkdir(exist_ok=True)
+    (tmp_path / "studies" / "garbled" / "study.json").write_text("{")
+    assert main(["report", *arguments]) == code
+    message = capsys.readouterr().err.strip()
+    assert all(word in message for word in words), message
+    assert "\n" not in message and message.startswith("steepen: ")
+    assert not (tmp_path / "r").exists()
+
+
+def test_runs_that_have_moved_are_found_where_the_user_says(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = json.loads((workshop / "studies" / "ladder" / "study.json").read_text())
+    (tmp_path / "here").mkdir()
+    text = json.dumps({**journal, "runs_directory": "/nowhere/runs"})
+    (tmp_path / "here" / "study.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "here", "--out", "a", "--format", "png"]) == 1
+    assert main(["report", "here", "--out", "a", "--format", "png", "--runs", str(workshop / "runs")]) == 0
+
+
+def test_a_run_that_failed_is_listed_with_its_reason(
+    workshop: Path, simulated: ModuleType, tmp_path: Path
+) -> None:
+    store = Store(tmp_path / "runs")
+    answer = simulated.ladder(("vanilla", "untied-grow"), store)
+    run = store.root / answer.runs[0]
+    (run / "record.json").unlink()
+    write_json(run / "failure.json", {"kind": "diverged", "message": "the loss became NaN at step 7."})
+    study = load(str(simulated.write_study(tmp_path, "ladder", answer)), tmp_path)
+    assert study.failures == ((run.name, "the loss became NaN at step 7."),)
+    assert "the loss became NaN at step 7." in render_page([study])

@@ -1,0 +1,191 @@
+"""The page: complete, in order, safe, and the same bytes for the same study."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from steepen.report.colours import arm_colour
+from steepen.report.page import render_page
+from steepen.report.source import Finished
+from steepen.runs.record import RunRecord
+from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+
+
+class Outline(HTMLParser):
+    """Elements, attributes and visible text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self._silent = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self._silent = tag in ("script", "style")
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def test_the_verdicts_come_first_and_everything_follows_in_order(finished: Callable[[str], Finished]) -> None:
+    text = Outline(render_page([finished("ladder")])).text
+    parts = [
+        "which arms are steeper than Vanilla",
+        "Untied-Grow is steeper: Δγ",
+        "Loss and fitted laws",
+        "Laws and verdicts",
+        "How it was measured",
+        "Every number of this answer",
+        "Warnings",
+        "All 24 runs",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    found = re.search(
+        r"Every number of this answer</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S
+    )
+    assert found
+    assert json.loads(unescape(found.group(1))) == study.answer.values
+
+
+def test_a_verdict_is_not_said_twice(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    visible = Outline(render_page([study])).text.split("Every number")[0]
+    assert visible.count(study.answer.findings[0]) == 1
+    assert study.answer.findings[-1] in visible
+
+
+def test_verdicts_that_the_findings_do_not_state_come_after_them(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    detail = {"arm": "untied-grow", "word": "undecided", "sentence": "untied-grow per second: undecided."}
+    values = {**study.answer.values, "seconds": {"arms": {"untied-grow": {"verdict_detail": detail}}}}
+    page = render_page([replace(study, answer=replace(study.answer, values=values))])
+    assert len(re.findall(r'<article class="verdict', page)) == 2
+    text = Outline(page).text
+    assert text.index("Untied-Grow is steeper") < text.index("Judged beside this: seconds")
+    assert "untied-grow per second: undecided." in text
+
+
+def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    page = render_page([study])
+    blocks = re.findall(
+        r'<details class="run" id="run-(\w+)">.*?<pre[^>]*>(.*?)</pre>.*?<pre[^>]*>(.*?)</pre>', page, re.S
+    )
+    assert {run for run, _, _ in blocks} == set(study.answer.runs)
+    for run, spec, rest in blocks:
+        plain = {**json.loads(unescape(rest)), "spec": json.loads(unescape(spec))}
+        record = RunRecord.from_dict(plain)
+        assert record == next(r for r in study.records if r.run == run)
+
+
+def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[str], Finished]) -> None:
+    study = finished("ladder")
+    page = render_page([study])
+    points = re.findall(r'<g class="point" data-run="(\w+)"><title>([^<]*)</title>', page)
+    for record in study.records:
+        said = [
+            re.search(r"validation loss \(nats per token\): ([\d.]+)", t)
+            for run, t in points
+            if run == record.run
+        ]
+        losses = [float(found.group(1)) for found in said if found]
+        assert losses and all(loss == pytest.approx(record.validation_loss, abs=6e-5) for loss in losses)
+        assert f'id="run-{record.run}"' in page
+
+
+def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], Finished]) -> None:
+    page = Outline(render_page([finished("ladder"), finished("tpp")]))
+    loads = [
+        (tag, value)
+        for tag, name, value in page.attributes
+        if name in ("src", "href", "srcset", "action", "data")
+    ]
+    assert all(value.startswith(("#", "data:")) for _, value in loads)
+    policy = next(v for t, n, v in page.attributes if t == "meta" and n == "content" and "default-src" in v)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_names_that_look_like_html_stay_names() -> None:
+    evil = '<script>alert(1)</script>"><img src=x onerror=alert(1)></style>'
+    series = Series(evil, "points", (1.0, 2.0), (1.0, 2.0), arm=evil, runs=(evil, evil))
+    line = Series(evil, "line", (1.0, 2.0), (1.0, 2.0), level=3.0, style="dashed")
+    answer = Answer(
+        study=evil,
+        question=evil,
+        section=evil,
+        findings=(evil,),
+        values={evil: {"arm": evil, "word": evil, "sentence": evil + "!", "would_decide": [evil]}},
+        panels=(Panel(evil, Axis(evil), Axis(evil), (series, line), (("x", 1.5, evil),), evil),),
+        tables=(Table(evil, (evil,), ((evil,),), evil),),
+        warnings=(evil,),
+        method=(evil,),
+    )
+    clean = replace(
+        answer, study="x", question="x", findings=(), values={}, panels=(), tables=(), warnings=()
+    )
+    page = Outline(render_page([Finished(evil, answer, {evil: evil}, ())]))
+    plain = Outline(render_page([Finished("x", clean, {}, ())]))
+    assert page.elements["script"] == plain.elements["script"] == 1
+    assert page.elements["style"] == plain.elements["style"] == 1
+    assert page.elements["img"] == 0
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+
+
+def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], Finished]) -> None:
+    page = render_page([finished("ladder"), finished("family"), finished("extrapolate")])
+    colour = arm_colour("untied-grow")
+    rules = re.findall(rf"\.(k\d+)\{{--c:{colour.light};", page)
+    assert len(rules) == 1
+    shades = set(re.findall(r'<span class="(?:arm|name) (k\d+)">(?:Untied-Grow|untied-grow)<', page))
+    labels = set(re.findall(r'<text class="(k\d+)"[^>]*>Untied-Grow<', page))
+    assert shades == labels == set(rules)
+
+
+def test_dark_colours_are_for_the_screen_only(finished: Callable[[str], Finished]) -> None:
+    page = render_page([finished("ladder")])
+    assert set(re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", page)) == {
+        "screen and (prefers-color-scheme:dark)"
+    }
+
+
+def test_the_same_study_gives_the_same_page(finished: Callable[[str], Finished]) -> None:
+    assert render_page([finished("family")]) == render_page([finished("family")])
+
+
+@pytest.mark.parametrize("name", ["tpp", "data-constrained", "extrapolate"])
+def test_a_study_without_runs_or_verdicts_still_has_its_page(
+    name: str, finished: Callable[[str], Finished]
+) -> None:
+    study = finished(name)
+    text = Outline(render_page([study])).text
+    assert study.answer.findings[0] in text
+    assert all(table.title in text for table in study.answer.tables)
+    assert "All 0 runs" not in text
+
+
+def test_the_simulated_figures_say_that_they_are_simulated(workshop: Path) -> None:
+    for file in (workshop / "studies").glob("*/study.json"):
+        assert json.loads(file.read_text())["answer"]["question"].startswith("Simulated laws")

@@ -1,0 +1,118 @@
+"""Tables and the terminal: every digit for machines, readable rounding for people, verdict first."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from steepen.report.numbers import column, pretty, readable
+from steepen.report.source import Finished
+from steepen.report.tables import cells, numeric, to_csv, to_markdown
+from steepen.report.terminal import print_answer
+from steepen.studies.answer import Table
+
+TABLE = Table(
+    "Laws | arms",
+    ("arm", "γ", "interval", "FLOPs", "n"),
+    (
+        ("vanilla", 0.1113, (0.11, 0.1126), 3.25e17, 8),
+        ("a|b, *c*", 0.11684999, [0.1, math.inf], 1.01e20, None),
+    ),
+    "Simulated.",
+)
+
+
+def test_csv_keeps_every_digit() -> None:
+    rows = list(csv.reader(io.StringIO(to_csv(TABLE))))
+    assert rows[0] == list(TABLE.columns)
+    assert float(rows[2][1]) == 0.11684999 and float(rows[1][3]) == 3.25e17
+    assert rows[2][0] == "a|b, *c*" and rows[2][4] == ""
+
+
+@given(st.lists(st.tuples(st.text(), st.floats(allow_nan=False) | st.integers()), min_size=1))
+def test_any_csv_reads_back(rows: list[tuple[str, float]]) -> None:
+    rows = [(text.replace("\r", "").replace("\0", ""), value) for text, value in rows]
+    back = list(csv.reader(io.StringIO(to_csv(Table("t", ("a", "b"), tuple(rows))), newline="")))[1:]
+    assert [(text, float(value)) for text, value in back] == [(text, float(value)) for text, value in rows]
+
+
+def test_markdown_is_one_row_a_line_and_escapes_what_would_break_it() -> None:
+    lines = to_markdown(TABLE).splitlines()
+    assert lines[0] == r"**Laws \| arms**"
+    assert lines[3].split("|")[2].strip() == "---:"
+    assert lines[4] == "| vanilla | 0.1113 | 0.11 to 0.1126 | 3.25×10¹⁷ | 8 |"
+    assert lines[5].startswith(r"| a\|b, \*c\* | 0.1168 | 0.1 to ∞ | 1.01×10²⁰ | – |")
+
+
+def test_numbers_of_a_column_can_be_compared() -> None:
+    assert column([3.2, 3.21537, None]) == ["3.2000", "3.2154", "–"]
+    assert column([1.5, 2.0]) == ["1.5", "2.0"]
+    assert column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
+    assert column([0.00006, -0.0022]) == ["0.0001", "−0.0022"]
+    assert numeric(TABLE) == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (True, "yes"), (-3, "−3"), (1234567, "1,234,567"), (12345678, "1.23×10⁷"), (math.nan, "–"),
+        (-0.000123, "−1.23×10⁻⁴"), (999.96, "1,000"), ("x", "x"), ({"a": 1}, "a 1"), ([1, 2, 3], "1, 2, 3"),
+    ],
+)  # fmt: skip
+def test_a_value_reads_as_people_write_it(value: object, text: str) -> None:
+    assert readable(value) == text
+
+
+def test_machine_numbers_in_labels_become_readable() -> None:
+    assert pretty("1e+17 FLOPs, 3.5e-4") == "10¹⁷ FLOPs, 3.5×10⁻⁴"
+    assert pretty("run 12e4f00d, loop-2e1x") == "run 12e4f00d, loop-2e1x"
+
+
+def test_a_short_row_is_filled_up() -> None:
+    assert cells(Table("t", ("a", "b"), ((1,),))) == [["1", "–"]]
+
+
+def shown(study: Finished, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_answer(study.answer, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str], Finished]) -> None:
+    text = shown(finished("ladder"))
+    places = [
+        text.index(part) for part in ("Simulated laws", "Operator-1 steeper", "Laws and verdicts", "warning")
+    ]
+    assert places == sorted(places)
+    assert " ".join(text.split()).count("Untied-Grow is steeper: Δγ") == 1
+
+
+def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
+    finished: Callable[[str], Finished],
+) -> None:
+    columns = ("arm", *(f"column {i}" for i in range(9)))
+    table = Table("Wide", columns, (("untied-grow", *(0.12345 + i for i in range(9))),) * 25)
+    study = finished("tpp")
+    text = shown(replace(study, answer=replace(study.answer, tables=(table,))), width=60)
+    assert "…" not in text.replace("… and 5 more rows.", "") and "… and 5 more rows." in text
+    assert all(f"{0.12345 + i:.4f}" in text for i in range(9))
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_the_terminal_prints_brackets_as_they_are(finished: Callable[[str], Finished]) -> None:
+    study = finished("tpp")
+    odd = replace(
+        study.answer,
+        findings=("[bold]not markup[/nonsense]",),
+        tables=(Table("[x]", ("[y]",), (("[/z]",),)),),
+    )
+    text = shown(replace(study, answer=odd))
+    assert "[bold]not markup[/nonsense]" in text and "[/z]" in text and "[y]" in text
