@@ -90,9 +90,9 @@ def test_a_study_runs_to_its_answer_and_is_not_run_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
-        "study", "transfer", "--part", "probe", "--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"),
-        "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "studies"), "--device", "cpu",
-        "--jobs", "2",
+        "study", "transfer", "--part", "probe", "--preset", str(folder / "minute.yaml"),
+        "--data", str(folder / "data"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "studies"),
+        "--device", "cpu", "--jobs", "2",
     ]  # fmt: skip
     assert main([*words, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)

@@ -125,7 +125,13 @@ def study(
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    _show(answer)
+    from dataclasses import replace
+
+    from steepen.report.terminal import print_answer
+
+    # Every run has its row in the report; the terminal is for what they add up to.
+    shown = tuple(table for table in answer.tables if not table.title.endswith("Runs"))
+    print_answer(replace(answer, tables=shown))
     print(f"\nThe answer is in {out / title / 'study.json'}; its {len(set(answer.runs))} runs are in {runs}.")
     if written is not None:
         print(f"The recipe is {written}: give it to `steepen study ladder --recipe {written}`.")
@@ -219,42 +225,3 @@ def _write_recipe(answer: Answer, folder: Path) -> Path | None:
     path = folder / "recipe.yaml"
     write_recipe(path, from_plain(RecipeFile, answer.values["recipe"], "recipe"))
     return path
-
-
-def _show(answer: Answer) -> None:
-    """Verdicts first, then the first tables, then what to know."""
-    import sys
-
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-    console.print(f"\n[bold]{escape(answer.question)}[/bold]")
-    for finding in answer.findings:
-        console.print(f"  {escape(finding)}")
-    for table in answer.tables:
-        if table.title.endswith("Runs"):
-            continue
-        shown = Table(title=escape(table.title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-        for i, column in enumerate(table.columns):
-            words = any(isinstance(row[i], str) for row in table.rows)
-            shown.add_column(escape(column), justify="left" if words else "right")
-        for row in table.rows:
-            shown.add_row(*(escape(_cell(value)) for value in row))
-        console.print(shown)
-    for note in answer.values.get("would_decide", ()):
-        console.print(f"  [dim]·[/dim] {escape(note)}")
-    for warning in answer.warnings:
-        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or not value else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

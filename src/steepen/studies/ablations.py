@@ -13,7 +13,7 @@ from steepen.studies.bench import Bench
 from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
 
-SECTION = "Appendix C, Additional Results for Compute-Optimal Scalings"
+SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
 
 @dataclass(frozen=True)

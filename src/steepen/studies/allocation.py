@@ -17,7 +17,7 @@ from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import finite, levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix A.1, Allocating Blocks across the Prelude, Core, and Coda"
+SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from steepen.studies.bench import Arms, Bench, find_arms, fixed_twin, loss_of
 from steepen.studies.draw import line, points
 from steepen.studies.grids import ChainGrid
 
-SECTION = "Appendix B.1, Stage 1: Tune a Base Model"
+SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 
 # Table "Tuning Grid for Chain Tuning": powers of two around the current value in round one. Round two takes
 # powers of √2, "centered at the optimal values": windows that are far from centred in round one (those that

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from steepen.laws.drift import Drift
+from steepen.laws.isoflop import PowerLine
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.bench import Bench
 from steepen.studies.draw import finite, levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix B.4, Stage 4: Fit the Learning-Rate Rule"
+SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
     drift = own[0].drifts.get("glr")
     if drift is None or drift.line is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
-    law = drift.line
-    fitted = f"{law.exponent:+.2f} ± {law.error:.2f}, p = {law.p_value:.2g}"
+    fitted = _exponent(drift.line)
     if own[0].recipe != "constant":
         return (
             f"{arm}: around the inherited rule (β = {beta:+.1f}) the optimum drifts with exponent {fitted}."
@@ -90,7 +90,17 @@ def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
         top = max(own[0].centres)
         better = own[0].centres[top] - own[1].centres[top]
         gain = f"; at d{top} the scaled rate changes the loss by {-better:+.4f} against the constant one"
+        left = own[1].drifts["glr"].line if "glr" in own[1].drifts else None
+        if left is not None:
+            gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
     return f"{arm}: GLR(N) ∝ N^{beta:+.1f} (fitted {fitted}){gain}."
+
+
+def _exponent(law: PowerLine) -> str:
+    """An exponent with what is known of its error; two sizes give a line and no error."""
+    if law.freedom < 1:
+        return f"{law.exponent:+.2f} from two sizes alone, so without an error"
+    return f"{law.exponent:+.2f} ± {law.error:.2f}, p = {law.p_value:.2g}"
 
 
 def _screened(one: Swept) -> str:
@@ -119,12 +129,17 @@ def _values(one: Swept) -> dict[str, Any]:
     }
 
 
+def _tested(drift: Drift) -> PowerLine | None:
+    """The drift's line, where there are sizes enough for an error of its exponent."""
+    return drift.line if drift.line is not None and drift.line.freedom > 0 else None
+
+
 def _drift_table(swept: Sequence[Swept]) -> Table:
     rows = tuple(
         (
             one.arm, one.recipe, name,
-            drift.line.exponent if drift.line else None, drift.line.error if drift.line else None,
-            drift.line.p_value if drift.line else None, drift.three_errors,
+            drift.line.exponent if drift.line else None, law.error if (law := _tested(drift)) else None,
+            law.p_value if law else None, drift.three_errors,
             1e3 * drift.regret if drift.regret is not None else None,
             1e3 * drift.span if drift.span is not None else None,
             sum(v.interior for v in drift.vertices),

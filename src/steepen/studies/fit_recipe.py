@@ -16,7 +16,7 @@ from steepen.studies.lr_rule import inherited, lr_rule
 from steepen.studies.recipe_file import RecipeFile
 from steepen.studies.tpp import tpp
 
-SECTION = "Appendix B, Compute-Optimal Recipe: Staged Sweeps and Fits"
+SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
 
 
 def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> Study:

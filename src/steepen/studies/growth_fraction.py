@@ -15,7 +15,7 @@ from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import finite, levels, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix B.3, Stage 3: Choose a Fixed Growth Fraction"
+SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
 LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
 
 

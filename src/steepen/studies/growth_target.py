@@ -15,7 +15,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import flops_text, levels, line, points
 
-SECTION = "Appendix A.3, Choosing the Growth Target and Transition"
+SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
 
 @dataclass(frozen=True)

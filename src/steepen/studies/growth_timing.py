@@ -17,7 +17,7 @@ from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix A.3, Choosing the Growth Target and Transition"
+SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from steepen.studies.cuts import (
 from steepen.studies.draw import levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix A.2, Choosing the Number of Core Passes"
+SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
 PARTS = ("tokens", "anchor")
 FAMILIES = {"tied": loop, "untied": untied}
 

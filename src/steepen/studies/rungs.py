@@ -98,7 +98,7 @@ def measure(bench: Bench, entries: Sequence[Entry], seeds: Sequence[int] | None 
         for i, depth, seed in keys
     }
     # Longest first: with few workers the batch then ends together instead of waiting for one last large run.
-    order = sorted(keys, key=lambda key: specs[key].tokens * bench.stored(entries[key[0]].arm, key[1]))[::-1]
+    order = sorted(keys, key=lambda key: rungs[key[:2]].flops.total, reverse=True)
     batch = [specs[key] for key in order]
     records = all_finished(batch, (yield batch))
     found = dict(zip(order, records, strict=True))

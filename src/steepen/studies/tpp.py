@@ -14,7 +14,7 @@ from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import finite, flops_text, levels, line, parabola, points, star
 from steepen.studies.plain import plain
 
-SECTION = "Appendix B.2, Stage 2: Fit the Optimal Tokens per Parameter"
+SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
 
 def tpp(bench: Bench, *, arms: Arms = ()) -> Study:

@@ -16,7 +16,7 @@ from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
 
 SECTION = (
-    "Appendix B.1, transfer probe, and Appendix C.2, Recipe Tuning Changes the Apparent Scaling Advantage"
+    "Appendix A.4.1, transfer probe, and Appendix B.2, Recipe Tuning Changes the Apparent Scaling Advantage"
 )
 PARTS = ("probe", "ladder")
 
