@@ -31,7 +31,8 @@ from steepen.training.gradients import OutOfMemory
 from steepen.training.metrics import read_metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
-from steepen.training.run import Diverged, Interrupted, train
+from steepen.training.run import Diverged, train
+from steepen.training.stopping import Interrupted
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]

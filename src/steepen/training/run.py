@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
-import signal
-import threading
 import time
-from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +16,8 @@ from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
-from steepen.recipe.accounting import compute_active_parameters, head_parameters, stored_parameters
 from steepen.runs.codec import from_plain, to_plain
-from steepen.runs.record import Parameters, RunRecord, Score
+from steepen.runs.record import RunRecord, Score
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, Store, write_json
 from steepen.training import checkpoint as checkpoints
@@ -38,22 +30,12 @@ from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
 from steepen.training.schedule import build_schedule
+from steepen.training.stopping import Interrupted, Stopping
 from steepen.training.trackers import Trackers
 
 
 class Diverged(SteepenError):
     """The loss or a gradient stopped being a number."""
-
-
-class Interrupted(SteepenError):
-    """A signal asked the run to stop; it saved and can go on."""
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(number).name} after step {step:,}, which is saved; "
-            "the same command goes on from there."
-        )
-        self.exit_code = 128 + number
 
 
 def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
@@ -132,7 +114,7 @@ class _Run:
         self.schedule = build_schedule(spec)
         self.peak = machine.peak_flops(self.device)
         self.scores: list[Score] = []
-        self.signal: int | None = None
+        self.stopping = Stopping(display.say)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
         self.waited = 0.0  # seconds for the next batch since the losses were last looked at
@@ -140,7 +122,7 @@ class _Run:
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
         begun = time.monotonic()
-        with machine.fast_kernels(self.device), self._signals():
+        with machine.fast_kernels(self.device), self.stopping.listening():
             position = self._restore()
             self.step, self.resumed = position.step, position.resumed
             self.clock = Clock(self.device, position.seconds_training)
@@ -192,10 +174,10 @@ class _Run:
             self._validate()
         growing = not ended and self.schedule.grown[step] > self.network.passes
         overdue = time.monotonic() - self.saved_at > 60 * options.checkpoint_minutes
-        if ended or growing or overdue or self.signal or step % self.checkpoint_every == 0:
+        if ended or growing or overdue or self.stopping.signal or step % self.checkpoint_every == 0:
             self._save("final" if ended else "growth" if growing else "regular")
-        if self.signal and not ended:
-            raise Interrupted(self.signal, step)
+        if self.stopping.signal and not ended:
+            raise Interrupted(self.stopping.signal, step)
 
     def _drain(self) -> None:
         """Look at the losses of the last steps, all at once: a look makes the device catch up."""
@@ -363,9 +345,6 @@ class _Run:
         spec, arm, shape, schedule = self.spec, self.spec.arm, self.spec.shape, self.schedule
         flops = schedule.flops(arm, shape, spec.batch_tokens)
         seconds = self.clock.seconds
-        ends = head_parameters(shape)
-        stored = stored_parameters(arm, shape, self.network.passes)
-        active = [compute_active_parameters(arm, shape, int(k)) for k in schedule.passes]
         tail = self.metrics.losses[-max(10, spec.steps // 100) :]
         record = RunRecord(
             spec=spec,
@@ -378,15 +357,7 @@ class _Run:
             tokens=spec.tokens,
             flops=flops.total,
             flops_by_term=flops.to_dict(),
-            parameters=Parameters(
-                stored=stored,
-                initial_stored=stored_parameters(arm, shape, spec.schedule.initial),
-                compute_active=compute_active_parameters(arm, shape, last.passes),
-                initial_compute_active=compute_active_parameters(arm, shape, spec.schedule.initial),
-                mean_compute_active=sum(active) / len(active),
-                embedding=ends,
-                blocks=stored - 2 * ends,
-            ),
+            parameters=schedule.parameters(arm, shape),
             seconds_training=seconds,
             seconds_total=self.total_before + time.monotonic(),
             tokens_per_second=spec.tokens / max(seconds, 1e-9),
@@ -402,47 +373,3 @@ class _Run:
         write_json(self.directory.record_file, record.to_dict())
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
         return record
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        """Ctrl-C and SIGTERM save and stop at the next step; a second Ctrl-C stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def remember(number: int, frame: FrameType | None) -> None:
-            if self.signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.signal = number
-            self.display.say(f"{signal.Signals(number).name}: stopping after this step…")
-
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def checkpoint_of(run: Path) -> Checkpoint:
-    """The newest checkpoint of a run directory."""
-    found = checkpoints.list_checkpoints(run / "checkpoints")
-    if not found:
-        raise SteepenError(f"{run} has no checkpoint yet.")
-    return found[-1]
-
-
-def summary(record: RunRecord) -> dict[str, Any]:
-    """The record's headline numbers, for one line."""
-    return {
-        "run": record.run,
-        "arm": record.spec.arm.name,
-        "depth": record.spec.shape.depth,
-        "validation_loss": record.validation_loss,
-        "bits_per_byte": record.validation_bits_per_byte,
-        "flops": record.flops,
-        "tokens": record.tokens,
-        "seconds_training": record.seconds_training,
-        "tokens_per_second": record.tokens_per_second,
-        "mfu": record.mfu,
-    }

@@ -9,7 +9,15 @@ import numpy.typing as npt
 
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
-from steepen.recipe.accounting import Flops, flops_per_token, stage_starts
+from steepen.recipe.accounting import (
+    Flops,
+    compute_active_parameters,
+    flops_per_token,
+    head_parameters,
+    stage_starts,
+    stored_parameters,
+)
+from steepen.runs.record import Parameters
 from steepen.runs.spec import RunSpec
 
 
@@ -36,6 +44,22 @@ class Schedule:
         for passes, number in zip(counts.tolist(), steps.tolist(), strict=True):
             total += flops_per_token(arm, shape, passes) * (number * batch_tokens)
         return total
+
+    def parameters(self, arm: Arm, shape: Shape) -> Parameters:
+        """Parameter counts of the run by every convention."""
+        first, last = int(self.grown[0]), int(self.grown[-1])
+        counts, steps = np.unique(self.passes, return_counts=True)
+        active = [compute_active_parameters(arm, shape, passes) for passes in counts.tolist()]
+        stored, ends = stored_parameters(arm, shape, last), head_parameters(shape)
+        return Parameters(
+            stored=stored,
+            initial_stored=stored_parameters(arm, shape, first),
+            compute_active=compute_active_parameters(arm, shape, int(self.evaluated[-1])),
+            initial_compute_active=compute_active_parameters(arm, shape, first),
+            mean_compute_active=float(np.average(active, weights=steps)),
+            embedding=ends,
+            blocks=stored - 2 * ends,
+        )
 
 
 def learning_rate_factors(steps: int, warmup: int, warmdown_share: float) -> npt.NDArray[np.float64]:

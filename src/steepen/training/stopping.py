@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM: finish the step, save, and stop; a second Ctrl-C stops at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType
+
+from steepen.errors import SteepenError
+
+
+class Interrupted(SteepenError):
+    """A signal asked the run to stop; it saved and can go on."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(
+            f"stopped by {signal.Signals(number).name} after step {step:,}, which is saved; "
+            "the same command goes on from there."
+        )
+        self.exit_code = 128 + number
+
+
+class Stopping:
+    """Remembers the signal that asked for a stop."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.signal: int | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Generator[None]:
+        """Take the signals over, where this thread may, and give them back."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+        self.say(f"{signal.Signals(number).name}: stopping after this step…")
