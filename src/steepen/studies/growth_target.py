@@ -89,8 +89,10 @@ def _fixed(arm: Arm, passes: int) -> Arm:
 
 
 def _effective_depth(record: RunRecord | None) -> float | None:
-    value = None if record is None else record.evaluation.get("kl_effective_depth")
-    return float(value) if isinstance(value, int | float) else None
+    """KL effective depth, where `steepen eval --depth-used` has joined it to the record."""
+    if record is None or "depth_used" not in record.evaluation:
+        return None
+    return float(record.evaluation["depth_used"]["depth"])
 
 
 def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
