@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
 from steepen.runs.estimate import expected_flops
+from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.allocation import allocation
 from steepen.studies.answer import Answer
@@ -121,6 +123,22 @@ def test_growth_timing_recovers_the_affine_law(paper: Bench) -> None:
     assert law["a"] == pytest.approx(a, abs=0.01)
     assert law["b"] == pytest.approx(b, abs=0.05)
     assert law["r_squared"] > 0.9999
+
+
+def test_growth_target_shows_depth_where_evaluation_has_joined_it(
+    paper: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steepen.studies import synthetic
+
+    plain = synthetic.fabricate
+
+    def scored(spec: RunSpec, loss: float) -> RunRecord:
+        return replace(plain(spec, loss), evaluation={"depth_used": {"depth": 7, "executed": 11}})
+
+    monkeypatch.setattr(synthetic, "fabricate", scored)
+    answer = Formula(lambda spec: 3.0).answer(growth_target(paper))
+    deep = next(panel for panel in answer.panels if panel.y.label == "KL effective depth")
+    assert {y for series in deep.series for y in series.y} == {7.0}
 
 
 def test_growth_target_finds_the_best_target_at_equal_compute(paper: Bench) -> None:
