@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 PRESET ?= tiny
 
-.PHONY: help setup quickstart test lint types unit format clean
+.PHONY: help setup setup-dev quickstart test lint types unit format clean
 
 help:
 	@echo "make quickstart   set up, then run the main job on an embedded default (PRESET=mini on a GPU)"
@@ -14,32 +14,41 @@ help:
 	@echo "make clean        remove the environment and what the tools left behind"
 
 setup: $(VENV)/.ready
+setup-dev: $(VENV)/.ready-dev
 
-# The stamp makes a second set-up a no-op; constraints.txt holds the exact versions CI installs.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# The stamps make a second set-up a no-op; constraints.txt holds the exact versions CI installs.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "steepen needs Python 3.11 or newer; this is %d.%d (choose one with PYTHON=...)" % sys.version_info[:2])'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) .
 	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) '.[dev]'
+	@touch $@ $(VENV)/.ready
 
 # The main job on an embedded default: a ladder of three arms, its verdict, and a page to read.
 quickstart: setup
 	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --out quickstart/studies --name $(PRESET)-ladder
 	$(BIN)/steepen report $(PRESET)-ladder --studies quickstart/studies --out quickstart
 
-test: setup lint types unit
+test: setup-dev lint types unit
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup-dev
 	$(BIN)/basedpyright
 
-unit: setup
+unit: setup-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-format: setup
+format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
