@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": set(),
     "laws": set(),
     "recipe": {"model"},
-    "runs": {"model.shape", "model.arm", "model.options", "recipe"},
+    "runs": {"model.shape", "model.arm", "model.arms", "model.options", "recipe"},
     "training": {"data", "model", "recipe", "runs.spec", "runs.record", "runs.store", "runs.codec"},
     "evaluation": {"data", "model"},
     "studies": {"recipe", "runs", "laws", "model.shape", "model.arm", "model.arms"},

@@ -111,6 +111,25 @@ def test_a_user_adds_an_arm_without_editing_the_package() -> None:
     assert flops_per_token(arm, shape, 3).matmul == 6 * 8 * width**2 * shape.split.executed(3)
 
 
+class BufferedBlock(TransformerBlock):
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
+        self.register_buffer("slope", torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "said"),
+    [
+        ("block", "BufferedBlock", "has a buffer"),
+        ("block", "MINE", "not a torch module class"),
+        ("core_boundary", "SCALE", "not a function"),
+    ],
+)
+def test_a_part_that_cannot_work_is_refused_at_building(field: str, name: str, said: str) -> None:    arm = replace(ARMS["untied-2"], **{field: f"{__name__}:{name}"})
+    with pytest.raises(UsageError, match=said):
+        on_meta(arm.shape(4, SCALE), arm)
+
+
 def test_building_d26_costs_no_memory() -> None:
     arm = ARMS["untied-grow"]
     network = on_meta(arm.shape(26), arm, passes=4)

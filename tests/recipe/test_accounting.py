@@ -17,6 +17,7 @@ from steepen.recipe.accounting import (
     expansion,
     flops_per_token,
     mean_flops_per_token,
+    stage_starts,
     stored_expansion,
     stored_parameters,
 )
@@ -124,6 +125,14 @@ def test_the_mean_over_a_schedule_weighs_stages_by_their_tokens(after: list[int]
     assert mean_flops_per_token(arm, shape, schedule).total == pytest.approx(expected, rel=1e-12)
 
 
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True), st.integers(1, 50))
+def test_stages_begin_at_their_own_share_and_never_past_the_end(shares: list[float], steps: int) -> None:
+    schedule = PassSchedule.staged((0, 1), *[(share, k + 2) for k, share in enumerate(sorted(shares))])
+    starts = stage_starts(schedule, steps)
+    assert starts == (0, *[round(share * steps) for share in sorted(shares)])
+    assert list(starts) == sorted(starts) and starts[-1] <= steps
+
+
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.sampled_from([16, 64, 128]), st.sampled_from([1, 64, 256]))
 def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
@@ -147,6 +156,7 @@ def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
         lambda: PassSchedule.staged((0, 2), (0.8, 4), (0.5, 6)),
         lambda: PassSchedule((Stage((2,), 0.5),)),
         lambda: SplitRule(prelude=2, coda=3).at(5),
+        lambda: SplitRule(prelude=2),
         lambda: ARMS["vanilla"].shape(0),
         lambda: ARMS["vanilla"].shape(3, Scale(aspect=10, head_dim=128)),
     ],

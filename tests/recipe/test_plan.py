@@ -147,6 +147,20 @@ def test_depth_and_tokens_together_spend_the_tokens_at_that_depth(capsys: pytest
     assert plan["depth"] == 8
 
 
+def test_a_run_of_any_scale_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--aspect", "32", "--head-dim", "32", "--mlp-multiple", "32", "--context", "256"]
+    budget = ["--tokens", "2e6", "--batch-tokens", "8192"]
+    plan = plan_json(capsys, "--arm", "loop-2", "--depth", "4", *budget, *small)
+    assert (plan["width"], plan["heads"], plan["steps"]) == (128, 4, round(2e6 / 8192))
+    assert any("single step" in w for w in make_plan(ARMS["vanilla"], flops=1.0).warnings)
+
+
+def test_growing_from_the_start_is_the_grown_network_throughout() -> None:
+    rung = make_plan(ARMS["untied-grow"], depth=8, rho=1.0).rung
+    assert rung.initial_stored_parameters == rung.stored_parameters
+    assert rung.growth_step is None
+
+
 def test_the_cluster_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--gpu", "h100", "--mfu", "0.4"]
     plan = plan_json(capsys, *words, "--dollars-per-hour", "2")
@@ -201,6 +215,10 @@ def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         ["--arm", "vanilla", "--depth", "8", "--gpus", "0"],
         ["--arm", "vanilla", "--depth", "8", "--mfu", "40"],
         ["--arm", "vanilla", "--flops", "1e40"],
+        ["--arm", "vanilla", "--depth", "8", "--tokens", "1e300"],
+        ["--arm", "vanilla", "--depth", str(10**30)],
+        ["--arm", "vanilla", "--depth", "8", "--dollars-per-hour", "nan"],
+        ["--arm", ":x", "--depth", "8"],
     ],
 )
 def test_a_wrong_request_exits_2_with_one_sentence(
@@ -239,7 +257,7 @@ def test_an_arm_in_the_user_s_own_folder_is_found(
 def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:
     arm = replace(ARMS["untied-2"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     rung = recipe_of(arm).at(arm, 8)
-    assert rung.starts == (0, round(0.5 * rung.steps), round(0.5 * rung.steps) + round(0.3 * rung.steps))
+    assert rung.starts == (0, round(0.5 * rung.steps), round(0.8 * rung.steps))
     assert rung.stored_parameters == stored_parameters(arm, rung.shape, 6)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,3 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         return replace(spec, **changes)
 
     return make
-
-
-def path_of(dataset: Dataset) -> Path:
-    return Path(dataset.directory)

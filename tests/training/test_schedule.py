@@ -26,8 +26,6 @@ def test_the_rate_rises_stands_and_falls_to_zero(steps: int, warmup: int, share:
         up = (step + 1) / warmup if step < warmup else 1.0
         left = steps - step
         assert factor == pytest.approx(min(up, left / down if left <= down else 1.0))
-    # One step more would be at zero: the last factor is one warm-down step above it.
-    assert down == 0 or factors[-1] == pytest.approx(min(1 / down, factors[-1]))
 
 
 def test_growth_stands_in_the_table(make_spec: Callable[..., RunSpec]) -> None:

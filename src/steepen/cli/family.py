@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,6 +93,11 @@ def plan(
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
     vocabulary: Annotated[int, typer.Option(help="Padded vocabulary.")] = 50_304,
+    aspect: Annotated[int, typer.Option(help="Width per unit of depth.")] = 128,
+    head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = 128,
+    mlp_multiple: Annotated[int, typer.Option(help="The MLP's width is a multiple of this.")] = 256,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 524_288,
+    base_depth: Annotated[int, typer.Option(help="Depth at which the learning rate is anchored.")] = 8,
     gpus: Annotated[int, typer.Option(help="GPUs the run would use.")] = 1,
     gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200, …")] = "h100",
     mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume.")] = 0.4,
@@ -113,15 +119,18 @@ def plan(
     from steepen.model.arms import find_arm
     from steepen.model.shape import Scale
     from steepen.recipe.hardware import find_accelerator
+    from steepen.recipe.paper import recipe_of
     from steepen.recipe.plan import Cluster, make_plan
 
+    found = find_arm(arm)
     result = make_plan(
-        find_arm(arm),
+        found,
         depth=depth,
         flops=flops,
         tokens=tokens,
         rho=rho,
-        scale=Scale(context=context, vocabulary=vocabulary),
+        scale=Scale(aspect, head_dim, mlp_multiple, context, vocabulary),
+        recipe=replace(recipe_of(found), batch_tokens=batch_tokens, base_depth=base_depth),
         cluster=Cluster(gpus, find_accelerator(gpu), mfu, dollars_per_hour, micro_batch),
     )
     if as_json:

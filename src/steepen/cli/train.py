@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
 
 
+# What decides the result: with --spec the file does.
+DECIDING = (
+    "arm", "depth", "tokens", "flops", "seed", "rho", "context", "batch_tokens", "aspect", "head_dim",
+    "mlp_multiple", "base_depth", "pool_tokens", "epochs", "precision", "validation_tokens",
+)  # fmt: skip
+
+
 def train(
+    context_: typer.Context,
     data: Annotated[Path, typer.Option(help="A folder made by `steepen data prepare`.")],
     arm: Annotated[str | None, typer.Option(help="An arm of `steepen arms`.")] = None,
     depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ.")] = None,
@@ -72,8 +81,10 @@ def train(
 
     dataset = Dataset.open(data)
     if spec is not None:
-        if arm is not None or depth is not None:
-            raise UsageError("give --spec, or --arm and --depth, not both.")
+        given = [name for name in DECIDING if _was_given(context_, name)]
+        if given:
+            option = given[0].replace("_", "-")
+            raise UsageError(f"--{option} is decided by the spec file; change the file, or use --set.")
         from steepen.runs.spec import override, read_spec
 
         run = override(read_spec(spec), settings or [])
@@ -194,6 +205,8 @@ def _spec(
         # Two million tokens, or what the data set has set aside where that is less.
         available = len(dataset.tokens("val")) // (size.context + 1) * size.context
         validation_tokens = min(2_097_152, max(1, available))
+    for warning in plan.warnings:
+        print(f"note: {warning}", file=sys.stderr)
     choice = DataChoice(dataset.identity, **data)
     run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
     return override(run, settings)
@@ -209,9 +222,14 @@ def _precision(asked: str, device: str) -> str:
     return "bf16" if device.startswith("cuda") else "fp32"
 
 
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _micro_batch(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--micro-batch {text!r} is not valid: give a number of sequences, or auto.")
     return int(text)

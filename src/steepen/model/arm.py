@@ -120,8 +120,15 @@ class SplitRule:
     coda: int | None = None
     unsplit: bool = False  # a plain stack: every block in the prelude
 
+    def __post_init__(self) -> None:
+        paired = (self.prelude is None) == (self.coda is None)
+        require(paired, "SplitRule", "coda", self.coda, "given together with prelude, or neither")
+
     def at(self, depth: int) -> Split:
         """The split at a nominal depth."""
+        require(
+            isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
+        )
         blocks = self.blocks if self.blocks is not None else self.per_depth * depth
         if self.unsplit:
             return Split(blocks, 0, 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 import re
 from dataclasses import replace
 
@@ -246,8 +248,24 @@ def load_attribute(path: str, what: str) -> object:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the {what} {path!r} could not be loaded: {error}.") from error
+    except Exception as error:  # whatever the user's module does when it is imported
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"the {what} {path!r} could not be loaded: {reason}.") from error
+
+
+def code_digest(arm: Arm) -> str | None:
+    """A digest of the user's own code behind an arm (block, boundaries); None where all of it is built in."""
+    named = [path for path in (arm.block, arm.core_boundary, arm.coda_boundary) if ":" in path]
+    if not named:
+        return None
+    digest = hashlib.sha256()
+    for path in named:
+        found = load_attribute(path, "part of an arm")
+        try:
+            digest.update(inspect.getsource(found).encode())  # pyright: ignore[reportArgumentType]
+        except (OSError, TypeError):  # made at run time: its name is all there is
+            digest.update(path.encode())
+    return digest.hexdigest()[:16]
 
 
 def _from_module(path: str) -> Arm:

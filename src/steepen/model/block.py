@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from steepen.errors import UsageError
 from steepen.model.arms import load_attribute
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
@@ -93,4 +94,10 @@ def find_block(name: str) -> type[TransformerBlock]:
     """The built-in block, or the class that "module:attribute" names."""
     if name == "transformer":
         return TransformerBlock
-    return cast("type[TransformerBlock]", load_attribute(name, "block"))
+    found = load_attribute(name, "block")
+    if not (isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "attention_flops")):
+        raise UsageError(
+            f"the block {name!r} is not a torch module class with attention_flops; "
+            "derive it from steepen.model.block.TransformerBlock."
+        )
+    return cast("type[TransformerBlock]", found)

@@ -12,6 +12,7 @@ from typing import cast
 
 from torch import Tensor
 
+from steepen.errors import UsageError
 from steepen.model.arms import load_attribute
 
 Norm = Callable[[Tensor], Tensor]
@@ -48,4 +49,11 @@ _BUILT_IN: dict[str, Boundary] = {
 
 def find_boundary(name: str) -> Boundary:
     """A built-in boundary by name, or the function that "module:attribute" names."""
-    return _BUILT_IN[name] if name in _BUILT_IN else cast("Boundary", load_attribute(name, "boundary"))
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    found = load_attribute(name, "boundary")
+    if not callable(found):
+        raise UsageError(
+            f"the boundary {name!r} is a {type(found).__name__}, not a function (h, e, alpha, norm)."
+        )
+    return cast("Boundary", found)

@@ -42,7 +42,8 @@ def initialise(network: Network, *, embedding_std: float, input_scale: float, se
         elif name == "embedding":
             nn.init.normal_(parameter, std=embedding_std, generator=generator)
         else:
-            bound = input_scale * math.sqrt(3.0 / parameter.shape[-1])
+            fan_in = parameter.shape[-1] if parameter.ndim else 1
+            bound = input_scale * math.sqrt(3.0 / fan_in)
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 

@@ -15,8 +15,13 @@ def mean_loss(network: Network, batches: Iterable[tuple[Tensor, Tensor]], passes
     """Mean cross-entropy per token over (inputs, targets) batches of any sizes, summed in fp64."""
     device = network.embedding.device
     total, tokens = 0.0, 0
-    for inputs, targets in batches:
-        loss = network(inputs.to(device), targets.to(device), passes=passes)
-        total += loss.double().item() * targets.numel()
-        tokens += targets.numel()
+    training = network.training
+    network.eval()
+    try:
+        for inputs, targets in batches:
+            loss = network(inputs.to(device), targets.to(device), passes=passes)
+            total += loss.double().item() * targets.numel()
+            tokens += targets.numel()
+    finally:
+        network.train(training)
     return total / tokens

@@ -69,7 +69,14 @@ class Network(nn.Module):
     def stage(self, blocks: int) -> nn.ModuleList:
         """A new list of blocks of this network's kind."""
         block = find_block(self.arm.block)
-        return nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
+        stage = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
+        held = [name for name, _ in stage.named_buffers()]
+        if held:  # built without memory, they would hold nothing; and checkpoints hold parameters only
+            raise UsageError(
+                f"the block {self.arm.block!r} has a buffer ({held[0].split('.')[-1]}), which is not "
+                "supported: compute it in forward, or make it a parameter."
+            )
+        return stage
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, passes: int | None = None) -> Tensor:
         """Logits (batch, time, vocabulary) in fp32 or wider, or with targets the mean cross-entropy."""

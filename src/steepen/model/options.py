@@ -35,9 +35,7 @@ class Options:
     softcap: float | None = None  # logits → softcap·tanh(logits/softcap)
 
     def __post_init__(self) -> None:
-        require(self.norm_eps > 0, "Options", "norm_eps", self.norm_eps, "positive")
-        require(self.rope_base > 1, "Options", "rope_base", self.rope_base, "greater than 1")
-        require(self.qk_scale > 0, "Options", "qk_scale", self.qk_scale, "positive")
-        require(
-            self.softcap is None or self.softcap > 0, "Options", "softcap", self.softcap, "positive or None"
-        )
+        for name, least in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
+            value = getattr(self, name)
+            good = (value is None and name == "softcap") or (value is not None and least < value < math.inf)
+            require(good, "Options", name, value, f"finite and greater than {least}")

@@ -106,10 +106,8 @@ def stage_shares(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
     """The step at which each stage begins in a run of so many steps."""
-    starts = [0]
-    for share, _ in stage_shares(schedule)[:-1]:
-        starts.append(starts[-1] + round(share * steps))
-    return tuple(starts)
+    stage_shares(schedule)  # refuses a schedule with an open start
+    return tuple(round((stage.start or 0.0) * steps) for stage in schedule.stages)
 
 
 def expansion(arm: Arm, shape: Shape, passes: int) -> float:

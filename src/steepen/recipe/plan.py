@@ -32,10 +32,8 @@ class Cluster:
             raise UsageError(f"--gpus {self.gpus} is not valid: at least 1 is needed.")
         if not 0 < self.mfu <= 1:
             raise UsageError(f"--mfu {self.mfu} is not valid: it is a share of the peak, in (0, 1].")
-        if self.dollars_per_hour is not None and self.dollars_per_hour < 0:
-            raise UsageError(
-                f"--dollars-per-hour {self.dollars_per_hour} is not valid: it can't be negative."
-            )
+        if self.dollars_per_hour is not None and not 0 <= self.dollars_per_hour < math.inf:
+            raise UsageError(f"--dollars-per-hour {self.dollars_per_hour} is not valid: it must be a price.")
         if self.micro_batch < 1:
             raise UsageError(f"--micro-batch {self.micro_batch} is not valid: at least 1 sequence is needed.")
 
@@ -65,7 +63,7 @@ class Plan:
         """Everything, under the field names."""
         rung, shape, arm = self.rung, self.rung.shape, self.rung.arm
         flops = rung.flops
-        initial, final = arm.passes.initial, rung.schedule.final
+        initial, final = rung.schedule.initial, rung.schedule.final
         ends = [*rung.starts[1:], rung.steps]
         phases = [
             {
@@ -158,17 +156,26 @@ def make_plan(
     if rho is not None and not 0 < rho <= 1:
         raise UsageError(f"--rho {rho} is not valid: it is a share of tokens, in (0, 1].")
     if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
-        raise UsageError(f"--rho has no meaning for {arm.name}: its passes do not change in mid-run.")
+        raise UsageError(
+            f"--rho has no meaning for {arm.name}: its passes change when its schedule says, or never."
+        )
     if depth is None:
         if flops is None and tokens is None:
             raise UsageError("say how large the run is: --depth, --flops or --tokens.")
         depth = nearest_depth(recipe, arm, scale, flops=flops, tokens=tokens)
+    if not 1 <= depth <= DEEPEST:
+        raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {DEEPEST}.")
+    for name, value, most in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
+        if value is not None and value > most:
+            raise UsageError(
+                f"--{name} {value:g} is beyond anything that could be trained (at most {most:g})."
+            )
     if flops is None and tokens is None:
         rung = recipe.at(arm, depth, scale, rho=rho)
     else:
         rung = recipe.spend(arm, depth, scale, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or Scale())))
+    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or Scale(), flops)))
 
 
 def nearest_depth(
@@ -197,10 +204,15 @@ def nearest_depth(
     raise UsageError(f"the budget is beyond depth {DEEPEST}, where this planner ends.")
 
 
-def _warnings(rung: Rung, recipe: Recipe, scale: Scale) -> list[str]:
+def _warnings(rung: Rung, recipe: Recipe, scale: Scale, budget: float | None) -> list[str]:
     """Where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = rung.shape.depth
+    if budget is not None and rung.steps == 1 and rung.flops.total > 1.5 * budget:
+        found.append(
+            f"a single step of {rung.batch_tokens:,} tokens costs {rung.flops.total:.3g} FLOPs, more than "
+            f"the budget of {budget:.3g}."
+        )
     if scale.aspect != 128 or scale.context != 2048 or scale.vocabulary != 50_304:
         found.append(
             "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, 50k tokens."

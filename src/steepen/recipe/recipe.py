@@ -157,4 +157,4 @@ class Rung:
     @property
     def initial_stored_parameters(self) -> int:
         """What the network stores at the start; TPP and the learning-rate rule are by this count."""
-        return stored_parameters(self.arm, self.shape, self.arm.passes.initial)
+        return stored_parameters(self.arm, self.shape, self.schedule.initial)

@@ -76,7 +76,10 @@ def _float(value: Any) -> float:
     if type(value) is float:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _refuse("a number of too many digits", "a number")
     _refuse(value, "a number")
 
 
@@ -108,7 +111,7 @@ def _dataclass(kind: type) -> Decoder:
             _refuse(value, "an object with fields")
         for name in value:
             if name not in known:
-                raise _Wrong(f"has no field {name!r}; the nearest are {nearest(name, names)}.")
+                raise _Wrong(f"has no field {name!r}; the nearest are {nearest(str(name), names)}.")
         arguments: dict[str, Any] = {}
         name = ""
         try:

@@ -12,6 +12,7 @@ import yaml
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arms import code_digest
 from steepen.model.options import Options
 from steepen.model.shape import Shape, require, require_positive
 from steepen.recipe.accounting import stage_shares
@@ -79,10 +80,14 @@ class RunSpec:
     options: Options = field(default_factory=Options)
     precision: Literal["fp32", "bf16"] = "fp32"
     validation_tokens: int = 1_048_576
+    code: str | None = None  # digest of the user's own code behind the arm, where there is any
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
         require_positive(self, ("steps", "batch_tokens", "validation_tokens"))
+        require(
+            isinstance(self.seed, int) and self.seed >= 0, "RunSpec", "seed", self.seed, "a whole number ≥ 0"
+        )
         require(
             self.batch_tokens % self.shape.context == 0,
             "RunSpec",
@@ -105,6 +110,7 @@ class RunSpec:
             data=data,
             steps=rung.steps,
             batch_tokens=rung.batch_tokens,
+            code=code_digest(rung.arm),
             **rest,
         )
 
@@ -121,7 +127,9 @@ class RunSpec:
     @property
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the content's SHA-256: the run's name."""
-        text = json.dumps(_content(self), sort_keys=True, separators=(",", ":"))
+        # Through the codec, so that 0 and 0.0 in a field of floats are one content, as they are one value.
+        content = _content(from_plain(RunSpec, to_plain(self), "spec"))
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:

@@ -156,12 +156,15 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
     """Drop old regular checkpoints: the last few, every m-th step, growth and final ones stay."""
     for checkpoint in list_checkpoints(folder)[:-keep_last]:
-        try:
-            kind = checkpoint.position().kind
-        except CorruptCheckpoint:
-            continue  # evidence; it is left for the user to look at
-        if kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
+        if checkpoint.position().kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
             shutil.rmtree(checkpoint.path)
+
+
+def set_aside(checkpoint: Checkpoint) -> None:
+    """Keep a corrupt checkpoint for the user to look at, out of the way of the good ones."""
+    target = checkpoint.path.with_name(f"{checkpoint.path.name}.corrupt")
+    shutil.rmtree(target, ignore_errors=True)
+    checkpoint.path.rename(target)
 
 
 def remove_partial(folder: Path) -> None:

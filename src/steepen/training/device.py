@@ -27,7 +27,11 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"--device {name!r} is not known: use auto, cpu, cuda or cuda:N.") from error
+        raise UsageError(
+            f"--device {name.splitlines()[0]!r} is not known: use auto, cpu, cuda or cuda:N."
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name!r} is not supported: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"--device {name} is not here: this machine has {torch.cuda.device_count()} GPUs.")
     return device

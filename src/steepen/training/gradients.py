@@ -40,8 +40,8 @@ def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, m
 class Accumulator:
     """Computes gradients with a fixed micro-batch, or with the largest that fits.
 
-    Without a fixed one it begins with the whole batch (or `most` rows) and halves at each refusal: also when
-    growth has made the network larger in mid-run.
+    Without a fixed one it begins with a guess and halves at each refusal: also when growth has made the
+    network larger in mid-run.
     """
 
     def __init__(self, network: Network, rows: int, fixed: int | None, say: Callable[[str], None]) -> None:
@@ -105,7 +105,7 @@ def largest_below(size: int, rows: int) -> int:
 
 
 def first_guess(network: Network, rows: int) -> int:
-    """Where the search begins: few enough rows that a CPU's caches are not flooded, all of them on a GPU."""
+    """Where the search begins: as many rows as keep a GPU busy, or do not flood a CPU's caches."""
     tokens = 65_536 if network.embedding.is_cuda else 8_192
     most = max(1, tokens // network.shape.context)
     return max(d for d in range(1, min(rows, most) + 1) if rows % d == 0)

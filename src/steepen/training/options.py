@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from steepen.errors import UsageError
@@ -37,6 +38,10 @@ class TrainOptions:
             if value is not None and value < 1:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {value} is not valid: it must be at least 1.")
+        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes > 0):
+            raise UsageError(
+                f"--checkpoint-minutes {self.checkpoint_minutes} is not valid: it must be positive."
+            )
         for tracker in self.trackers:
             if tracker not in ("wandb", "tensorboard"):
                 raise UsageError(f"--track {tracker!r} is not known: use wandb or tensorboard.")

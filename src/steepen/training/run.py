@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
+from steepen.model.arms import code_digest
 from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
@@ -42,6 +44,11 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
     machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
+    if spec.code != code_digest(spec.arm):
+        raise UsageError(
+            f"the code behind arm {spec.arm.name!r} is not what it was when this spec was made; "
+            "make the spec again (a new run), or bring the old code back."
+        )
     if dataset.identity != spec.data.identity:
         raise UsageError(
             f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
@@ -112,9 +119,10 @@ class _Run:
         self.batches.require(spec.steps)
         self.validation = Validation(dataset, shape.context, spec.validation_tokens)
         self.schedule = build_schedule(spec)
+        self.spent = self.schedule.cumulative_flops(spec.arm, shape, spec.batch_tokens)
         self.peak = machine.peak_flops(self.device)
         self.scores: list[Score] = []
-        self.stopping = Stopping(display.say)
+        self.stopping = Stopping()
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
         self.waited = 0.0  # seconds for the next batch since the losses were last looked at
@@ -148,6 +156,9 @@ class _Run:
 
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
+        every, last = self.options.validate_every, self.scores[-1].step if self.scores else 0
+        if every and 0 < self.step < spec.steps and self.step % every == 0 and last != self.step:
+            self._validate()  # it was cut short when the run was stopped
         with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
             asked = time.perf_counter()
             for step, inputs, targets in feed:
@@ -193,7 +204,7 @@ class _Run:
         tensors = zip(steps, losses, norms, strict=True)
         for step, loss, norm in tensors:
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._diverged(step, loss, norm)
+                raise self._diverged(step, f"the loss is {loss}, the gradient's norm {norm}")
             values = {
                 "loss": loss,
                 "lr": self.spec.hyperparameters.glr * float(self.schedule.factor[step]),
@@ -208,17 +219,14 @@ class _Run:
 
     def _show(self, step: int, loss: float, rate: float, seconds: float, steps: int) -> None:
         spec, schedule = self.spec, self.schedule
-        passes = schedule.passes
-        done = schedule.flops(spec.arm, spec.shape, spec.batch_tokens, step + 1).total
-        before = schedule.flops(spec.arm, spec.shape, spec.batch_tokens, step + 1 - steps).total
-        speed = (done - before) / max(seconds, 1e-9)  # FLOPs per second, so that growth is in the ETA
-        left = (self.total_flops - done) / max(speed, 1e-9)
+        done, before = self.spent[step + 1], self.spent[step + 1 - steps]
+        speed = float(done - before) / max(seconds, 1e-9)  # FLOPs per second, so that growth is in the ETA
+        left = float(self.spent[-1] - done) / max(speed, 1e-9)
         mfu = speed / self.peak if self.peak else None
         lr = spec.hyperparameters.glr * float(schedule.factor[step])
-        self.display.show(Moment(step + 1, loss, lr, int(passes[step]), rate, mfu, left))
+        self.display.show(Moment(step + 1, loss, lr, int(schedule.passes[step]), rate, mfu, left))
 
-    def _diverged(self, step: int, loss: float, norm: float) -> Diverged:
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+    def _diverged(self, step: int, what: str) -> Diverged:
         good = [c for c in checkpoints.list_checkpoints(self.directory.checkpoints) if c.step <= step]
         where = (
             f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
@@ -243,9 +251,7 @@ class _Run:
         self._drain()
         self.clock.pause()
         passes = int(self.schedule.evaluated[max(0, self.step - 1)])
-        batches = self.validation.batches(self.accumulator.micro_batch)
-        pairs = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in batches)
-        loss = mean_loss(self.network, pairs, passes)
+        loss = mean_loss(self.network, self._validation_pairs(), passes)
         if not math.isfinite(loss):
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
@@ -260,9 +266,21 @@ class _Run:
         )
         return score
 
+    def _validation_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The validation set; a signal does not have to wait for its end."""
+        for inputs, targets in self.validation.batches(self.accumulator.micro_batch):
+            if self.stopping.signal:
+                if self.step < self.spec.steps:  # at the end the final checkpoint is there already
+                    self._save("regular")
+                raise Interrupted(self.stopping.signal, self.step)
+            yield torch.from_numpy(inputs), torch.from_numpy(targets)
+
     def _save(self, kind: str) -> None:
         self._drain()
         self.clock.pause()
+        size = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
+        if not math.isfinite(size):
+            raise self._diverged(self.step - 1, f"the weights' norm is {size}")
         self.metrics.sync()
         position = Position(
             run=self.spec.hash,
@@ -292,6 +310,7 @@ class _Run:
                 return self._load(saved)
             except CorruptCheckpoint as error:
                 self.display.say(f"{error} Trying the one before it.")
+                checkpoints.set_aside(saved)
         self._build(self.spec.schedule.initial)
         hyper = self.spec.hyperparameters
         # For blocks of a user's own that draw numbers: the run's seed decides them too.
@@ -322,7 +341,6 @@ class _Run:
         if self.compiled:
             machine.compile_network(self.network)
         self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
-        self.total_flops = self.schedule.flops(spec.arm, spec.shape, spec.batch_tokens).total
 
     def _warm_up(self) -> None:
         """Compile before the clock starts: a micro-batch forward and backward, and one without gradients."""
@@ -331,7 +349,9 @@ class _Run:
         started = time.monotonic()
         tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
         size = self.accumulator.micro_batch
-        self.accumulator(tokens[:size], tokens[:size], int(self.schedule.passes[self.step]))
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
+            self.accumulator(tokens[:size], tokens[:size], int(self.schedule.passes[self.step]))
         self.optimizer.zero_grad()
         size = self.accumulator.micro_batch
         mean_loss(self.network, [(tokens[:size], tokens[:size])])
@@ -353,7 +373,7 @@ class _Run:
             validation_bits_per_byte=last.bits_per_byte,
             validation_identity=self.validation.identity,
             scores=tuple(self.scores),
-            train_loss=sum(tail) / len(tail),
+            train_loss=sum(tail) / len(tail) if tail else last.loss,  # where someone removed the log
             tokens=spec.tokens,
             flops=flops.total,
             flops_by_term=flops.to_dict(),

@@ -45,6 +45,11 @@ class Schedule:
             total += flops_per_token(arm, shape, passes) * (number * batch_tokens)
         return total
 
+    def cumulative_flops(self, arm: Arm, shape: Shape, batch_tokens: int) -> npt.NDArray[np.float64]:
+        """Realised FLOPs before each step, and after the last."""
+        cost = {k: flops_per_token(arm, shape, k).total for k in np.unique(self.passes).tolist()}
+        return np.cumsum([0.0, *(cost[k] * batch_tokens for k in self.passes.tolist())])
+
     def parameters(self, arm: Arm, shape: Shape) -> Parameters:
         """Parameter counts of the run by every convention."""
         first, last = int(self.grown[0]), int(self.grown[-1])

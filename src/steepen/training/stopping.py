@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import FrameType
 
 from steepen.errors import SteepenError
@@ -25,8 +25,7 @@ class Interrupted(SteepenError):
 class Stopping:
     """Remembers the signal that asked for a stop."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self) -> None:
         self.signal: int | None = None
 
     @contextlib.contextmanager
@@ -45,5 +44,4 @@ class Stopping:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
-        self.say(f"{signal.Signals(number).name}: stopping after this step…")
+        self.signal = number  # and nothing else: a handler that prints may interrupt a print
