@@ -78,7 +78,20 @@ def train(
     Example: steepen train --arm untied-grow --depth 8 --data fineweb --set optimizer.glr=0.03
     """
     from steepen.data import Dataset
+    from steepen.training.options import TrainOptions
 
+    options = TrainOptions(
+        device=device,
+        micro_batch=_micro_batch(micro_batch),
+        compile=compile,
+        validate_every=validate_every,
+        checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        wait=wait,
+        trackers=tuple(track or ()),
+    )
     dataset = Dataset.open(data)
     if spec is not None:
         given = [name for name in DECIDING if _was_given(context_, name)]
@@ -87,11 +100,11 @@ def train(
             raise UsageError(f"--{option} is decided by the spec file; change the file, or use --set.")
         from steepen.runs.spec import override, read_spec
 
-        run = override(read_spec(spec), settings or [])
+        run, notes = override(read_spec(spec), settings or []), ()
     else:
         if arm is None or depth is None:
             raise UsageError("say what to train: --arm and --depth, or --spec FILE.")
-        run = _spec(
+        run, notes = _spec(
             dataset,
             arm,
             depth,
@@ -120,25 +133,18 @@ def train(
 
         wanted = make_wanted(core, depth_used=depth_used, passes=passes, examples=core_examples)
     from steepen.runs.store import Store
-    from steepen.training.options import TrainOptions
+    from steepen.training.device import find_device
     from steepen.training.run import train as train_run
+
+    find_device(device)  # a wrong name is refused before anything is said
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
     record = train_run(
         run,
         dataset,
         Store(runs),
-        TrainOptions(
-            device=device,
-            micro_batch=_micro_batch(micro_batch),
-            compile=compile,
-            validate_every=validate_every,
-            checkpoint_every=checkpoint_every,
-            checkpoint_minutes=checkpoint_minutes,
-            keep_last=keep_last,
-            keep_every=keep_every,
-            wait=wait,
-            trackers=tuple(track or ()),
-        ),
+        options,
     )
     if wanted is not None:
         from steepen.cli.evaluation import print_found
@@ -178,7 +184,7 @@ def _spec(
     rest: dict[str, Any],
     validation_tokens: int | None,
     settings: list[str],
-) -> RunSpec:
+) -> tuple[RunSpec, tuple[str, ...]]:
     from dataclasses import replace
 
     from steepen.model.arms import find_arm
@@ -207,10 +213,7 @@ def _spec(
         validation_tokens = min(2_097_152, max(1, available))
     choice = DataChoice(dataset.identity, **data)
     run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
-    run = override(run, settings)
-    for warning in plan.warnings:
-        print(f"note: {warning}", file=sys.stderr)
-    return run
+    return override(run, settings), plan.warnings
 
 
 def _precision(asked: str, device: str) -> str:
