@@ -163,13 +163,27 @@ def test_a_foreign_recipe_keeps_tokens_rule_and_injection(paper: Bench) -> None:
     assert answer.values["probe"]["operator-1"]["regret"] == pytest.approx(0.0078, abs=5e-4)
     assert answer.values["probe"]["vanilla"]["regret"] == pytest.approx(0.0, abs=5e-4)
     foreign = [
-        s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm == 0.453
+        s for s in formula.batches[0][4:] if s.arm.name == "operator-1" and s.hyperparameters.elrm == 0.453
     ]
-    own = [s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm != 0.453]
+    own = [
+        s for s in formula.batches[0][4:] if s.arm.name == "operator-1" and s.hyperparameters.elrm != 0.453
+    ]
     assert len(foreign) == len(own) == 8
     assert [s.steps for s in foreign] == [s.steps for s in own]
     assert {s.hyperparameters.alpha for s in foreign} == {s.hyperparameters.alpha for s in own}
     assert "operator-1 (vanilla recipe)" in answer.values["flops"]["arms"]
+    assert answer.findings[0].startswith("operator-1 with vanilla's recipe loses 0.007")
+    assert not any("tune it first" in warning for warning in answer.warnings)
+
+
+def test_a_foreign_recipe_that_is_better_is_called_a_gain_and_warned_of(paper: Bench) -> None:
+    answer = Formula(lambda spec: 3.0 - 0.03 * (spec.hyperparameters.elrm == 0.453)).answer(
+        transfer(paper, arms=["operator-1"], parts=["probe"])
+    )
+    assert answer.findings == ("operator-1 with vanilla's recipe gains 0.0300 nats at the base size.",)
+    (warning,) = answer.warnings
+    assert "tune it first" in warning
+    assert "fit-recipe --arms operator-1" in warning
 
 
 def test_ablations_have_their_own_references(paper: Bench) -> None:
@@ -185,7 +199,9 @@ def test_ablations_have_their_own_references(paper: Bench) -> None:
     assert references["optimizer, width and depth"] == "deep-vanilla"
     assert references["optimizer, width only"] == "width-only-deep-vanilla"
     assert {spec.optimizer.kind for spec in formula.specs} == {"muon", "adamw"}
-    constant = {s.hyperparameters.glr for s in formula.batches[-1] if s.arm.name == "vanilla"}
+    alone = Formula(flat)
+    alone.answer(ablations(paper, parts=["constant"]))
+    constant = {s.hyperparameters.glr for s in alone.specs if s.arm.name == "vanilla"}
     assert constant == {0.04}
 
 

@@ -86,6 +86,42 @@ def test_a_dry_run_needs_no_data_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def dry(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["study", *words, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_says_about_how_much_follows_where_that_depends_on_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = dry(["chain-tuning"], capsys)
+    plan = json.loads(dry(["chain-tuning", "--json"], capsys))
+    assert f"then about {plan['later_runs']} more runs" in text
+    assert len(plan["runs"]) == 5  # the first sweep; all others start from what it adopts
+    assert plan["later_runs"] > 50
+    assert plan["later_flops"] > 10 * plan["flops"]
+
+
+def test_a_dry_run_lists_the_held_out_run_as_nothing_about_it_depends_on_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(dry(["extrapolate", "--json"], capsys))
+    assert [run["depth"] for run in plan["runs"] if run["arm"] == "untied-grow"][-1] == 7
+    assert plan["later_runs"] == 0
+
+
+def test_a_dry_run_that_no_cpu_will_finish_points_to_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ladder", "--preset", "paper", "--device", "cpu"]
+    assert "`--gpu h100` estimates" in dry(words, capsys)
+    assert "`--gpu h100` estimates" not in dry([*words, "--gpu", "h100"], capsys)
+    assert "`--gpu h100` estimates" not in dry(["ladder", "--device", "cpu"], capsys)
+
+
 def test_a_study_runs_to_its_answer_and_is_not_run_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
