@@ -155,3 +155,20 @@ def test_the_same_name_with_another_question_is_refused(
     words = ["--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"), "--out", str(studies)]
     assert main(["study", "growth-target", *words, "--runs", str(tmp_path / "runs")]) == 2
     assert "another name" in capsys.readouterr().err
+
+
+def test_a_study_is_found_by_the_beginning_of_its_name_where_only_one_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ladder-tiny", "tpp-tiny", "tpp-mini"):
+        (tmp_path / name).mkdir()
+        entry = {"name": name, "options": {}, "runs_directory": str(tmp_path / "runs"), "status": "stopped"}
+        (tmp_path / name / "study.json").write_text(json.dumps(entry))
+    where = ["--studies", str(tmp_path)]
+    assert main(["status", "ladder", *where]) == 0
+    assert capsys.readouterr().out.startswith("ladder-tiny:")
+    assert main(["report", "ladder", *where, "--out", str(tmp_path / "report")]) == 1
+    assert "the study ladder-tiny has no answer yet" in capsys.readouterr().err
+    for command in (["status", "tpp"], ["report", "tpp", "--out", str(tmp_path / "report")]):
+        assert main([*command, *where]) == 2
+        assert "tpp-mini, tpp-tiny" in capsys.readouterr().err
