@@ -78,6 +78,34 @@ def test_every_study_is_ready_at_every_preset(request: pytest.FixtureRequest, pr
     assert len({spec.hash for spec in batch}) > 1
 
 
+@pytest.mark.parametrize("name", list(STUDIES))
+def test_a_study_that_does_not_depend_on_results_asks_for_all_its_runs_at_once(
+    tiny: Bench, name: str
+) -> None:
+    formula = Formula(bumpy)
+    several = {
+        "ablations": {"parts": ["random", "optimizer"]},
+        "tpp": {"arms": ["vanilla", "operator-1"]},
+        "growth-fraction": {"arms": ["loop-grow", "untied-grow"]},
+    }
+    formula.answer(STUDIES[name].start(tiny, several.get(name, {})))
+    assert (len(formula.batches) > 1) == STUDIES[name].adaptive
+
+
+def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny: Bench) -> None:
+    arms = ["vanilla", "operator-1"]
+    formula = Formula(bumpy)
+    both = formula.answer(STUDIES["lr-rule"].start(tiny, {"arms": arms, "parts": ["screen", "drift"]}))
+    assert len(formula.batches) == 2
+    alone = [Formula(bumpy) for _ in arms]
+    answers = [
+        one.answer(STUDIES["lr-rule"].start(tiny, {"arms": [arm], "parts": ["screen", "drift"]}))
+        for one, arm in zip(alone, arms, strict=True)
+    ]
+    assert {s.hash for s in formula.specs} == {s.hash for one in alone for s in one.specs}
+    assert sorted(both.findings) == sorted((*answers[0].findings, *answers[1].findings))
+
+
 @pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.gaps])
 def test_sweeps_live_with_runs_that_diverge(tiny: Bench, name: str) -> None:
     def fragile(spec: RunSpec) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
 from steepen.runs.estimate import expected_flops
+from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.ablations import ablations
 from steepen.studies.bench import Bench
@@ -163,13 +165,27 @@ def test_a_foreign_recipe_keeps_tokens_rule_and_injection(paper: Bench) -> None:
     assert answer.values["probe"]["operator-1"]["regret"] == pytest.approx(0.0078, abs=5e-4)
     assert answer.values["probe"]["vanilla"]["regret"] == pytest.approx(0.0, abs=5e-4)
     foreign = [
-        s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm == 0.453
+        s for s in formula.batches[0][4:] if s.arm.name == "operator-1" and s.hyperparameters.elrm == 0.453
     ]
-    own = [s for s in formula.batches[1] if s.arm.name == "operator-1" and s.hyperparameters.elrm != 0.453]
+    own = [
+        s for s in formula.batches[0][4:] if s.arm.name == "operator-1" and s.hyperparameters.elrm != 0.453
+    ]
     assert len(foreign) == len(own) == 8
     assert [s.steps for s in foreign] == [s.steps for s in own]
     assert {s.hyperparameters.alpha for s in foreign} == {s.hyperparameters.alpha for s in own}
     assert "operator-1 (vanilla recipe)" in answer.values["flops"]["arms"]
+    assert answer.findings[0].startswith("operator-1 with vanilla's recipe loses 0.007")
+    assert not any("tune it first" in warning for warning in answer.warnings)
+
+
+def test_a_foreign_recipe_that_is_better_is_called_a_gain_and_warned_of(paper: Bench) -> None:
+    answer = Formula(lambda spec: 3.0 - 0.03 * (spec.hyperparameters.elrm == 0.453)).answer(
+        transfer(paper, arms=["operator-1"], parts=["probe"])
+    )
+    assert answer.findings == ("operator-1 with vanilla's recipe gains 0.0300 nats at the base size.",)
+    (warning,) = answer.warnings
+    assert "tune it first" in warning
+    assert "fit-recipe --arms operator-1" in warning
 
 
 def test_ablations_have_their_own_references(paper: Bench) -> None:
@@ -185,7 +201,9 @@ def test_ablations_have_their_own_references(paper: Bench) -> None:
     assert references["optimizer, width and depth"] == "deep-vanilla"
     assert references["optimizer, width only"] == "width-only-deep-vanilla"
     assert {spec.optimizer.kind for spec in formula.specs} == {"muon", "adamw"}
-    constant = {s.hyperparameters.glr for s in formula.batches[-1] if s.arm.name == "vanilla"}
+    alone = Formula(flat)
+    alone.answer(ablations(paper, parts=["constant"]))
+    constant = {s.hyperparameters.glr for s in alone.specs if s.arm.name == "vanilla"}
     assert constant == {0.04}
 
 
@@ -205,3 +223,70 @@ def test_an_arm_below_the_references_floor_is_still_judged(tiny: Bench) -> None:
     answer = Formula(below).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
     assert "operator-1" in answer.values["flops"]["arms"]
     assert any("paper's way failed" in warning for warning in answer.warnings)
+
+
+def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper: Bench) -> None:
+    answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1", "untied-2"], seeds=[0, 1]))
+    table = next(table for table in answer.tables if table.title == "If exponent, if floor")
+    for row in table.rows:
+        readings = answer.values["flops"]["arms"][row[0]]["verdict_detail"]["readings"]
+        told = [
+            *(p["multiplier"] for p in readings["exponent"]["predictions"][:2]),
+            readings["exponent"]["p_against_free"],
+            *(p["multiplier"] for p in readings["floor"]["predictions"][:2]),
+            readings["floor"]["p_against_free"],
+        ]
+        assert list(row[1:]) == pytest.approx(told)
+    assert [row[0] for row in table.rows] == ["operator-1", "untied-2"]
+    assert "not measured" in table.caption
+    assert "× top (interpolated)" in answer.tables[0].columns
+
+
+def test_both_intervals_of_the_exponent_are_drawn_and_told_apart(paper: Bench) -> None:
+    answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
+    plane = next(panel for panel in answer.panels if panel.title == "Exponent against constant")
+    bars = {series.label: series for series in plane.series if series.kind == "line"}
+    given, unknown = (bars[f"operator-1: interval, {words}"] for words in ("given E", "E unknown"))
+    assert (given.style, unknown.style) == ("solid", "dotted")
+    assert unknown.y[0] < given.y[0] < given.y[1] < unknown.y[1]
+
+
+def test_the_question_is_grammatical_for_one_arm_and_for_more(tiny: Bench) -> None:
+    surface = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
+    one = surface.answer(ladder(tiny, arms=["vanilla", "operator-1"]))
+    assert one.question.startswith("Does operator-1 scale better than vanilla")
+    assert surface.answer(ladder(tiny)).question.startswith("Do operator-1, untied-grow scale")
+
+
+@pytest.mark.parametrize(
+    ("facts", "gap", "shared"),
+    [({"device": "cpu"}, 100, True), ({"device": "cuda"}, 5, True), ({"device": "cuda"}, 20, False)],
+)
+def test_seconds_of_runs_that_shared_a_machine_are_warned_of(
+    tiny: Bench, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], gap: int, shared: bool
+) -> None:
+    from steepen.studies import synthetic
+
+    plain, count = synthetic.fabricate, iter(range(1000))
+
+    def timed(spec: RunSpec, loss: float) -> RunRecord:
+        when = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=gap * next(count))
+        return replace(
+            plain(spec, loss),
+            hardware={**facts, "host": "one"},
+            seconds_total=15.0,
+            finished=when.isoformat(),
+        )
+
+    monkeypatch.setattr(synthetic, "fabricate", timed)
+    surface = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
+    warnings = surface.answer(ladder(tiny, arms=["vanilla", "operator-1"])).warnings
+    assert any("shared their machine" in warning for warning in warnings) == shared
+
+
+def test_operator_1_spends_what_vanilla_spends_in_the_tiny_ladder(tiny: Bench) -> None:
+    batch = next(ladder(tiny, arms=["vanilla", "operator-1"]))
+    cost = {
+        arm: sum(expected_flops(s) for s in batch if s.arm.name == arm) for arm in ("vanilla", "operator-1")
+    }
+    assert cost["operator-1"] == pytest.approx(cost["vanilla"], rel=0.05)

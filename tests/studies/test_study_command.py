@@ -86,6 +86,42 @@ def test_a_dry_run_needs_no_data_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def dry(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["study", *words, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_says_about_how_much_follows_where_that_depends_on_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = dry(["chain-tuning"], capsys)
+    plan = json.loads(dry(["chain-tuning", "--json"], capsys))
+    assert f"then about {plan['later_runs']} more runs" in text
+    assert len(plan["runs"]) == 5  # the first sweep; all others start from what it adopts
+    assert plan["later_runs"] > 50
+    assert plan["later_flops"] > 10 * plan["flops"]
+
+
+def test_a_dry_run_lists_the_held_out_run_as_nothing_about_it_depends_on_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(dry(["extrapolate", "--json"], capsys))
+    assert [run["depth"] for run in plan["runs"] if run["arm"] == "untied-grow"][-1] == 7
+    assert plan["later_runs"] == 0
+
+
+def test_a_dry_run_that_no_cpu_will_finish_points_to_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ladder", "--preset", "paper", "--device", "cpu"]
+    assert "`--gpu h100` estimates" in dry(words, capsys)
+    assert "`--gpu h100` estimates" not in dry([*words, "--gpu", "h100"], capsys)
+    assert "`--gpu h100` estimates" not in dry(["ladder", "--device", "cpu"], capsys)
+
+
 def test_a_study_runs_to_its_answer_and_is_not_run_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,3 +155,20 @@ def test_the_same_name_with_another_question_is_refused(
     words = ["--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"), "--out", str(studies)]
     assert main(["study", "growth-target", *words, "--runs", str(tmp_path / "runs")]) == 2
     assert "another name" in capsys.readouterr().err
+
+
+def test_a_study_is_found_by_the_beginning_of_its_name_where_only_one_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("ladder-tiny", "tpp-tiny", "tpp-mini"):
+        (tmp_path / name).mkdir()
+        entry = {"name": name, "options": {}, "runs_directory": str(tmp_path / "runs"), "status": "stopped"}
+        (tmp_path / name / "study.json").write_text(json.dumps(entry))
+    where = ["--studies", str(tmp_path)]
+    assert main(["status", "ladder", *where]) == 0
+    assert capsys.readouterr().out.startswith("ladder-tiny:")
+    assert main(["report", "ladder", *where, "--out", str(tmp_path / "report")]) == 1
+    assert "the study ladder-tiny has no answer yet" in capsys.readouterr().err
+    for command in (["status", "tpp"], ["report", "tpp", "--out", str(tmp_path / "report")]):
+        assert main([*command, *where]) == 2
+        assert "tpp-mini, tpp-tiny" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from steepen.runs.driver import Study
     from steepen.runs.estimate import Speed
     from steepen.runs.forecast import Forecast
+    from steepen.runs.record import RunRecord
+    from steepen.runs.spec import RunSpec
     from steepen.runs.store import Store
 
 On = Annotated[str, typer.Option("--on", help="Where runs happen: local, slurm or ray.")]
@@ -29,7 +31,7 @@ With = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the next runs with FLOPs, time and cost; start nothing.")
+    bool, typer.Option("--dry-run", help="Print the runs to make with FLOPs, time and cost; start nothing.")
 ]
 BudgetText = Annotated[
     str | None,
@@ -54,6 +56,8 @@ RetryDiverged = Annotated[
     bool, typer.Option("--retry-diverged", help="Train runs again whose loss has diverged before.")
 ]
 
+ABSURD_SECONDS = 3 * 86400.0  # nobody waits so long for a CPU
+
 
 def launch_study(
     make_study: Callable[[], Study[Any]],
@@ -75,17 +79,20 @@ def launch_study(
     retry_diverged: bool = False,
     gaps: bool = False,
     as_json: bool = False,
+    stand_ins: Sequence[Callable[[RunSpec], RunRecord]] = (),
 ) -> Any:
     """Run a study to its answer, or with `dry_run` print what it would run next and return None.
 
-    `options` are what makes this study another one than its namesake; they go to its journal.
+    `options` are what makes this study another one than its namesake; they go to its journal. `stand_ins` are
+    results a dry run may make up to see what an adaptive study would ask for next.
     """
     from steepen.runs.budget import Budget
-    from steepen.runs.driver import drive, rehearse
+    from steepen.runs.driver import drive, look_ahead
     from steepen.runs.forecast import Forecast
     from steepen.runs.journal import Journal
     from steepen.runs.launch import Workplace
     from steepen.runs.launchers import make_launcher
+    from steepen.runs.local import gpus
     from steepen.runs.progress import Progress
     from steepen.runs.store import Store
 
@@ -95,9 +102,10 @@ def launch_study(
     launcher = make_launcher(on, Workplace(data, store, arguments), jobs, settings or [])
     speed = measured_speed(store, on, device, gpu, mfu)
     if dry_run:
-        rehearsal = rehearse(make_study(), store, gaps=gaps)
+        rehearsal = look_ahead(make_study, store, stand_ins, gaps=gaps)
         forecast = Forecast.of(rehearsal, store, speed, launcher.slots, dollars_per_hour)
-        print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast))
+        cpu = gpu is None and mfu is None and on == "local" and (device == "cpu" or not gpus())
+        print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast, suggest_gpu=cpu))
         return None
     return drive(
         make_study(),
@@ -122,7 +130,7 @@ def measured_speed(store: Store, on: str, device: str, gpu: str | None, mfu: flo
     return Speed.of(store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu)
 
 
-def describe(forecast: Forecast) -> str:
+def describe(forecast: Forecast, suggest_gpu: bool = False) -> str:
     """What a dry run prints."""
     from steepen.runs.budget import duration
 
@@ -138,11 +146,20 @@ def describe(forecast: Forecast) -> str:
     noun = "run" if len(forecast.runs) == 1 else "runs"
     lines += [
         "",
-        f"The next batch is {len(forecast.runs)} {noun} ({done}): {forecast.flops:.3g} FLOPs, "
+        f"{len(forecast.runs)} {noun} to make ({done}): {forecast.flops:.3g} FLOPs, "
         f"{duration(forecast.machine_seconds)} of machine time, {duration(forecast.seconds)} with "
         f"{forecast.slots} at a time ({forecast.speed}).",
     ]
     if forecast.dollars is not None:
         lines.append(f"Cost: ${forecast.dollars:,.2f} at ${forecast.dollars_per_hour:g} an hour.")
-    lines.append("What a study asks for after this batch may depend on its results.")
+    if forecast.later_runs:
+        noun = "run" if forecast.later_runs == 1 else "runs"
+        lines.append(
+            f"then about {forecast.later_runs} more {noun}, {forecast.later_flops:.3g} FLOPs "
+            "(their settings depend on results)."
+        )
+    if suggest_gpu and forecast.seconds > ABSURD_SECONDS:
+        lines.append(
+            f"That is {forecast.seconds / 86400:,.0f} days on CPUs; `--gpu h100` estimates it for a GPU."
+        )
     return "\n".join(lines)

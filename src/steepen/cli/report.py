@@ -13,7 +13,10 @@ import typer
 
 
 def report(
-    study: Annotated[list[str], typer.Argument(help="Studies: their folders, or their names in --studies.")],
+    study: Annotated[
+        list[str],
+        typer.Argument(help="Studies: their folders, or their names in --studies (a beginning will do)."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to; it is made if it does not exist.")],
     formats: Annotated[
         str, typer.Option("--format", help="Formats of the figures, separated by commas.")
@@ -32,7 +35,7 @@ def report(
 
     Examples: steepen report ladder --out report
 
-    steepen report studies/ladder studies/tpp --out report --format pdf
+    steepen report ladder-tiny studies/tpp-tiny --out report --format pdf
     """
     from steepen.report.source import load
     from steepen.report.write import PAGE, parse_formats, steps, write_report

@@ -55,7 +55,8 @@ def runs(
 
 def status(
     study: Annotated[
-        str | None, typer.Argument(help="A study's name, or its folder; all studies where left out.")
+        str | None,
+        typer.Argument(help="A study's name or the beginning of it, or its folder; all where left out."),
     ] = None,
     studies: Studies = Path("studies"),
     runs: Annotated[
@@ -71,7 +72,7 @@ def status(
     Example: steepen status ladder
     """
     from steepen.runs.forecast import study_status
-    from steepen.runs.journal import Journal, studies_in
+    from steepen.runs.journal import Journal, find_study_folder, studies_in
 
     if study is None:
         if not studies.is_dir():
@@ -82,14 +83,7 @@ def status(
         else:
             print("\n".join(map(_headline, every)) or f"No study in {studies} yet.")
         return
-    folder = studies / study
-    if not folder.is_dir() and (Path(study) / "study.json").is_file():
-        folder = Path(study)
-    if not folder.is_dir():
-        names = [file.parent.name for file in studies.glob("*/study.json")]
-        known = f"known are {nearest(study, names)}" if names else "it holds none"
-        raise UsageError(f"there is no study {study!r} in {studies}; {known}.")
-    found = study_status(Journal.read(folder), runs)
+    found = study_status(Journal.read(find_study_folder(study, studies)), runs)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return

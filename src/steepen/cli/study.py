@@ -90,6 +90,7 @@ def study(
     from steepen.studies.catalogue import find_study
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
+    from steepen.studies.synthetic import STAND_INS
 
     listed = find_study(name)
     chosen = load_preset(preset)
@@ -118,6 +119,7 @@ def study(
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
         retry_diverged=retry_diverged, gaps=listed.gaps, as_json=as_json,
+        stand_ins=STAND_INS if dry_run and listed.adaptive else (),
     )  # fmt: skip
     if answer is None:  # a dry run has said what it had to say
         return

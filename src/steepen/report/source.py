@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError, nearest
+from steepen.errors import SteepenError
 from steepen.report.colours import ARM_TITLES, arm_key
-from steepen.runs.journal import Journal
+from steepen.runs.journal import Journal, find_study_folder
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer
-
-JOURNAL = "study.json"
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class Finished:
 
 
 def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
-    """A study by its folder, or by its name inside `studies`; `runs` is where its runs are now."""
-    folder = find(study, studies)
+    """A study by folder, name inside `studies` or a beginning of it; `runs` is where its runs are now."""
+    folder = find_study_folder(study, studies)
     journal = Journal.read(folder)
     entry = journal.entry
     if entry.answer is None:
@@ -49,21 +47,6 @@ def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
     _check(answer, journal.file)
     records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
     return Finished(entry.name, answer, entry.options, records, failures)
-
-
-def find(study: str, studies: Path) -> Path:
-    """The folder of a study."""
-    path = Path(study)
-    for folder in (path, path.parent if path.name == JOURNAL else path, studies / study):
-        if (folder / JOURNAL).is_file():
-            return folder
-    known = sorted(file.parent.name for file in studies.glob(f"*/{JOURNAL}"))
-    if path.is_dir():
-        raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
-    has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"there is none in {studies}"
-    raise UsageError(
-        f"there is no study {study!r}: {has}; give a study's folder, or its name with --studies."
-    )
 
 
 def titles(studies: Sequence[Finished]) -> dict[str, str]:

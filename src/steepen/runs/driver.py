@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -61,9 +61,10 @@ class Rehearsal:
     """How far a study comes with what is finished, and the runs it would make next."""
 
     finished: int  # runs it asked for that are in the store
-    batch: list[RunSpec]  # of the first batch that is not: those to be made
+    batch: list[RunSpec]  # to be made: of the first batch that is not, and any that will follow for sure
     complete: bool  # the study came to its answer: nothing is left to run
     answer: Any = None
+    later: list[RunSpec] = field(default_factory=list[RunSpec])  # that would follow, by stand-in results
 
 
 def drive(
@@ -125,6 +126,48 @@ def rehearse(study: Study[Any], store: Store, *, gaps: bool = False) -> Rehearsa
             specs = study.send(found)
     except StopIteration as end:
         return Rehearsal(len(finished), [], complete=True, answer=end.value)
+
+
+def look_ahead(
+    make_study: Callable[[], Study[Any]],
+    store: Store,
+    stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
+    *,
+    gaps: bool = False,
+) -> Rehearsal:
+    """Rehearse a study to its end, with made-up results for the runs that are not finished.
+
+    Runs that every stand-in leads to are known, whatever comes out; those only the first leads to are an
+    estimate of how many more there will be. Without stand-ins this is `rehearse`.
+    """
+    first = rehearse(make_study(), store, gaps=gaps)
+    if first.complete or not stand_ins:
+        return first
+    walks = [_asked(make_study(), store, stand_in, gaps) for stand_in in stand_ins]
+    sure = {spec.hash: spec for spec in first.batch}
+    sure |= {run: spec for run, spec in walks[0].items() if all(run in walk for walk in walks)}
+    later = [spec for run, spec in walks[0].items() if run not in sure]
+    return replace(first, batch=list(sure.values()), later=later)
+
+
+def _asked(
+    study: Study[Any], store: Store, stand_in: Callable[[RunSpec], RunRecord], gaps: bool
+) -> dict[str, RunSpec]:
+    """Every unfinished run a study asks for, were they to come out like the stand-in."""
+    asked: dict[str, RunSpec] = {}
+    try:
+        specs = next(study)
+        while True:
+            found = [_known(store, spec, gaps) for spec in specs]
+            asked |= {s.hash: s for s, known in zip(specs, found, strict=True) if isinstance(known, _Missing)}
+            specs = study.send(
+                [stand_in(s) if isinstance(k, _Missing) else k for s, k in zip(specs, found, strict=True)]
+            )
+    except StopIteration:
+        pass
+    except SteepenError:  # made-up results beside real ones may not make a fit: what was asked is known
+        study.close()
+    return asked
 
 
 class _Missing:

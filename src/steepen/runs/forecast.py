@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.runs.driver import Rehearsal
-from steepen.runs.estimate import Speed, flops_left, makespan
+from steepen.runs.estimate import Speed, expected_flops, flops_left, makespan
 from steepen.runs.journal import Asked, Journal
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import STATUSES, Row
@@ -31,7 +31,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The next batch of a study, before anything is spent."""
+    """The runs of a study that are known, before anything is spent, and about how many follow."""
 
     finished: int  # runs that are done already
     complete: bool  # nothing is left to run
@@ -39,6 +39,8 @@ class Forecast:
     slots: int
     speed: str  # where the estimate of time comes from
     dollars_per_hour: float | None = None  # of what one run occupies
+    later_runs: int = 0  # about so many follow, with settings that depend on results
+    later_flops: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -76,7 +78,10 @@ class Forecast:
     ) -> Forecast:
         """Of a study that has been walked as far as its finished runs go."""
         runs = tuple(_planned(spec, store, speed) for spec in rehearsal.batch)
-        return Forecast(rehearsal.finished, rehearsal.complete, runs, slots, speed.source, dollars_per_hour)
+        return Forecast(
+            rehearsal.finished, rehearsal.complete, runs, slots, speed.source, dollars_per_hour,
+            len(rehearsal.later), sum(map(expected_flops, rehearsal.later)),
+        )  # fmt: skip
 
 
 def _planned(spec: RunSpec, store: Store, speed: Speed) -> PlannedRun:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.estimate import expected_flops
 from steepen.runs.lock import held, hold
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import write_json
 
+JOURNAL = "study.json"
 JOURNAL_VERSION = 1
 Stage = Literal["running", "finished", "failed", "stopped"]
 
@@ -70,7 +71,7 @@ class Journal:
     @property
     def file(self) -> Path:
         """study.json."""
-        return self.folder / "study.json"
+        return self.folder / JOURNAL
 
     @staticmethod
     def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
@@ -83,7 +84,7 @@ class Journal:
         plain: dict[str, Any] = json.loads(json.dumps(to_plain(options)))
         folder = studies / name
         began = _now()
-        if (folder / "study.json").exists():
+        if (folder / JOURNAL).exists():
             before = Journal.read(folder).entry
             other = [
                 key for key in sorted({*before.options, *plain}) if before.options.get(key) != plain.get(key)
@@ -100,7 +101,7 @@ class Journal:
     @staticmethod
     def read(folder: Path) -> Journal:
         """The journal in a study's folder."""
-        file = folder / "study.json"
+        file = folder / JOURNAL
         try:
             return Journal(folder, from_plain(Entry, json.loads(file.read_text()), "study"))
         except FileNotFoundError as error:
@@ -149,9 +150,32 @@ class Journal:
         write_json(self.file, to_plain(self.entry))
 
 
+def find_study_folder(study: str, studies: Path) -> Path:
+    """A study's folder: by path, by its name in `studies`, or by a beginning of it that only one has."""
+    path = Path(study)
+    for folder in (studies / study, path, path.parent if path.name == JOURNAL else path):
+        if (folder / JOURNAL).is_file():
+            return folder
+    known = sorted(file.parent.name for file in studies.glob(f"*/{JOURNAL}"))
+    begun = [name for name in known if name.startswith(study)]
+    if len(begun) == 1:
+        return studies / begun[0]
+    if begun:
+        raise UsageError(
+            f"{study!r} is the beginning of {len(begun)} studies in {studies}: {', '.join(begun)}; "
+            "write more of the name."
+        )
+    if path.is_dir():
+        raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
+    has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"there is none in {studies}"
+    raise UsageError(
+        f"there is no study {study!r}: {has}; give a study's folder, or its name with --studies."
+    )
+
+
 def studies_in(folder: Path) -> list[Journal]:
     """Every study of a folder."""
-    return [Journal.read(file.parent) for file in sorted(folder.glob("*/study.json"))]
+    return [Journal.read(file.parent) for file in sorted(folder.glob(f"*/{JOURNAL}"))]
 
 
 def _now() -> str:

@@ -12,6 +12,7 @@ from steepen.studies.answer import Answer, Study
 from steepen.studies.bench import Bench
 from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
+from steepen.studies.together import together
 
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
@@ -68,16 +69,17 @@ def ablations(
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
-    answers: dict[str, Answer] = {}
-    for group in GROUPS:
-        if group.part not in (parts or PARTS):
-            continue
-        for name, entries in _ladders(bench, group, rungs).items():
-            answers[name] = yield from judged_ladders(
-                bench, entries, entries[0].label, study="ablations", section=SECTION,
-                question=group.question, seeds=seeds, by_time=False,
-            )  # fmt: skip
-    return _together(answers)
+    works = {
+        name: judged_ladders(
+            bench, entries, entries[0].label, study="ablations", section=SECTION,
+            question=group.question, seeds=seeds, by_time=False,
+        )
+        for group in GROUPS
+        if group.part in (parts or PARTS)
+        for name, entries in _ladders(bench, group, rungs).items()
+    }  # fmt: skip
+    answers: list[Answer] = yield from together(list(works.values()))
+    return _joined(dict(zip(works, answers, strict=True)))
 
 
 def _ladders(bench: Bench, group: Group, rungs: Sequence[int]) -> dict[str, list[Entry]]:
@@ -107,7 +109,7 @@ def _optimizers(bench: Bench, rungs: Sequence[int]) -> dict[str, list[Entry]]:
     return found
 
 
-def _together(answers: dict[str, Answer]) -> Answer:
+def _joined(answers: dict[str, Answer]) -> Answer:
     return Answer(
         study="ablations",
         question="Which choices carry the gains?",

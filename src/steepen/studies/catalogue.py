@@ -30,6 +30,7 @@ class Listed:
 
     name: str
     function: Callable[..., Study]
+    adaptive: bool = False  # what it asks for later depends on what came out
     gaps: bool = True  # a run that diverges is a result of the sweep, not a failure of the study
     parts: tuple[str, ...] = ()
 
@@ -58,18 +59,18 @@ STUDIES = {
     study.name: study
     for study in (
         Listed("ladder", ladder, gaps=False),
-        Listed("fit-recipe", fit_recipe),
-        Listed("chain-tuning", chain_tuning),
+        Listed("fit-recipe", fit_recipe, adaptive=True),
+        Listed("chain-tuning", chain_tuning, adaptive=True),
         Listed("tpp", tpp),
         Listed("growth-fraction", growth_fraction),
-        Listed("lr-rule", lr_rule.lr_rule, parts=lr_rule.PARTS),
+        Listed("lr-rule", lr_rule.lr_rule, adaptive=True, parts=lr_rule.PARTS),
         Listed("allocation", allocation),
         Listed("passes", passes.passes, parts=passes.PARTS),
         Listed("growth-target", growth_target),
         Listed("growth-timing", growth_timing),
         Listed("transfer", transfer.transfer, gaps=False, parts=transfer.PARTS),
         Listed("ablations", ablations.ablations, gaps=False, parts=ablations.PARTS),
-        Listed("extrapolate", extrapolate, gaps=False),
+        Listed("extrapolate", extrapolate, adaptive=True, gaps=False),
         Listed("data-constrained", constrained.data_constrained, parts=constrained.PARTS),
     )
 }

@@ -18,6 +18,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, fixed_twin, loss_of
 from steepen.studies.draw import line, points
 from steepen.studies.grids import ChainGrid
+from steepen.studies.together import together
 
 SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 
@@ -73,8 +74,7 @@ def chain_tuning(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) ->
     grid = bench.preset.grids.chain
     chosen = [fixed_twin(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, bench.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
-    for chain in chains:
-        yield from tune(bench, chain, grid)
+    yield from together([tune(bench, chain, grid) for chain in chains])
     return _answer(bench, grid, chains)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from steepen.laws.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vanilla
 from steepen.recipe.recipe import Recipe
-from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Bench, loss_of
@@ -29,6 +28,7 @@ from steepen.studies.cuts import (
 )
 from steepen.studies.draw import levels, line, points
 from steepen.studies.plain import plain
+from steepen.studies.together import Work, together
 
 SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
 PARTS = ("grid", "regimes", "controls")
@@ -45,7 +45,6 @@ class Found:
     runs: list[str] = field(default_factory=list[str])
 
 
-Work = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 Family = Callable[[int], Arm]
 
 
@@ -63,14 +62,13 @@ def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
     wanted = parts or PARTS
     grid = bench.preset.grids.data_constrained
     found = Found()
+    works: list[Work] = []
     if "grid" in wanted:
-        yield from _grid(bench, found)
+        works.append(_grid(bench, found))
     if "regimes" in wanted:
         for epochs in grid.epochs:
-            cells: list[Cell] = yield from _cells(
-                bench, tied, _recipe(bench), epochs, grid.control_passes, grid.decay
-            )
-            _cut(found, f"tied, {_regime(epochs)}", cells, grid.budgets, f"regime {epochs}")
+            names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
+            works.append(_family(bench, found, names, tied, _recipe(bench), epochs))
     if "controls" in wanted:
         plain_recipe = replace(bench.recipe(find_arm("vanilla")), glr_exponent=0.0)
         for name, family, recipe in (
@@ -78,8 +76,9 @@ def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
             ("untied vanilla", _untied_plain, plain_recipe),
             ("untied with the operator", _untied, _recipe(bench)),
         ):
-            cells = yield from _cells(bench, family, recipe, grid.epochs[-1], grid.control_passes, grid.decay)
-            _cut(found, f"{name}, {_regime(grid.epochs[-1])}", cells, grid.budgets, f"control {name}")
+            names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
+            works.append(_family(bench, found, names, family, recipe, grid.epochs[-1]))
+    yield from together(works)
     return Answer(
         study="data-constrained",
         question="With repeated data, is compute better spent on parameters or on passes?",
@@ -160,12 +159,23 @@ def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str)
     found.runs += [cell.run for cell in cells]
 
 
+def _family(
+    bench: Bench, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
+) -> Work:
+    """One family of passes at one decay: its cuts, under a title and a key."""
+    grid = bench.preset.grids.data_constrained
+    cells: list[Cell] = yield from _cells(bench, family, recipe, epochs, grid.control_passes, grid.decay)
+    _cut(found, names[0], cells, grid.budgets, names[1])
+
+
 def _grid(bench: Bench, found: Found) -> Work:
     grid = bench.preset.grids.data_constrained
     epochs = grid.epochs[-1]
-    by_decay: dict[float, list[Cell]] = {}
-    for decay in sorted(grid.decays):
-        by_decay[decay] = yield from _cells(bench, tied, _recipe(bench), epochs, grid.passes, decay)
+    decays = sorted(grid.decays)
+    swept: list[list[Cell]] = yield from together(
+        [_cells(bench, tied, _recipe(bench), epochs, grid.passes, decay) for decay in decays]
+    )
+    by_decay = dict(zip(decays, swept, strict=True))
     for decay, cells in by_decay.items():
         _cut(found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}")
     # The decay that is best at one pass, depth by depth, then held over all passes.

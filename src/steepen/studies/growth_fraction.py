@@ -10,10 +10,12 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.drift import fit_growth_fraction
 from steepen.laws.isoflop import IsoflopFit
+from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import finite, levels, parabola, points, star
 from steepen.studies.plain import plain
+from steepen.studies.together import Work, together
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
 LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
@@ -32,7 +34,8 @@ def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
     panels: list[Panel] = []
     runs: list[str] = []
     notes: list[str] = []
-    for arm in find_arms(arms or ("untied-grow",)):
+
+    def measured(arm: Arm) -> Work:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
         recipe = bench.recipe(arm)
@@ -48,13 +51,15 @@ def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
         fit = fit_growth_fraction(budget[good], x[good], losses[good])
         found[arm.name] = fit
         optima[arm.name] = [_at(fit, budgets[depth]) for depth in grid.depths]
-        notes += [f"{arm.name}: {warning}" for warning in fit.warnings if "too few for a law" not in warning]
+        notes.extend(f"{arm.name}: {told}" for told in fit.warnings if "too few for a law" not in told)
         names = [spec.hash for spec in specs]
-        runs += names
+        runs.extend(names)
         rows = list(zip((depth for depth, _ in keys), x.tolist(), losses.tolist(), names, strict=True))
         panels.append(_panel(arm.name, fit, budgets, rows))
         if finite(fit.rounded) is not None and fit.rounded < LEAST_RHO:
             notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {LEAST_RHO} is the least adopted")
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
     return Answer(
         study="growth-fraction",
         question="What share of the tokens should come after growth?",

@@ -16,6 +16,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import levels, line, parabola, points, star
 from steepen.studies.plain import plain
+from steepen.studies.together import Work, together
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
@@ -52,7 +53,8 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
     found: list[str] = []
     notes: list[str] = []
     values: dict[str, object] = {}
-    for arm in find_arms(arms or ("loop-grow", "untied-grow")):
+
+    def measured(arm: Arm) -> Work:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
         recipe = bench.recipe(arm)
@@ -63,7 +65,7 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
         ]
         specs = [bench.spec(rung) for rung in rungs]
         losses = [loss_of(record) for record in (yield specs)]
-        runs += [spec.hash for spec in specs]
+        runs.extend(spec.hash for spec in specs)
         anchors: list[Anchor] = []
         for depth in grid.depths:
             for tpp in sorted(grid.tpp):
@@ -80,8 +82,8 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
                 )
         law = _law(anchors)
         found.append(_sentence(arm.name, anchors, law))
-        panels += _panels(arm.name, anchors, law)
-        rows += [
+        panels.extend(_panels(arm.name, anchors, law))
+        rows.extend(
             (
                 arm.name,
                 a.depth,
@@ -93,7 +95,7 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
                 a.vertex.loss,
             )
             for a in anchors
-        ]
+        )
         values[arm.name] = {
             "law": None if law is None else {"a": law.a, "b": law.b, "r_squared": law.r_squared,
                                              "a_interval": law.a_interval, "b_interval": law.b_interval},
@@ -102,6 +104,8 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
                  "expansion": a.expansion} for a in anchors
             ],
         }  # fmt: skip
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("loop-grow", "untied-grow"))])
     return Answer(
         study="growth-timing",
         question="When should a network grow, at fixed size and compute?",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from steepen.model.arms import find_arm
+from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Panel, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms
 from steepen.studies.rungs import Entry, Measured, check_entries, entry_of, judge, measure, possible
-from steepen.studies.verdicts import findings, ladder_panels, runs_table, verdict_table, would_decide
+from steepen.studies.verdicts import (
+    findings,
+    ladder_panels,
+    readings_table,
+    runs_table,
+    verdict_table,
+    would_decide,
+)
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
 
@@ -33,13 +43,14 @@ def ladder(
     if base not in [arm.name for arm in chosen]:
         chosen.insert(0, find_arm(base))
     entries = [entry_of(bench, arm, rungs) for arm in chosen]
+    others = [arm.name for arm in chosen if arm.name != base]
     answer = yield from judged_ladders(
         bench,
         entries,
         base,
         study="ladder",
         section=SECTION,
-        question=f"Do {', '.join(arm.name for arm in chosen if arm.name != base)} scale better than {base}, "
+        question=f"{'Does' if len(others) == 1 else 'Do'} {', '.join(others)} scale better than {base}, "
         "and is it the exponent or only the constant?",
         seeds=seeds,
         noise=noise,
@@ -83,7 +94,7 @@ def judged_ladders(
     report, ladders = judged.report, judged.ladders
     values: dict[str, Any] = {"flops": report.to_dict()}
     panels: list[Panel] = ladder_panels(report, ladders, measured)
-    tables: list[Table] = [verdict_table(report)]
+    tables: list[Table] = [verdict_table(report), readings_table(report)]
     warnings += [*report.warnings, *judged.notes]
     if by_time:
         found, table, extra = _per_time(measured, reference, noise)
@@ -93,6 +104,11 @@ def judged_ladders(
     hardware = sorted({_hardware(record.hardware) for one in measured for record in one.records})
     if len(hardware) > 1 and by_time:
         warnings.append(f"runs are of different hardware ({', '.join(hardware)}): times do not compare")
+    if by_time and shared_machine([record for one in measured for record in one.records]):
+        warnings.append(
+            "runs shared their machine (a CPU, or several at a time on one host): seconds include what "
+            "neighbours took, so verdicts per time are weaker than those per FLOPs"
+        )
     repeated = {r.spec.data.epochs for one in measured for r in one.records} - {1}
     if repeated:
         warnings.append(
@@ -128,6 +144,20 @@ def _per_time(
     report = judged.report
     panels = ladder_panels(report, judged.ladders, measured, by="seconds")
     return report.to_dict(), [verdict_table(report, "seconds")], [panels[0], panels[2]]
+
+
+def shared_machine(records: Sequence[RunRecord]) -> bool:
+    """Whether some run was on a CPU, or overlapped in time with another on its host."""
+    if any(record.hardware.get("device") == "cpu" for record in records):
+        return True
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for record in {record.run: record for record in records if record.finished}.values():
+        end = datetime.fromisoformat(record.finished).timestamp()
+        spans.setdefault(str(record.hardware.get("host")), []).append((end - record.seconds_total, end))
+    # Ends are in whole seconds: a run that starts as another ends is no neighbour.
+    return any(
+        later[0] < earlier[1] - 2 for own in spans.values() for earlier, later in pairwise(sorted(own))
+    )
 
 
 def _hardware(facts: dict[str, Any]) -> str:

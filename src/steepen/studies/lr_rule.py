@@ -17,6 +17,7 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
 from steepen.studies.bench import Arms, Bench, find_arms, fixed_twin, loss_of
 from steepen.studies.drift_answer import Swept, drift_answer
+from steepen.studies.together import Work, together
 
 PARTS = ("drift", "screen")
 SCREENED = ("glr", "elrm", "hlrm", "rm", "om", "alpha", "wd", "wte", "uis")
@@ -37,20 +38,31 @@ def lr_rule(bench: Bench, *, arms: Arms = (), parts: Sequence[str] = ()) -> Stud
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
-    swept: list[Swept] = []
     rules: dict[str, float] = {}
     parts = parts or ("drift",)
-    for arm in find_arms(arms or ("vanilla",)):
+
+    def measured(arm: Arm) -> Work:
+        works: list[Work] = []
         if "screen" in parts:
             names = [name for name in SCREENED if name != "alpha" or arm.core_boundary != "identity"]
             depths = bench.preset.grids.rate_rule.screen_depths
             recipe = replace(bench.recipe(arm), glr_exponent=0.0)
-            swept.append((yield from sweep(bench, arm, recipe, "screen", names, depths)))
+            works.append(_listed(sweep(bench, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
-            found = yield from fit_rule(bench, arm)
-            swept += found
-            rules[arm.name] = rule_of(found, bench.recipe(arm), arm)
+            works.append(fit_rule(bench, arm))
+        found: list[list[Swept]] = yield from together(works)
+        if "drift" in parts:
+            rules[arm.name] = rule_of(found[-1], bench.recipe(arm), arm)
+        return [one for part in found for one in part]
+
+    chosen = find_arms(arms or ("vanilla",))
+    results: list[list[Swept]] = yield from together([measured(arm) for arm in chosen])
+    swept = [one for result in results for one in result]
     return drift_answer(bench, swept, rules)
+
+
+def _listed(work: Sweep) -> Work:
+    return [(yield from work)]
 
 
 def fit_rule(bench: Bench, arm: Arm) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:

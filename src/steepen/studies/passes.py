@@ -30,6 +30,7 @@ from steepen.studies.cuts import (
 )
 from steepen.studies.draw import levels, line, parabola, points, star
 from steepen.studies.plain import plain
+from steepen.studies.together import together
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
 PARTS = ("tokens", "anchor")
@@ -74,13 +75,13 @@ def passes(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
-    done: list[Part] = []
-    values: dict[str, Any] = {}
-    for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor)):
-        if name in (parts or PARTS):
-            part = yield from work(bench, _recipe(bench))
-            done.append(part)
-            values[name] = part.values
+    works = {
+        name: work(bench, _recipe(bench))
+        for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
+        if name in (parts or PARTS)
+    }
+    done: list[Part] = yield from together(list(works.values()))
+    values = {name: part.values for name, part in zip(works, done, strict=True)}
     return Answer(
         study="passes",
         question="How many times should the core be applied?",

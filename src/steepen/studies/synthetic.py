@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.runs.estimate import expected_flops
@@ -46,6 +47,29 @@ def fabricate(spec: RunSpec, loss: float) -> RunRecord:
         mfu=None, peak_memory_bytes=None, hardware={"device": "none", "host": "synthetic"}, versions={},
         git=None, finished="",
     )  # fmt: skip
+
+
+def made_up(spec: RunSpec, side: int) -> RunRecord:
+    """What a dry run may suppose: optima inside every sweep, on one side (+1) of the usual or on the other.
+
+    No claim is made about the loss. Two sides that disagree about every setting tell runs that a study makes
+    in any case from those that depend on what comes out.
+    """
+    h = spec.hyperparameters
+    away = [
+        math.log((value + 0.001) / usual) - side * math.log(1.9)
+        for value, usual in (
+            (h.glr * initial_parameters(spec) ** (0.3 - 0.2 * side), 0.08 * 1e5 ** (0.3 - 0.2 * side)),
+            (tokens_per_parameter(spec), 6.0),
+            (h.elrm, 0.4), (h.hlrm, 0.4), (h.wd, 0.2), (h.wdr, 0.5), (h.alpha, 0.3),
+        )
+    ]  # fmt: skip
+    away.append(2 * (share_after_growth(spec) - 0.35 - 0.15 * side))
+    flops = expected_flops(spec)
+    return fabricate(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in away))
+
+
+STAND_INS = (partial(made_up, side=1), partial(made_up, side=-1))
 
 
 @dataclass

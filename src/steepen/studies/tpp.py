@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.isoflop import IsoflopFit, fit_isoflop
+from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, loss_of
 from steepen.studies.draw import finite, flops_text, levels, line, parabola, points, star
 from steepen.studies.plain import plain
+from steepen.studies.together import Work, together
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
@@ -30,7 +32,8 @@ def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
     panels: list[Panel] = []
     runs: list[str] = []
     notes: list[str] = []
-    for arm in find_arms(arms or ("vanilla",)):
+
+    def measured(arm: Arm) -> Work:
         recipe = replace(bench.recipe(arm), glr_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
         budgets = {anchor: bench.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
@@ -43,15 +46,17 @@ def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
             for rung, (_, depth) in zip(rungs, keys, strict=True)
         ]
         names = [spec.hash for spec in specs]
-        runs += names
+        runs.extend(names)
         nominal = np.array([budgets[anchor] for anchor, _ in keys])
         good = np.isfinite(losses)
         if not good.all():
             notes.append(f"{arm.name}: {int((~good).sum())} runs diverged and are left out")
         fit = fit_isoflop(nominal[good], np.array(x)[good], np.array(losses)[good])
         found[arm.name] = fit
-        notes += [f"{arm.name}: {warning}" for warning in fit.warnings]
+        notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
         panels.append(_panel(arm.name, fit, nominal.tolist(), x, losses, names))
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("vanilla",))])
     panels.append(_laws(found))
     return Answer(
         study="tpp",

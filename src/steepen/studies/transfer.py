@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
@@ -14,6 +13,7 @@ from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.bench import Arms, Bench, all_finished, find_arms
 from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
+from steepen.studies.together import together
 
 SECTION = (
     "Appendix A.4.1, transfer probe, and Appendix B.2, Recipe Tuning Changes the Apparent Scaling Advantage"
@@ -44,43 +44,76 @@ def transfer(
     if not chosen:
         raise UsageError("give at least one arm besides the one whose recipe is transferred.")
     wanted = parts or PARTS
-    probe: Table | None = None
-    values: dict[str, Any] = {}
-    found: list[str] = []
-    runs: list[str] = []
+    works: list[Study] = []
     if "probe" in wanted:
-        members = [giver, *chosen]
-        specs = [
-            bench.spec(bench.at_base(arm, recipe))
-            for arm in members
-            for recipe in (bench.recipe(arm), transferred(bench, giver, arm))
-        ]
-        losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
-        runs += [spec.hash for spec in specs]
-        rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
-        base = rows[0][1]
-        table = [
-            (name, foreign, 1e3 * (foreign - base), own, 1e3 * (foreign - own)) for name, foreign, own in rows
-        ]
-        probe = Table(
-            f"Transfer probe from the {giver.name} recipe",
-            ("arm", "transferred loss", f"Δ against {giver.name} ×10³", "own loss", "regret ×10³"),
-            tuple(table),
-            "Positive regret is what the arm's own recipe is worth at the base size.",
-        )
-        values["probe"] = {
-            row[0]: {"transferred": row[1], "own": row[3], "regret": row[4] / 1e3} for row in table
-        }
-        found += [
-            f"{row[0]} with {giver.name}'s recipe loses {row[4] / 1e3:+.4f} at the base size."
-            for row in table[1:]
-        ]
-    if "ladder" not in wanted:
-        return Answer(
-            study="transfer", question=_question(giver, chosen), section=SECTION, findings=tuple(found),
-            values=values, tables=(probe,) if probe else (), runs=tuple(runs),
-            method=(f"Base size on {bench.preset.base_tokens:,} tokens, one seed.",),
-        )  # fmt: skip
+        works.append(_probe(bench, giver, chosen))
+    if "ladder" in wanted:
+        works.append(_ladders(bench, giver, chosen, rungs, seeds))
+    answers: list[Answer] = yield from together(works)
+    if len(answers) == 1:
+        return answers[0]
+    probe, ladders = answers
+    return replace(
+        ladders,
+        findings=(*probe.findings, *ladders.findings),
+        values={**probe.values, **ladders.values},
+        tables=(*probe.tables, *ladders.tables),
+        warnings=(*probe.warnings, *ladders.warnings),
+        runs=(*probe.runs, *ladders.runs),
+    )
+
+
+def _probe(bench: Bench, giver: Arm, chosen: Sequence[Arm]) -> Study:
+    members = [giver, *chosen]
+    specs = [
+        bench.spec(bench.at_base(arm, recipe))
+        for arm in members
+        for recipe in (bench.recipe(arm), transferred(bench, giver, arm))
+    ]
+    losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
+    rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
+    base = rows[0][1]
+    table = [
+        (name, foreign, 1e3 * (foreign - base), own, 1e3 * (foreign - own)) for name, foreign, own in rows
+    ]
+    return Answer(
+        study="transfer",
+        question=_question(giver, chosen),
+        section=SECTION,
+        findings=tuple(_sentence(name, giver.name, foreign - own) for name, foreign, own in rows[1:]),
+        values={
+            "probe": {
+                name: {"transferred": foreign, "own": own, "regret": foreign - own}
+                for name, foreign, own in rows
+            }
+        },
+        tables=(
+            Table(
+                f"Transfer probe from the {giver.name} recipe",
+                ("arm", "transferred loss", f"Δ against {giver.name} ×10³", "own loss", "regret ×10³"),
+                tuple(table),
+                "Positive regret is what the arm's own recipe is worth at the base size.",
+            ),
+        ),
+        warnings=tuple(
+            f"{giver.name}'s recipe is better for {name} than its own, which is not tuned for this size and "
+            f"data: tune it first (`steepen study fit-recipe --arms {name}`)"
+            for name, foreign, own in rows[1:]
+            if foreign < own
+        ),
+        method=(f"Base size on {bench.preset.base_tokens:,} tokens, one seed.",),
+        runs=tuple(spec.hash for spec in specs),
+    )
+
+
+def _sentence(name: str, giver: str, regret: float) -> str:
+    verb = "gains" if regret < 0 else "loses"
+    return f"{name} with {giver}'s recipe {verb} {abs(regret):.4f} nats at the base size."
+
+
+def _ladders(
+    bench: Bench, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
+) -> Study:
     entries = [entry_of(bench, giver, rungs)]
     for arm in chosen:
         own = entry_of(bench, arm, rungs)
@@ -88,17 +121,10 @@ def transfer(
             own,
             Entry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
         ]
-    ladders = yield from judged_ladders(
+    return judged_ladders(
         bench, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
         seeds=seeds, by_time=False,
     )  # fmt: skip
-    return replace(
-        ladders,
-        findings=(*found, *ladders.findings),
-        values={**values, **ladders.values},
-        tables=((probe, *ladders.tables) if probe else ladders.tables),
-        runs=(*runs, *ladders.runs),
-    )
 
 
 def transferred(bench: Bench, giver: Arm, arm: Arm) -> Recipe:

@@ -56,7 +56,18 @@ def verdict_table(report: LadderReport, by: str = "flops") -> Table:
         )
     return Table(
         title=f"Verdicts against {report.request.reference}" + ("" if by == "flops" else f", per {noun}"),
-        columns=("arm", "verdict", "γ", "γ low", "γ high", "Δγ", "Δγ low", "Δγ high", "× bottom", "× top"),
+        columns=(
+            "arm",
+            "verdict",
+            "γ",
+            "γ low",
+            "γ high",
+            "Δγ",
+            "Δγ low",
+            "Δγ high",
+            "× bottom (interpolated)",
+            "× top (interpolated)",
+        ),
         rows=tuple(rows),
         caption=(
             f"γ of L = E + A·(C/C0)^−γ by one joint fit, with {report.request.confidence:.0%} intervals that "
@@ -64,6 +75,32 @@ def verdict_table(report: LadderReport, by: str = "flops") -> Table:
             "interpolated between measurements, at the lowest and highest budget both cover."
         ),
     )
+
+
+def readings_table(report: LadderReport, by: str = "flops") -> Table:
+    """What each arm would gain beyond the ladder if its exponent, or if only its floor, were better."""
+    _, noun, _ = WORDS[by]
+    rows: list[tuple[object, ...]] = []
+    for name, verdict in report.verdicts.items():
+        row: list[object] = [name]
+        for reading in ("exponent", "floor"):
+            fit = verdict.readings[reading]
+            row += [finite(prediction.multiplier) for prediction in fit.predictions[:2]]
+            row.append(finite(fit.p_against_free) if fit.p_against_free is not None else None)
+        rows.append(tuple(row))
+    return Table(
+        title="If exponent, if floor" + ("" if by == "flops" else f", per {noun}"),
+        columns=(
+            "arm", "exponent: × at 10×", "exponent: × at 1000×", "exponent: p",
+            "floor: × at 10×", "floor: × at 1000×", "floor: p",
+        ),
+        rows=tuple(rows),
+        caption=(
+            f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either reading: a "
+            "better exponent above a common floor, or a lower floor with the same exponent. Fitted and "
+            "extrapolated, not measured. A small p refutes a reading; if neither is refuted, both are open."
+        ),
+    )  # fmt: skip
 
 
 def ladder_panels(
@@ -141,12 +178,18 @@ def _plane(report: LadderReport, arms: dict[str, str]) -> Panel:
     for name, law in report.head.arms.items():
         x, y = law.log_a.value, law.gamma.value
         series.append(Series(name, "points", (x,), (y,), arm=arms[name]))
-        low, high = law.gamma.conditional
-        series.append(Series(f"{name}: interval", "line", (x, x), (low, high), arm=arms[name]))
+        for (low, high), given, style in (
+            (law.gamma.unconditional, "E unknown", "dotted"),
+            (law.gamma.conditional, "given E", "solid"),
+        ):
+            if finite(low) is not None and finite(high) is not None:
+                label = f"{name}: interval, {given}"
+                series.append(line(label, (x, x), (low, high), arm=arms[name], style=style))
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {report.head.c0:.3g}; bars are {report.request.confidence:.0%} intervals given E.",
+        caption=f"At C0 = {report.head.c0:.3g}; bars are {report.request.confidence:.0%} intervals: solid "
+        "given E, dotted with E unknown (always the longer).",
     )  # fmt: skip
 
 
