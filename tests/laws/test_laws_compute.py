@@ -13,6 +13,7 @@ from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import Request, analyse
+from steepen.laws.checks import shared_floor
 from steepen.laws.compute import fit_compute, lack_of_fit
 from steepen.laws.holdout import score, split_hold_out
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
@@ -274,6 +275,53 @@ def test_an_outlier_is_named_by_its_row() -> None:
     columns["loss"][3] += 0.05
     report = analyse(read_ladders(table_from(columns, "runs.csv")), Request("vanilla", draws=200))
     assert any("runs.csv, row 4" in warning for warning in report.warnings)
+
+
+def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed() -> None:
+    ladders = pair(1e-4) | {"low": ladder("low", 1.73, 1.5, 0.1113, noise=1e-4, seed=3)}
+    report = analyse(ladders, Request("vanilla", draws=100))
+    (warning,) = [w for w in report.warnings if "do not share one floor" in w]
+    assert "(low, p = " in warning
+    assert "read the verdicts" in warning
+    assert not any("off its law" in w for w in report.warnings)
+    data = report.to_dict()
+    assert data["arms"]["low"]["shared_floor_p"] < 0.05 < data["arms"]["grow"]["shared_floor_p"]
+    assert data["arms"]["vanilla"]["shared_floor_p"] is None
+    assert data["shared_floor_p"] < 0.05
+    # What the warning is for: the joint interval of the reference's own exponent misses the truth.
+    low, high = report.head.arms["vanilla"].gamma.unconditional
+    assert not low < 0.1113 < high
+    # A row that is off by itself is still named, judged by its own arm's law.
+    loss = ladders["low"].loss + np.where(np.arange(8) == 3, 0.05, 0.0)
+    spoiled = ladders | {"low": replace(ladders["low"], loss=loss)}
+    found = analyse(spoiled, Request("vanilla", draws=100)).warnings
+    named = [w for w in found if "off its law" in w]
+    assert len(named) == 1
+    assert named[0].startswith(ladders["low"].places[3])
+    assert "more than 20 standard errors" in named[0]
+
+
+def test_the_test_of_a_shared_floor_holds_its_level() -> None:
+    arms = [(f"arm{i}", 1.83, 1.5 - 0.03 * i, 0.1113 + 0.002 * i) for i in range(3)]
+    fit = fit_compute({a[0]: ladder(*a) for a in arms}, Settings("arm0"))
+    rejected = 0
+    for seed in range(40):
+        ladders = {a[0]: ladder(*a, noise=1e-3, seed=1000 * i + seed) for i, a in enumerate(arms)}
+        p = shared_floor(ladders, fit).p
+        assert p is not None
+        rejected += p < 0.2
+    assert 2 <= rejected <= 16
+
+
+def test_a_loss_at_or_below_the_fitted_floor_is_named_by_its_row() -> None:
+    ladders = {name: ladder(name, 3.0, 1.0, 1.0, noise=1e-4, seed=i) for i, name in enumerate(("r", "a"))}
+    loss = ladders["a"].loss.copy()
+    loss[-1] -= 0.03
+    spoiled = ladders | {"a": replace(ladders["a"], loss=loss)}
+    report = analyse(spoiled, Request("r", method="joint", draws=100))
+    assert report.head.arms["a"].e.value > loss[-1]
+    place = ladders["a"].places[-1]
+    assert any(w.startswith(place) and "the law cannot hold there" in w for w in report.warnings)
 
 
 def test_json_has_the_promised_keys_and_no_bare_nan() -> None:
