@@ -20,6 +20,7 @@ from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.law import Settings
 from steepen.laws.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.laws.plain import to_json
+from steepen.laws.power import Plan, simulate
 from steepen.laws.solver import Design, solve
 from steepen.laws.table import table_from
 
@@ -193,19 +194,66 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
     assert 45 <= hits <= 59
 
 
-def test_an_unnoticed_error_at_the_top_rung_undoes_the_slope() -> None:
-    """Put the error that the verdict names into the table: the slope test no longer rejects."""
-    ladders = pair(1e-3, gamma=0.1140)
+@pytest.mark.parametrize(("gamma", "ladder_at_fault"), [(0.1140, "vanilla"), (0.1086, "grow")])
+def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, ladder_at_fault: str) -> None:
+    """Take the error that the verdict names out of the table: no Δγ is left."""
+    ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
-    error = verdict.tolerance[0].undoes_slope
-    assert error is not None
-    assert verdict.p_slope < 0.05
-    loss = ladders["vanilla"].loss.copy()
-    loss[-1] -= error
+    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
+    assert tolerance.ladder == ladder_at_fault
+    assert tolerance.undoes_slope is not None
+    loss = ladders[ladder_at_fault].loss.copy()
+    loss[-1] -= tolerance.undoes_slope
     again = analyse(
-        ladders | {"vanilla": replace(ladders["vanilla"], loss=loss)}, Request("vanilla", draws=200)
-    )
-    assert again.verdicts["grow"].p_slope >= 0.05
+        ladders | {ladder_at_fault: replace(ladders[ladder_at_fault], loss=loss)},
+        Request("vanilla", draws=200),
+    ).verdicts["grow"]
+    assert abs(again.delta_gamma) < 2e-3 * abs(verdict.delta_gamma)
+
+
+@pytest.mark.parametrize("delta_gamma", [0.0010, -0.0010])
+def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gamma: float) -> None:
+    plan = Plan(delta_gamma, noise=1e-5)
+    power = simulate(plan, 100)
+    where, _ = plan.pair()
+    y = where.designs()["exponent"].predict(plan.truth(), where.x)
+    ladders = {
+        name: make_ladder(name, plan.flops, y[where.arm == (name == "arm")]) for name in ("reference", "arm")
+    }
+    verdict = analyse(ladders, Request("reference", draws=100, noise=1e-5)).verdicts["arm"]
+    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
+    assert tolerance.ladder == power.faking_ladder
+    assert tolerance.undoes_slope == pytest.approx(
+        power.faking_error, rel=0.1
+    )  # power's is a linear response
+
+
+def test_a_slope_no_error_within_reach_explains_says_so() -> None:
+    verdict = analyse(pair(1e-3, gamma=0.16), Request("vanilla", draws=100)).verdicts["grow"]
+    assert verdict.tolerance[0].may_fake_slope
+    assert verdict.tolerance[0].undoes_slope is None
+    assert any("no error up to 3%" in line for line in verdict.would_decide)
+
+
+def test_multipliers_in_sentences_are_those_of_the_budget_they_name() -> None:
+    for gamma, noise in ((0.1086, 3e-3), (0.1130, 1e-2)):
+        verdict = analyse(pair(noise, gamma=gamma), Request("vanilla", draws=100)).verdicts["grow"]
+        assert verdict.multiplier_flops == FLOPS[-1]
+        assert "at 1e20 FLOPs" in verdict.sentence
+        exact = pair(0.0, gamma=gamma)
+        quiet = analyse(exact, Request("vanilla", draws=100, c0=1e18)).verdicts["grow"]
+        needed = 1e18 * (1.5 * 1.3**-gamma / (1.5 * (FLOPS[-1] / 1e18) ** -0.1113)) ** (1 / gamma)
+        assert quiet.multiplier == pytest.approx(FLOPS[-1] / needed, rel=1e-4)
+
+
+def test_further_runs_are_counted_with_their_seeds() -> None:
+    ladders = {
+        name: replace(part, runs=tuple(np.full(3, value) for value in part.loss))
+        for name, part in pair(2e-3).items()
+    }
+    decider = analyse(ladders, Request("vanilla", draws=100)).verdicts["grow"].decider
+    assert decider.extra_rungs
+    assert decider.extra_runs == 3 * decider.extra_rungs
 
 
 def test_every_rung_is_left_out_in_turn() -> None:
@@ -223,8 +271,6 @@ def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
     verdict = analyse(pair(2e-3), Request("vanilla", draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
     assert verdict.decider.extra_decades is not None
-    from steepen.laws.power import Plan, simulate
-
     rungs = 8 + (verdict.decider.extra_rungs or 0) // 2
     plan = Plan(
         verdict.delta_gamma,
