@@ -125,7 +125,8 @@ class BufferedBlock(TransformerBlock):
         ("core_boundary", "SCALE", "not a function"),
     ],
 )
-def test_a_part_that_cannot_work_is_refused_at_building(field: str, name: str, said: str) -> None:    arm = replace(ARMS["untied-2"], **{field: f"{__name__}:{name}"})
+def test_a_part_that_cannot_work_is_refused_at_building(field: str, name: str, said: str) -> None:
+    arm = replace(ARMS["untied-2"], **{field: f"{__name__}:{name}"})
     with pytest.raises(UsageError, match=said):
         on_meta(arm.shape(4, SCALE), arm)
 

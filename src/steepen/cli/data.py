@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -40,7 +43,7 @@ def prepare(
     ],
     tokenizer: Annotated[str, typer.Option(help="gpt2, or bpe:SIZE trained on the source.")] = "gpt2",
     val_tokens: Annotated[
-        int | None,
+        float | None,
         typer.Option(
             help="Validation tokens to set aside, by document.", show_default="1/50, at most 10,485,760"
         ),
@@ -52,7 +55,7 @@ def prepare(
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
+        float | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
     ] = None,
     field: Annotated[str, typer.Option(help="Field of JSON lines or Parquet that holds the text.")] = "text",
     format: Annotated[str, typer.Option(help="auto, text, jsonl or parquet.")] = "auto",
@@ -94,8 +97,8 @@ def prepare(
         source=tuple(source),
         val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
-        val_tokens=val_tokens,
-        max_tokens=max_tokens,
+        val_tokens=_count("--val-tokens", val_tokens),
+        max_tokens=_count("--max-tokens", max_tokens),
         reading=reading,
         dtype=dtype,
         shard_tokens=shard_tokens,
@@ -260,3 +263,12 @@ class _Pace:
         if not spent or not done:
             return 0.0, None
         return (now.tokens - then.tokens) / spent, (now.total - now.characters) * spent / done
+
+
+def _count(option: str, value: float | None) -> int | None:
+    """A whole number that may be written 2e9."""
+    if value is None:
+        return None
+    if not math.isfinite(value) or value != int(value):
+        raise UsageError(f"{option} {value} is not valid: it must be a whole number of tokens, such as 2e9.")
+    return int(value)

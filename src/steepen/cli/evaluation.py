@@ -122,8 +122,7 @@ def checkpoint(
         return
     print_found(found)
     where = subject.run / "record.json" if joined else subject.results / "evaluation.json"
-    kept = " (where a larger CORE result is kept)" if core is not None else ""
-    typer.echo(f"saved in {where}{kept}")
+    typer.echo(f"saved in {where}")
 
 
 @app.command("filter")

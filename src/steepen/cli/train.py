@@ -205,11 +205,12 @@ def _spec(
         # Two million tokens, or what the data set has set aside where that is less.
         available = len(dataset.tokens("val")) // (size.context + 1) * size.context
         validation_tokens = min(2_097_152, max(1, available))
-    for warning in plan.warnings:
-        print(f"note: {warning}", file=sys.stderr)
     choice = DataChoice(dataset.identity, **data)
     run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
-    return override(run, settings)
+    run = override(run, settings)
+    for warning in plan.warnings:
+        print(f"note: {warning}", file=sys.stderr)
+    return run
 
 
 def _precision(asked: str, device: str) -> str:
