@@ -290,3 +290,44 @@ def test_a_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[st
     code, _, err = run(capsys, "power", *words, "--draws", "100")
     assert code == 2
     assert expected in err
+
+
+@pytest.mark.parametrize("law", ["isoflop", "chinchilla"])
+def test_a_run_pasted_twice_is_refused_unless_a_seed_tells_it_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], law: str
+) -> None:
+    rows = [
+        f"{c:g},{x:g},{2 + 400 / x**0.34 + 400 / c**0.34:.6f}"
+        for c in (1e9, 3e9, 1e10)
+        for x in (1e8, 2e8, 4e8, 8e8)
+    ]
+    header = "budget,x,loss" if law == "isoflop" else "parameters,tokens,loss"
+    words = ("--law", law, "--draws", "100")
+    code, _, err = run(capsys, "fit", write(tmp_path, [*rows, rows[1]], header), *words)
+    assert code == 2
+    assert "line 14" in err
+    assert "already at line 3" in err
+    seeded = [f"{row},0" for row in rows] + [f"{rows[1]},1"]
+    assert run(capsys, "fit", write(tmp_path, seeded, f"{header},seed"), *words)[0] == 0
+
+
+@pytest.mark.parametrize("words", [("--reference", "vanilla"), ("--law", "chinchilla")])
+def test_holding_everything_out_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    rows = [f"{line},{10 ** (8 + i / 10)},{10 ** (9 + i / 7)}" for i, line in enumerate(lines())]
+    path = write(tmp_path, rows, HEADER + ",parameters,tokens")
+    code, _, err = run(capsys, "fit", path, *words, "--hold-out", "1e17")
+    assert code == 2
+    assert "held out" in err
+    assert "left to fit" in " ".join(err.split())
+
+
+def test_headers_are_read_whatever_their_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--reference", "vanilla", "--draws", "100")
+    upper = result(capsys, "fit", write(tmp_path, lines(), "Arm,FLOPs,LOSS"), *words)
+    assert upper["arms"] == result(capsys, "fit", write(tmp_path, lines()), *words)["arms"]
+    doubled = [f"{line},1" for line in lines()]
+    code, _, err = run(capsys, "fit", write(tmp_path, doubled, "arm,FLOPs,loss,Flops"), *words)
+    assert code == 2
+    assert "differ only in case" in " ".join(err.split())

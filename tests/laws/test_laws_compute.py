@@ -13,12 +13,14 @@ from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import Request, analyse
+from steepen.laws.checks import shared_floor
 from steepen.laws.compute import fit_compute, lack_of_fit
 from steepen.laws.holdout import score, split_hold_out
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.law import Settings
 from steepen.laws.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.laws.plain import to_json
+from steepen.laws.power import Plan, simulate
 from steepen.laws.solver import Design, solve
 from steepen.laws.table import table_from
 
@@ -192,19 +194,66 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
     assert 45 <= hits <= 59
 
 
-def test_an_unnoticed_error_at_the_top_rung_undoes_the_slope() -> None:
-    """Put the error that the verdict names into the table: the slope test no longer rejects."""
-    ladders = pair(1e-3, gamma=0.1140)
+@pytest.mark.parametrize(("gamma", "ladder_at_fault"), [(0.1140, "vanilla"), (0.1086, "grow")])
+def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, ladder_at_fault: str) -> None:
+    """Take the error that the verdict names out of the table: no Δγ is left."""
+    ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
-    error = verdict.tolerance[0].undoes_slope
-    assert error is not None
-    assert verdict.p_slope < 0.05
-    loss = ladders["vanilla"].loss.copy()
-    loss[-1] -= error
+    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
+    assert tolerance.ladder == ladder_at_fault
+    assert tolerance.undoes_slope is not None
+    loss = ladders[ladder_at_fault].loss.copy()
+    loss[-1] -= tolerance.undoes_slope
     again = analyse(
-        ladders | {"vanilla": replace(ladders["vanilla"], loss=loss)}, Request("vanilla", draws=200)
-    )
-    assert again.verdicts["grow"].p_slope >= 0.05
+        ladders | {ladder_at_fault: replace(ladders[ladder_at_fault], loss=loss)},
+        Request("vanilla", draws=200),
+    ).verdicts["grow"]
+    assert abs(again.delta_gamma) < 2e-3 * abs(verdict.delta_gamma)
+
+
+@pytest.mark.parametrize("delta_gamma", [0.0010, -0.0010])
+def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gamma: float) -> None:
+    plan = Plan(delta_gamma, noise=1e-5)
+    power = simulate(plan, 100)
+    where, _ = plan.pair()
+    y = where.designs()["exponent"].predict(plan.truth(), where.x)
+    ladders = {
+        name: make_ladder(name, plan.flops, y[where.arm == (name == "arm")]) for name in ("reference", "arm")
+    }
+    verdict = analyse(ladders, Request("reference", draws=100, noise=1e-5)).verdicts["arm"]
+    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
+    assert tolerance.ladder == power.faking_ladder
+    assert tolerance.undoes_slope == pytest.approx(
+        power.faking_error, rel=0.1
+    )  # power's is a linear response
+
+
+def test_a_slope_no_error_within_reach_explains_says_so() -> None:
+    verdict = analyse(pair(1e-3, gamma=0.16), Request("vanilla", draws=100)).verdicts["grow"]
+    assert verdict.tolerance[0].may_fake_slope
+    assert verdict.tolerance[0].undoes_slope is None
+    assert any("no error up to 3%" in line for line in verdict.would_decide)
+
+
+def test_multipliers_in_sentences_are_those_of_the_budget_they_name() -> None:
+    for gamma, noise in ((0.1086, 3e-3), (0.1130, 1e-2)):
+        verdict = analyse(pair(noise, gamma=gamma), Request("vanilla", draws=100)).verdicts["grow"]
+        assert verdict.multiplier_flops == FLOPS[-1]
+        assert "at 1e20 FLOPs" in verdict.sentence
+        exact = pair(0.0, gamma=gamma)
+        quiet = analyse(exact, Request("vanilla", draws=100, c0=1e18)).verdicts["grow"]
+        needed = 1e18 * (1.5 * 1.3**-gamma / (1.5 * (FLOPS[-1] / 1e18) ** -0.1113)) ** (1 / gamma)
+        assert quiet.multiplier == pytest.approx(FLOPS[-1] / needed, rel=1e-4)
+
+
+def test_further_runs_are_counted_with_their_seeds() -> None:
+    ladders = {
+        name: replace(part, runs=tuple(np.full(3, value) for value in part.loss))
+        for name, part in pair(2e-3).items()
+    }
+    decider = analyse(ladders, Request("vanilla", draws=100)).verdicts["grow"].decider
+    assert decider.extra_rungs
+    assert decider.extra_runs == 3 * decider.extra_rungs
 
 
 def test_every_rung_is_left_out_in_turn() -> None:
@@ -222,8 +271,6 @@ def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
     verdict = analyse(pair(2e-3), Request("vanilla", draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
     assert verdict.decider.extra_decades is not None
-    from steepen.laws.power import Plan, simulate
-
     rungs = 8 + (verdict.decider.extra_rungs or 0) // 2
     plan = Plan(
         verdict.delta_gamma,
@@ -274,6 +321,53 @@ def test_an_outlier_is_named_by_its_row() -> None:
     columns["loss"][3] += 0.05
     report = analyse(read_ladders(table_from(columns, "runs.csv")), Request("vanilla", draws=200))
     assert any("runs.csv, row 4" in warning for warning in report.warnings)
+
+
+def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed() -> None:
+    ladders = pair(1e-4) | {"low": ladder("low", 1.73, 1.5, 0.1113, noise=1e-4, seed=3)}
+    report = analyse(ladders, Request("vanilla", draws=100))
+    (warning,) = [w for w in report.warnings if "do not share one floor" in w]
+    assert "(low, p = " in warning
+    assert "read the verdicts" in warning
+    assert not any("off its law" in w for w in report.warnings)
+    data = report.to_dict()
+    assert data["arms"]["low"]["shared_floor_p"] < 0.05 < data["arms"]["grow"]["shared_floor_p"]
+    assert data["arms"]["vanilla"]["shared_floor_p"] is None
+    assert data["shared_floor_p"] < 0.05
+    # What the warning is for: the joint interval of the reference's own exponent misses the truth.
+    low, high = report.head.arms["vanilla"].gamma.unconditional
+    assert not low < 0.1113 < high
+    # A row that is off by itself is still named, judged by its own arm's law.
+    loss = ladders["low"].loss + np.where(np.arange(8) == 3, 0.05, 0.0)
+    spoiled = ladders | {"low": replace(ladders["low"], loss=loss)}
+    found = analyse(spoiled, Request("vanilla", draws=100)).warnings
+    named = [w for w in found if "off its law" in w]
+    assert len(named) == 1
+    assert named[0].startswith(ladders["low"].places[3])
+    assert "more than 20 standard errors" in named[0]
+
+
+def test_the_test_of_a_shared_floor_holds_its_level() -> None:
+    arms = [(f"arm{i}", 1.83, 1.5 - 0.03 * i, 0.1113 + 0.002 * i) for i in range(3)]
+    fit = fit_compute({a[0]: ladder(*a) for a in arms}, Settings("arm0"))
+    rejected = 0
+    for seed in range(40):
+        ladders = {a[0]: ladder(*a, noise=1e-3, seed=1000 * i + seed) for i, a in enumerate(arms)}
+        p = shared_floor(ladders, fit).p
+        assert p is not None
+        rejected += p < 0.2
+    assert 2 <= rejected <= 16
+
+
+def test_a_loss_at_or_below_the_fitted_floor_is_named_by_its_row() -> None:
+    ladders = {name: ladder(name, 3.0, 1.0, 1.0, noise=1e-4, seed=i) for i, name in enumerate(("r", "a"))}
+    loss = ladders["a"].loss.copy()
+    loss[-1] -= 0.03
+    spoiled = ladders | {"a": replace(ladders["a"], loss=loss)}
+    report = analyse(spoiled, Request("r", method="joint", draws=100))
+    assert report.head.arms["a"].e.value > loss[-1]
+    place = ladders["a"].places[-1]
+    assert any(w.startswith(place) and "the law cannot hold there" in w for w in report.warnings)
 
 
 def test_json_has_the_promised_keys_and_no_bare_nan() -> None:

@@ -41,6 +41,26 @@ def test_a_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() ->
     assert bowl.censored  # a hill has no minimum
 
 
+def test_a_concave_sweep_has_no_minimum_and_no_interval() -> None:
+    x, loss = sweep(5.0, 3.0, curve=-0.02)
+    fit = fit_isoflop(np.full(5, 1e18), x, loss)
+    (vertex,) = fit.vertices
+    assert vertex.concave
+    assert vertex.interval is None
+    assert vertex.left_out is None
+    assert any("1e+18: no minimum: the parabola opens downwards" in w for w in fit.warnings)
+    assert "nan" not in fit.summary()
+
+
+def test_an_unbounded_optimum_enters_the_law_with_a_warning_that_names_its_budget() -> None:
+    parts = [(1e18, sweep(5.0, 3.0)), (1e19, sweep(5.5, 2.8)), (1e20, sweep(6.0, 2.6, (0.5, 1, 2)))]
+    budget = np.concatenate([np.full(len(x), c) for c, (x, _) in parts])
+    x, loss = (np.concatenate([part[i] for _, part in parts]) for i in (0, 1))
+    fit = fit_isoflop(budget, x, loss)
+    (warning,) = [w for w in fit.warnings if "unbounded" in w]
+    assert "1e+20" in warning
+
+
 def test_vertex_intervals_cover_90_percent() -> None:
     rng = np.random.default_rng(0)
     hits = 0
@@ -55,7 +75,7 @@ def test_a_sweep_too_wide_for_a_parabola_is_pointed_out() -> None:
     n = np.geomspace(1e6, 1e9, 12)
     loss = 1.8 + 400 / n**0.34 + 0.6 * (n / 3e8) ** 0.9
     fit = fit_isoflop(np.full(12, 1e18), n, loss)
-    assert any("not parabolas" in warning for warning in fit.warnings)
+    assert any("not parabolas (budget 1e+18" in warning for warning in fit.warnings)
     dense = np.geomspace(1e6, 1e9, 20001)
     best = dense[np.argmin(1.8 + 400 / dense**0.34 + 0.6 * (dense / 3e8) ** 0.9)]
     wide, narrow, akima = (

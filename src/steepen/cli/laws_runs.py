@@ -107,7 +107,10 @@ def run_chinchilla(data: Table, options: dict[str, Any], output: Output) -> None
     """The three-term law, its best split at a budget, and held-out rows."""
     data.require(["parameters", "tokens", "loss"])
     n, d, y = (data.numbers(name) for name in ("parameters", "tokens", "loss"))
+    data.refuse_repeats(list(zip(n.tolist(), d.tolist(), strict=True)), "parameters and tokens")
     away = _at_or_above(6 * n * d, output.holds)
+    if away.all():
+        raise UsageError("every run is held out, so none is left to fit; hold out from a higher compute.")
     with status(f"fitting {int((~away).sum())} runs", output.as_json):
         found = fit_chinchilla(n[~away], d[~away], y[~away], ChinchillaSettings(**options))
     extra: dict[str, Any] = {"hold_out": []}
@@ -157,6 +160,8 @@ def run_isoflop(data: Table, loss: str, options: dict[str, Any], output: Output)
     data.require(["budget", "x", "loss"])
     c, x, y = (data.numbers(name) for name in ("budget", "x", "loss"))
     arms = np.array(data.names("arm") if data.has("arm") else [""] * len(data))
+    same = "budget and x of an arm" if data.has("arm") else "budget and x"
+    data.refuse_repeats(list(zip(arms.tolist(), c.tolist(), x.tolist(), strict=True)), same)
     away = _at_or_above(c, output.holds)
     fits: dict[str, IsoflopFit] = {}
     parts: dict[str, tuple[Array, Array, Array]] = {}

@@ -178,9 +178,9 @@ def show_power(result: Power, found: list[Cheapest]) -> None:
     console.print(table)
     if plan.delta_gamma:
         console.print(
-            f"Not noise but recipe: a loss {result.faking_error:.4f} too high at the reference's top rung"
-            " alone would look like"
-            f" the whole Δγ. Re-sweep the learning rate there.",
+            f"Not noise but recipe: a loss {result.faking_error:.4f} too high at the"
+            f" {result.faking_ladder}'s top rung alone would look like"
+            " the whole Δγ. Re-sweep the learning rate there.",
             highlight=False,
         )
     for option in found:

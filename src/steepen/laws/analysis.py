@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from steepen.errors import UsageError
+from steepen.laws.checks import SharedFloor, shared_floor, warnings_of
 from steepen.laws.compute import fit_compute, lack_of_fit
 from steepen.laws.holdout import HoldOut, score
 from steepen.laws.ladder import Ladder
 from steepen.laws.law import ComputeFit, Loss, Settings, law_dict
 from steepen.laws.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.laws.readings import Rule
-from steepen.laws.solver import Array, Design, jacobian, one_hot, unscaled_covariance
+from steepen.laws.solver import Array
 from steepen.laws.verdict import Verdict, give_verdict
 
 Ways = Literal["both", "joint", "paper"]
@@ -71,6 +71,7 @@ class LadderReport:
     multipliers: dict[str, tuple[Multiplier, ...]]
     hold_out: tuple[HoldOut, ...]
     p_lack_of_fit: float | None
+    shared_floor: SharedFloor
     warnings: tuple[str, ...]
 
     @property
@@ -89,6 +90,7 @@ class LadderReport:
                 "sentence": verdict.sentence if verdict else "the reference",
                 "delta_gamma": verdict.delta_gamma if verdict else 0.0,
                 "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],
+                "shared_floor_p": self.shared_floor.by_arm.get(name),
                 "verdict_detail": verdict.to_dict() if verdict else None,
                 "multipliers": [asdict(m) for m in self.multipliers.get(name, ())],
                 **{way: law_dict(fit.arms[name]) for way, fit in self.fits.items()},
@@ -105,6 +107,7 @@ class LadderReport:
             "arms": arms,
             "hold_out": [asdict(h) for h in self.hold_out],
             "p_lack_of_fit": self.p_lack_of_fit,
+            "shared_floor_p": self.shared_floor.p,
             "warnings": list(self.warnings),
         }
 
@@ -165,9 +168,11 @@ def analyse(
             progress(name)
     scores = [_with_readings(h, verdicts, head.c0) for h in score(head, hold_out)] if hold_out else []
     p_lack = lack_of_fit(ladders, head)
+    floors = shared_floor(ladders, head)
     return LadderReport(
-        request, fits, verdicts, multipliers, tuple(scores), p_lack, _warnings(ladders, head, p_lack)
-    )
+        request, fits, verdicts, multipliers, tuple(scores), p_lack, floors,
+        warnings_of(ladders, head, p_lack, floors, request.level),
+    )  # fmt: skip
 
 
 def _points(reference: Ladder, request: Request) -> Array:
@@ -187,45 +192,3 @@ def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> Ho
         if name in ("exponent", "floor")
     }
     return replace(held, readings=forecasts)
-
-
-def _warnings(ladders: dict[str, Ladder], fit: ComputeFit, p_lack: float | None) -> tuple[str, ...]:
-    found = [
-        f"the fit rests on a limit ({what}), so its intervals are one-sided there" for what in fit.at_bound
-    ]
-    if p_lack is not None and p_lack < 0.01:
-        found.append(
-            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law or the"
-            " recipe is off,"
-            " not the seeds"
-        )
-    for ladder in ladders.values():
-        rise = np.flatnonzero(np.diff(ladder.loss) > 0)
-        found += [f"{ladder.places[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise]
-    return tuple(found + _outliers(ladders, fit))
-
-
-def _outliers(ladders: dict[str, Ladder], fit: ComputeFit) -> list[str]:
-    """Rungs whose residual, judged by the other rungs, is beyond chance (1% over the whole table)."""
-    group = np.concatenate([np.full(len(ladder.flops), i) for i, ladder in enumerate(ladders.values())])
-    x = np.log(np.concatenate([ladder.flops for ladder in ladders.values()]) / fit.c0)
-    y = np.concatenate([ladder.loss for ladder in ladders.values()])
-    w = np.concatenate([ladder.seeds for ladder in ladders.values()])
-    own = one_hot(group, len(ladders))
-    design = Design(np.ones((len(x), 1)), own, own)
-    freedom = len(x) - design.parameters - 1
-    if freedom < 2:
-        return []
-    residual = (y - design.predict(fit.theta, x)) * np.sqrt(w)
-    j = jacobian(design, x, fit.theta[None])[0] * np.sqrt(w)[:, None]
-    inverse = unscaled_covariance(design, x, fit.theta, weights=w)[0]
-    left = np.maximum(1 - np.einsum("ni,ij,nj->n", j, inverse, j), 1e-6)
-    rest = np.maximum((residual @ residual - residual**2 / left) / freedom, (1e-9 * y.mean()) ** 2)
-    t = residual / np.sqrt(rest * left)
-    p = 2 * stats.t.sf(np.abs(t), freedom) * len(x)
-    places = [place for ladder in ladders.values() for place in ladder.places]
-    return [
-        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({t[i]:+.1f} standard"
-        " errors); check that run"
-        for i in np.flatnonzero(p < 0.01)
-    ]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from steepen.laws.readings import Pair, PairFits, Rule, compare_readings, fit_readings, judge
-from steepen.laws.solver import Array, Design, solve
+from steepen.laws.readings import Comparison, Pair, PairFits, Rule, compare_readings, fit_readings, judge
+from steepen.laws.solver import Array, Design, Mask, solve
 
 POWER = 0.90
 FURTHEST_DECADES = 12.0
@@ -21,7 +21,8 @@ class Decider:
     """What it would take to tell the two readings apart with 90% power, each remedy alone.
 
     `runs_factor`: that many times the runs (seeds, or rungs) in the same span. `top_flops`: extend both
-    ladders to this compute at the present spacing (None beyond twelve decades). `apart_flops`: where the
+    ladders to this compute at the present spacing (None beyond twelve decades), which takes `extra_rungs`
+    of both together and `extra_runs` with as many seeds as the ladders have now. `apart_flops`: where the
     readings' predicted gap between the arms differs by three standard deviations of one run.
     """
 
@@ -29,6 +30,7 @@ class Decider:
     top_flops: float | None
     extra_decades: float | None
     extra_rungs: int | None
+    extra_runs: int | None
     apart_flops: float | None
 
 
@@ -37,11 +39,15 @@ class Tolerance:
     """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
     to 3%.
 
-    A learning rate that is off can only raise a loss, so the excess is taken off the measured value.
+    `undoes_slope` is the excess without which Δγ would be zero, so that the error alone explains it; it is
+    asked only of the ladder where `may_fake_slope` (the reference's end if the arm is steeper, the arm's if
+    it is shallower) and Δγ is resolved. A learning rate that is off can only raise a loss, so the excess is
+    taken off the measured value.
     """
 
     ladder: str
     flops: float
+    may_fake_slope: bool
     undoes_slope: float | None
     undoes_verdict: float | None
     verdict_then: str | None
@@ -119,13 +125,15 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
 
     # A longer ladder always tells more, so halving finds the shortest that tells enough.
     low, high = -1, int(FURTHEST_DECADES * math.log(10) / spacing)
-    decades, rungs = None, None
+    decades, rungs, runs = None, None, None
     if enough(high):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if enough(middle) else (middle, high)
         decades = high * spacing / math.log(10)
-        rungs = len(extended(pair, decades * 1.001).x) - len(pair.x)
+        longer = extended(pair, decades * 1.001)
+        rungs = len(longer.x) - len(pair.x)
+        runs = round(float(longer.weights[len(pair.x) :].sum()))
 
     # Along a fine line of compute: how differently do the readings see the gap between the arms?
     line = np.linspace(top, top + FURTHEST_DECADES * math.log(10), 1200)
@@ -141,6 +149,7 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
         top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
         extra_decades=decades,
         extra_rungs=rungs,
+        extra_runs=runs,
         apart_flops=c0 * math.exp(float(line[far[0]])) if len(far) else None,
     )
 
@@ -148,32 +157,71 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
 def top_rung_tolerance(
     fits: PairFits, y: Array, rule: Rule, names: tuple[str, str], c0: float
 ) -> tuple[Tolerance, Tolerance]:
-    """For each ladder, how much too high its top loss would have to be to undo the slope test, or the
-    verdict.
+    """For each ladder, how much too high its top loss would have to be to explain the slope by itself,
+    or to change the verdict.
     """
-    excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
     found: list[Tolerance] = []
     for name, flag in zip(names, (False, True), strict=True):
         own = np.flatnonzero(fits.pair.arm == flag)
-        index = own[np.argmax(fits.pair.x[own])]
-        data = np.repeat(y[None], len(excess), axis=0)
-        data[:, index] *= 1.0 - excess
-        tests = compare_readings(fit_readings(fits.pair, data, rule, warm=fits), rule)
+        index = int(own[np.argmax(fits.pair.x[own])])
+
+        def lowered(excess: Array, index: int = index) -> Comparison:
+            data = np.repeat(y[None], len(excess), axis=0)
+            data[:, index] *= 1.0 - excess
+            return compare_readings(fit_readings(fits.pair, data, rule, warm=fits), rule)
+
+        excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
+        tests = lowered(excess)
         verdicts = judge(tests, rule)
-        changed = np.flatnonzero(verdicts != verdicts[0])
-        sign = np.sign(tests.delta_gamma[0])
-        slope = np.flatnonzero((tests.p_slope >= rule.level) | (np.sign(tests.delta_gamma) != sign))
+        changed = _first(verdicts != verdicts[0])
+        then = None if changed is None else str(verdicts[changed])
+        at = math.nan
+        if changed is not None:
+            # Once more between the last excess that kept the verdict and the first that did not.
+            between = np.linspace(excess[changed - 1], excess[changed], 41)
+            again = judge(lowered(between), rule)
+            sooner = _first(again != verdicts[0])
+            at, then = (
+                (float(between[sooner]), str(again[sooner])) if sooner else (float(excess[changed]), then)
+            )
+        sign = float(np.sign(tests.delta_gamma[0]))
         # Lowering the reference's end closes a gap in the arm's favour, lowering the arm's end one against
         # it.
-        closes = tests.p_slope[0] < rule.level and (sign > 0) != flag and len(slope) > 0
+        may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
+        zero = _crossing(fits, y, index, sign, log=rule.log) if may else None
         loss = float(y[index])
         found.append(
             Tolerance(
                 ladder=name,
                 flops=c0 * math.exp(float(fits.pair.x[index])),
-                undoes_slope=loss * float(excess[slope[0]]) if closes else None,
-                undoes_verdict=loss * float(excess[changed[0]]) if len(changed) else None,
-                verdict_then=str(verdicts[changed[0]]) if len(changed) else None,
+                may_fake_slope=may,
+                undoes_slope=None if zero is None else loss * zero,
+                undoes_verdict=None if changed is None else loss * at,
+                verdict_then=then,
             )
         )
     return found[0], found[1]
+
+
+def _first(mask: Mask) -> int | None:
+    """The first place that is true."""
+    return int(np.argmax(mask)) if mask.any() else None
+
+
+def _crossing(fits: PairFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
+    """By bisection, the share of one loss whose removal brings the fitted Δγ to zero; None up to 3%."""
+    design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
+
+    def kept(excess: float) -> bool:
+        data = y.copy()
+        data[index] *= 1.0 - excess
+        found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
+        return float(found.theta[0, 4]) * sign > 0
+
+    low, high = 0.0, MOST_EXCESS
+    if kept(high):
+        return None
+    while high - low > 1e-4 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return high

@@ -161,7 +161,7 @@ def draw_isoflop(
         for vertex, colour in zip(fit.vertices, colours, strict=True):
             fill = colour if vertex.interior else "none"
             right.plot(vertex.budget, vertex.x, "*", ms=11, mfc=fill, color=colour)
-            low, high = vertex.interval
+            low, high = vertex.interval or (0.0, np.inf)
             if vertex.interior and 0 < low < high < np.inf:
                 right.plot([vertex.budget] * 2, [low, high], color=colour, lw=1)
         title = "optima (hollow: censored)"

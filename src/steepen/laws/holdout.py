@@ -55,6 +55,11 @@ def split_hold_out(
         raise UsageError(
             f"no rung{'' if arm is None else f' of {arm!r}'} has {at_least:g} FLOPs or more to hold out."
         )
+    if not kept:
+        raise UsageError(
+            f"every run has {at_least:g} FLOPs or more, so all are held out and none is left to fit; hold out"
+            " from a higher compute."
+        )
     return kept, out
 
 

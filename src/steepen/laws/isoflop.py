@@ -113,10 +113,10 @@ class IsoflopFit:
         lines = [f"{'budget':>10} {'x*':>12} {'interval':>25} {'loss*':>8}  points"]
         for v in self.vertices:
             state = "" if v.interior else "  censored: best measured"
-            lines.append(
-                f"{v.budget:10.3g} {v.x:12.5g} {v.interval[0]:12.5g}–{v.interval[1]:<12.5g} {v.loss:8.4f} "
-                f" {v.points}{state}"
-            )
+            if v.concave:
+                state = "  no minimum: the parabola opens downwards"
+            span = "–" if v.interval is None else f"{v.interval[0]:.5g}–{v.interval[1]:.5g}"
+            lines.append(f"{v.budget:10.3g} {v.x:12.5g} {span:>25} {v.loss:8.4f}  {v.points}{state}")
         if self.law:
             law = self.law
             lines.append(
@@ -124,9 +124,10 @@ class IsoflopFit:
                 f" {law.interval[1]:.4f});"
                 f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
             )
-        # The rounding rule is for ratios and fractions; of billions of tokens it says nothing.
-        rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
-        lines.append(f"mean x* {self.mean:.4g}{rounded}")
+        if math.isfinite(self.mean):
+            # The rounding rule is for ratios and fractions; of billions of tokens it says nothing.
+            rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
+            lines.append(f"mean x* {self.mean:.4g}{rounded}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
 
 
@@ -161,16 +162,24 @@ def fit_isoflop(
         raise UsageError("no budget has three different x, so there is no parabola to fit.")
     interior = [v for v in vertices if v.interior]
     warnings += [
-        f"budget {v.budget:.3g}: the optimum is censored (outside the sweep); widen it"
+        f"budget {v.budget:.3g}: no minimum: the parabola opens downwards; sweep around the optimum"
+        if v.concave
+        else f"budget {v.budget:.3g}: the optimum is censored (outside the sweep); widen it"
         for v in vertices
         if v.censored
     ]
+    warnings += [
+        f"budget {v.budget:.3g}: the interval of the optimum is unbounded (too few points, or too flat), yet"
+        " it enters law and mean like any other; add points or leave it out"
+        for v in interior
+        if v.unbounded
+    ]
     wide = [v for v in vertices if v.p_parabola is not None and v.p_parabola < 0.01]
     if wide:
+        which = ", ".join(f"{v.budget:.3g}" for v in wide)
         warnings.append(
-            f"{len(wide)} of {len(vertices)} sweeps are not parabolas (p < 0.01 for a cubic term); fit"
-            " fewer points around"
-            " the minimum, or use the Akima minimum"
+            f"{len(wide)} of {len(vertices)} sweeps are not parabolas (budget {which}; p < 0.01 for a cubic"
+            " term); fit fewer points around the minimum, or use the Akima minimum"
         )
     law = None
     if len(interior) >= 2 and all(v.x > 0 for v in interior):

@@ -51,11 +51,7 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
     """The ladders of a table with columns arm, flops, loss and perhaps seed, in the order arms appear."""
     table.require(["arm", "flops", "loss"])
     arms, flops, loss = table.names("arm"), table.numbers("flops"), table.numbers("loss")
-    seeds = (
-        ["" if s is None else str(s) for s in table.columns["seed"]]
-        if table.has("seed")
-        else [""] * len(table)
-    )
+    seeds = table.seeds()
     seen: dict[tuple[str, float, str], int] = {}
     rungs: dict[str, dict[float, list[int]]] = {}
     for row, key in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):

@@ -103,8 +103,9 @@ class Power:
     """The chances. `slope` is the two-sided F-test of Δγ, `slope_one_sided` its one-sided form, `verdict`
     the right word.
 
-    `faking_error` is not about noise: a loss that much too high at the reference's top rung alone (a
-    learning rate that is off there) would look like the whole Δγ, and no number of seeds shows it.
+    `faking_error` is not about noise: a loss that much too high at one top rung alone (a learning rate
+    that is off there) would look like the whole Δγ, and no number of seeds shows it. `faking_ladder` says
+    whose: the reference's for a gain, the arm's for a Δγ below zero.
     """
 
     plan: Plan
@@ -115,6 +116,7 @@ class Power:
     shares: dict[str, float]
     delta_gamma_error: float
     faking_error: float
+    faking_ladder: Literal["reference", "arm"]
     draws: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +170,7 @@ def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
         shares=shares,
         delta_gamma_error=float(np.std(tests.delta_gamma)),
         faking_error=_faking_error(plan),
+        faking_ladder="arm" if plan.delta_gamma < 0 else "reference",
         draws=draws,
     )
 
@@ -181,12 +184,15 @@ def _right_word(plan: Plan) -> str:
 
 
 def _faking_error(plan: Plan) -> float:
-    """How much too high the reference's top loss must be for the fitted Δγ to rise by the planned one."""
+    """How much too high a top loss must be for the fitted Δγ to move by the planned one: the reference's to
+    raise it, the arm's to lower it.
+    """
     pair, _ = plan.pair()
     design, theta = pair.designs()["exponent"], plan.truth()
     j = jacobian(design, pair.x, theta[None])[0]
+    top = (2 * plan.rungs if plan.delta_gamma < 0 else plan.rungs) - 1
     response = unscaled_covariance(design, pair.x, theta)[0] @ j.T
-    return abs(plan.delta_gamma / float(response[4, plan.rungs - 1]))
+    return abs(plan.delta_gamma / float(response[4, top]))
 
 
 def predicted_power(plan: Plan, target: Target) -> float:

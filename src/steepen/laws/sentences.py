@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from steepen.laws.decide import MOST_EXCESS
+
 if TYPE_CHECKING:
     from steepen.laws.verdict import Verdict
 
@@ -21,7 +23,7 @@ def sentence(verdict: Verdict) -> str:
         behind = (
             ""
             if v.multiplier >= 1
-            else f", though it still needs {_times(1 / v.multiplier)} the compute here"
+            else f", though it still needs {_times(1 / v.multiplier)} the compute {_where(v)}"
         )
         return f"{lead}. {gain}{more}{behind}."
     if v.word == "floor":
@@ -33,14 +35,14 @@ def sentence(verdict: Verdict) -> str:
     if v.word == "lower (constant)":
         drift = max(abs(low), abs(high)) / v.readings["constant"].gamma[0]
         return (
-            f"{lead}. It needs {v.multiplier:.3f}× less compute at every rung; {gain}, so the factor drifts"
+            f"{lead}. It needs {_constant(v):.3f}× less compute at every rung; {gain}, so the factor drifts"
             " by no more than"
             f" ×{10**drift:.3f} a decade."
         )
     if v.word == "worse":
         if sloped:
             return f"{lead}. {gain}: the curve is shallower, {_standing(v)}."
-        return f"{lead}. It needs {1 / v.multiplier:.3f}× the compute at every rung, and {gain}."
+        return f"{lead}. It needs {1 / _constant(v):.3f}× the compute at every rung, and {gain}."
     if sloped:
         far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
@@ -52,12 +54,12 @@ def sentence(verdict: Verdict) -> str:
             f" {plain(far[0][1].flops)} FLOPs they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
-        side = "lower" if v.multiplier > 1 else "higher"
+        side = "lower" if _constant(v) > 1 else "higher"
         return (
-            f"{lead}. It is {side} (multiplier {v.multiplier:.3f}), but {gain} leaves room for a drift beyond"
-            f" ±{v.rule.margin:.1%} of γ, so constant or exponent is open."
+            f"{lead}. It is {side} (multiplier {v.multiplier:.3f} {_where(v)}), but {gain} leaves room for a"
+            f" drift beyond ±{v.rule.margin:.1%} of γ, so constant or exponent is open."
         )
-    return f"{lead}. No difference is resolved: multiplier {v.multiplier:.3f}, {gain}."
+    return f"{lead}. No difference is resolved: multiplier {v.multiplier:.3f} {_where(v)}, {gain}."
 
 
 def deciders(verdict: Verdict) -> list[str]:
@@ -90,6 +92,11 @@ def deciders(verdict: Verdict) -> list[str]:
                 f"a loss {tolerance.undoes_slope:.4f} too high at the {where} would by itself explain the"
                 " difference in slope"
             )
+        elif tolerance.may_fake_slope:
+            lines.append(
+                f"no error up to {MOST_EXCESS:.0%} of the loss at the {where} would by itself explain the"
+                " difference in slope"
+            )
     changed = [out for out in v.left_out if out.verdict != v.word]
     if changed:
         each = "; ".join(f"without {o.arm} at {plain(o.flops)}: {o.verdict}" for o in changed[:4])
@@ -106,7 +113,7 @@ def _tie_breakers(v: Verdict) -> list[str]:
     if d.top_flops is not None and d.extra_decades:
         lines.append(
             f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} FLOPs"
-            f" ({d.extra_rungs} more runs) tell the readings apart with 90% power"
+            f" ({d.extra_runs} more runs) tell the readings apart with 90% power"
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
@@ -124,15 +131,25 @@ def _tie_breakers(v: Verdict) -> list[str]:
 def _standing(v: Verdict) -> str:
     """Where a shallower arm stands now, and where it is overtaken."""
     if v.multiplier <= 1:
-        return f"and it already needs {1 / v.multiplier:.3f}× the compute"
+        return f"and it already needs {1 / v.multiplier:.3f}× the compute {_where(v)}"
     exponent = v.readings["exponent"]
     gap = exponent.log_a[1] - exponent.log_a[0]
     slope = exponent.gamma[1] - exponent.gamma[0]
+    further = gap / slope / math.log(10) - math.log10(v.multiplier_flops / v.c0)
     return (
-        f"though it still saves compute ({v.multiplier:.3f}×) here; by the exponent reading the saving is"
-        " gone after"
-        f" {gap / slope / math.log(10):.1f} decades above C0"
+        f"though it still saves compute ({v.multiplier:.3f}×) {_where(v)}; by the exponent reading the saving"
+        f" is gone {further:.1f} decades further on"
     )
+
+
+def _where(v: Verdict) -> str:
+    """The compute at which the verdict's multiplier is read."""
+    return f"at {plain(v.multiplier_flops)} FLOPs"
+
+
+def _constant(v: Verdict) -> float:
+    """The one multiplier of the constant reading, the same at every compute."""
+    return v.readings["constant"].predictions[0].multiplier
 
 
 def _small(v: Verdict) -> str:

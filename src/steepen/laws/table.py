@@ -66,13 +66,32 @@ class Table:
             names.append(name)
         return names
 
+    def seeds(self) -> list[str]:
+        """The seed column as text; empty where there is none."""
+        if not self.has("seed"):
+            return [""] * len(self)
+        return ["" if cell is None else str(cell) for cell in self._column("seed")]
+
+    def refuse_repeats(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
+        """Refuse rows that measure the same thing again with the same seed: a run pasted twice counts
+        double.
+        """
+        seen: dict[tuple[Any, ...], int] = {}
+        for row, key in enumerate(zip(keys, self.seeds(), strict=True)):
+            if key in seen:
+                raise UsageError(
+                    f"{self.place(row)}: the same {what} is already at {self.unit} {self.lines[seen[key]]};"
+                    " keep one, or tell repeats apart in a seed column."
+                )
+            seen[key] = row
+
     def has(self, column: str) -> bool:
         """Whether the file has the column at all."""
-        return column in self.columns
+        return self._name(column) is not None
 
     def require(self, columns: Sequence[str]) -> None:
         """Refuse the table unless it has all of these columns."""
-        missing = [column for column in columns if column not in self.columns]
+        missing = [column for column in columns if not self.has(column)]
         if missing:
             raise UsageError(
                 f"{self.source} has no column {', '.join(map(repr, missing))}; it needs {', '.join(columns)}"
@@ -81,7 +100,18 @@ class Table:
 
     def _column(self, column: str) -> tuple[Any, ...]:
         self.require([column])
-        return self.columns[column]
+        return self.columns[self._name(column) or column]
+
+    def _name(self, column: str) -> str | None:
+        """The file's own spelling of a column: FLOPs is flops, unless two columns differ only in case."""
+        if column in self.columns:
+            return column
+        alike = [name for name in self.columns if name.strip().casefold() == column.casefold()]
+        if len(alike) > 1:
+            raise UsageError(
+                f"{self.source} has columns {', '.join(alike)}, which differ only in case; keep one {column}."
+            )
+        return alike[0] if alike else None
 
 
 def read_table(path: Path | str) -> Table:

@@ -57,7 +57,10 @@ class ReadingFit:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Steeper, lower (constant), floor, undecided or worse; and why, how firmly, and what would change it."""
+    """Steeper, lower (constant), floor, undecided or worse; and why, how firmly, and what would change it.
+
+    `multiplier` is the exponent reading's at `multiplier_flops`, the top of the span both ladders cover.
+    """
 
     arm: str
     reference: str
@@ -74,6 +77,8 @@ class Verdict:
     p_floor_reading: float
     sigma: float
     multiplier: float
+    multiplier_flops: float
+    c0: float
     readings: dict[Reading, ReadingFit]
     bootstraps: tuple[Resampling, ...]
     left_out: tuple[LeftOut, ...]
@@ -133,26 +138,26 @@ def give_verdict(
     delta = float(tests.delta_gamma[0])
     p_slope = float(tests.p_slope[0])
     interval = _delta_gamma_interval(fits, y, settings, rule)
-    middle = np.array([_middle(reference, arm, c0)])
-    multiplier = float(np.exp(_log_multiplier("exponent", fits.solutions["exponent"].theta, middle))[0, 0])
+    end = _common_top(reference, arm)
+    at_end = _log_multiplier("exponent", fits.solutions["exponent"].theta, np.array([math.log(end / c0)]))
+    multiplier = float(np.exp(at_end)[0, 0])
     draft = Verdict(
         arm=arm.arm, reference=reference.arm, word=word, sentence="", rule=rule,
         delta_gamma=delta, delta_gamma_interval=interval, delta_e=float(tests.delta_e[0]),
         p_slope=p_slope, p_slope_one_sided=p_slope / 2 if delta > 0 else 1 - p_slope / 2,
         p_shift=float(tests.p_shift[0]), p_exponent_reading=float(tests.p_exponent_reading[0]),
         p_floor_reading=float(tests.p_floor_reading[0]), sigma=sigma, multiplier=multiplier,
+        multiplier_flops=end, c0=c0,
         readings=readings, bootstraps=resampled, left_out=left_out, decider=decider,
         tolerance=tolerance, would_decide=(),
     )  # fmt: skip
     return replace(draft, sentence=sentence(draft), would_decide=tuple(deciders(draft)))
 
 
-def _middle(reference: Ladder, arm: Ladder, c0: float) -> float:
-    """log(C/C0) at the middle of the span both ladders cover (or of the reference, if they share none)."""
+def _common_top(reference: Ladder, arm: Ladder) -> float:
+    """The highest compute both ladders reach (the reference's top rung, if they share no span)."""
     low, high = max(reference.flops[0], arm.flops[0]), min(reference.flops[-1], arm.flops[-1])
-    if low >= high:
-        low, high = reference.flops[0], reference.flops[-1]
-    return 0.5 * (math.log(low) + math.log(high)) - math.log(c0)
+    return float(high if low < high else reference.flops[-1])
 
 
 def _log_multiplier(reading: Reading, theta: Array, x: Array) -> Array:

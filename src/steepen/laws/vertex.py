@@ -26,6 +26,7 @@ class Vertex:
 
     A censored sweep's `x` is its best measured point, not an optimum. `interval` is infinite where the
     curvature itself is uncertain. `left_out` is the range of the vertex as each point is left out in turn.
+    A parabola that opens downwards is `concave`: it has no minimum, so `interval` and `left_out` are None.
     `p_parabola` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
     """
 
@@ -33,7 +34,7 @@ class Vertex:
     x: float
     loss: float
     interior: bool
-    interval: Interval
+    interval: Interval | None
     curvature: float
     points: int
     left_out: Interval | None
@@ -44,6 +45,16 @@ class Vertex:
     def censored(self) -> bool:
         """Whether the optimum lies outside what was measured."""
         return not self.interior
+
+    @property
+    def concave(self) -> bool:
+        """Whether the sweep has no minimum at all, because its parabola opens downwards."""
+        return self.method == "quadratic" and self.curvature <= 0
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether the sweep leaves open where its optimum is (an Akima minimum has no interval to say so)."""
+        return self.method == "quadratic" and (self.interval is None or math.isinf(self.interval[1]))
 
 
 def find_vertex(
@@ -81,8 +92,10 @@ def find_vertex(
     interior = bool(
         math.isfinite(position) and curvature > 0 and u[0] + 1e-9 * span < position < u[-1] - 1e-9 * span
     )
-    interval = _fieller(u, v, confidence) if method == "quadratic" else (-math.inf, math.inf)
+    interval: Interval | None = _fieller(u, v, confidence) if method == "quadratic" else (-math.inf, math.inf)
     left_out = _leave_one_out(u, v, method)
+    if method == "quadratic" and curvature <= 0:
+        interval, left_out = None, None
     if not interior:
         best = int(np.argmin(v))
         position, height = float(u[best]), float(v[best])
@@ -95,7 +108,7 @@ def find_vertex(
         x=back(position),
         loss=math.exp(height) if log_loss else height,
         interior=interior,
-        interval=(back(interval[0]), back(interval[1])),
+        interval=None if interval is None else (back(interval[0]), back(interval[1])),
         curvature=curvature,
         points=len(x),
         left_out=None if left_out is None else (back(left_out[0]), back(left_out[1])),
