@@ -45,7 +45,9 @@ def train(
     epochs: Annotated[int, typer.Option(help="How often the data may be repeated.")] = 1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change anything: --set optimizer.glr=0.03 (repeatable)."),
+        typer.Option(
+            "--set", help="Change a hyperparameter or option: --set optimizer.glr=0.03 (repeatable)."
+        ),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run directories live.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",

@@ -40,15 +40,6 @@ PAPER: dict[str, Recipe] = {
     ),
 }  # fmt: skip
 
-# Table "Compute-optimal TPP by architecture": mean TPP*, its rounding, scale-shift p-value.
-OPTIMAL_TPP_TABLE = {
-    "vanilla": (5.33, 5, 0.087),
-    "deep-vanilla": (5.66, 6, 0.109),
-    "operator-1": (5.79, 6, 0.923),
-    "loop-2": (6.39, 6, 0.588),
-    "untied-2": (6.08, 6, 0.760),
-}
-
 
 def recipe_of(arm: Arm) -> Recipe:
     """The paper's recipe for an arm (an ablation follows its parent's)."""
