@@ -1,3 +1,31 @@
 """The Triton kernels, under the names their plain twins have in `eager`."""
 
 from __future__ import annotations
+
+from steepen.kernels.cross_entropy import cross_entropy_
+from steepen.kernels.norm import (
+    add_rms_norm,
+    embed_norm,
+    embed_norm_backward_,
+    norm_inject,
+    norm_inject_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+from steepen.kernels.rotary import rotate_norm_, rotate_norm_backward
+from steepen.kernels.swiglu import swiglu, swiglu_backward_
+
+__all__ = [
+    "add_rms_norm",
+    "cross_entropy_",
+    "embed_norm",
+    "embed_norm_backward_",
+    "norm_inject",
+    "norm_inject_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotate_norm_",
+    "rotate_norm_backward",
+    "swiglu",
+    "swiglu_backward_",
+]
