@@ -254,3 +254,120 @@ def test_state_survives_a_round_trip_by_name(variant: str) -> None:
         stepper.step(0.5)
     pairs: zip[tuple[Tensor, Tensor]] = zip(network.parameters(), copy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_parameters_without_a_gradient_are_left_alone() -> None:
+    network = network_with_gradients()
+    optimizer = Optimizer(network, HYPER, OptimizerChoice())
+    silent = {"embedding", next(iter(optimizer.muon.parameters))}
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for name, parameter in network.named_parameters():
+        if name in silent:
+            parameter.grad = None
+    optimizer.step(1.0)
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in silent), name
+    assert silent.isdisjoint(optimizer.state())
+
+
+def test_gradients_are_zeroed_in_place_or_forgotten() -> None:
+    network = network_with_gradients()
+    optimizer = Optimizer(network, HYPER, OptimizerChoice())
+    network.head.grad = None
+    places = {n: p.grad.data_ptr() for n, p in network.named_parameters() if p.grad is not None}
+    optimizer.zero_grad(set_to_none=False)
+    kept = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+    assert {n: g.data_ptr() for n, g in kept.items()} == places
+    assert not any(gradient.any() for gradient in kept.values())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in network.parameters())
+    optimizer.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rates_hold_until_they_are_set_again(variant: str) -> None:
+    networks = [network_with_gradients(), network_with_gradients()]
+    one, two = (Optimizer(network, HYPER, VARIANTS[variant]) for network in networks)
+    for factor in (0.7, 0.2):
+        one.set_rates(factor)
+        for seed in (1, 2):
+            for network in networks:
+                give_gradients(network, seed)
+            one.apply()
+            two.step(factor)
+    pairs: zip[tuple[Tensor, Tensor]] = zip(*(n.parameters() for n in networks), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def on_gpu(seed: int = 0) -> Network:
+    found = find_arm("untied-2")
+    scale = Scale(aspect=96, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
+    network = materialise(on_meta(found.shape(6, scale), found), "cuda", embedding_std=0.3, seed=seed)
+    for parameter in network.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, device="cuda"))
+    return network
+
+
+def same_gradients(networks: list[Network], seed: int) -> None:
+    """New gradients, written where the old ones were."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    for parameters in zip(*(n.parameters() for n in networks), strict=True):
+        gradient = torch.randn(parameters[0].shape, generator=generator, device="cuda")
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(gradient)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_captured_step_replays_at_the_rates_set_since(variant: str) -> None:
+    torch.manual_seed(0)
+    networks = [on_gpu()]
+    networks.append(on_gpu())
+    networks[1].load_state_dict(networks[0].state_dict())
+    plain, captured = (Optimizer(network, HYPER, VARIANTS[variant]) for network in networks)
+    same_gradients(networks, 0)
+    plain.step(0.5)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        captured.step(0.5)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.apply()
+    for step, factor in enumerate((1.0, 0.3, 0.01)):
+        same_gradients(networks, step + 1)
+        plain.step(factor)
+        captured.set_rates(factor)
+        graph.replay()
+        for (name, ours), theirs in zip(
+            networks[0].named_parameters(), networks[1].parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"{name} at step {step}")
+    counts = [s["step"].item() for o in (plain, captured) for s in o.state().values() if "step" in s]
+    assert counts and set(counts) == {4.0}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_on_a_gpu_equal_those_on_a_cpu_within_bf16(variant: str) -> None:
+    torch.manual_seed(0)
+    ours = on_gpu()
+    found = find_arm("untied-2")
+    theirs = materialise(on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
+    theirs.load_state_dict(ours.state_dict())
+    before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
+    optimizers = [Optimizer(network, HYPER, VARIANTS[variant]) for network in (ours, theirs)]
+    for step in range(2):
+        same_gradients([ours], step)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert mine.grad is not None
+            other.grad = mine.grad.to(other)
+        for optimizer in optimizers:
+            optimizer.step(0.5)
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        moved = other - before[name]
+        off = (mine.cpu().double() - other).norm() / moved.norm()
+        assert off < 0.05, f"{name}: {off:.3f} of the way off"

@@ -14,6 +14,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from steepen.kernels import eager, kernels_for
 from steepen.model.growth import State
 from steepen.runs.spec import OptimizerChoice
 
@@ -33,15 +34,25 @@ COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
 TINY = 1e-7  # guards the norm: with output projections at zero the first gradients are exactly zero
 
 
+# Rows from which the kernels for symmetric products are worth it. Below, their few tiles leave most of a GPU
+# idle, and torch's batched product is as fast.
+SYMMETRIC_FROM = 256
+
+
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
     """Each matrix of a (count, rows, columns) stack, rows ≤ columns, its singular values brought near 1."""
-    size = matrices.norm(dim=(-2, -1), keepdim=True)
-    x = matrices / (size * SAFETY[method] + TINY)
+    exact = torch.promote_types(matrices.dtype, torch.float32)
+    size = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=exact)
+    x = torch.div(matrices, size * SAFETY[method] + TINY, out=torch.empty_like(matrices))
     table = COEFFICIENTS[method]
+    kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_FROM else eager
+    gram = polynomial = None
     for step in range(steps):
         a, b, c = table[min(step, len(table) - 1)]
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = kernels.gram(x, out=gram)
+        # a·x goes into the polynomial as a·I: added to the product, it would be a pass over x of its own.
+        polynomial = kernels.symmetric_polynomial(gram, b, c, a=a, out=polynomial)
+        x = torch.bmm(polynomial, x)
     return x
 
 
@@ -54,53 +65,50 @@ class Muon:
         self.state: State = {}
 
     @torch.no_grad()
-    def step(self, lr: float, weight_decay: float) -> None:
-        """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd."""
-        named = [(name, p, p.grad) for name, p in self.parameters.items() if p.grad is not None]
-        if not named:
-            return
-        names = [name for name, _, _ in named]
-        parameters: list[Tensor] = [p for _, p, _ in named]
-        gradients = [gradient for _, _, gradient in named]
-        for name, parameter in zip(names, parameters, strict=True):
+    def step(self, lr: float | Tensor, weight_decay: float) -> None:
+        """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd.
+
+        A rate that is a tensor stays on its device, so that a captured step can be replayed at another rate.
+        """
+        named = {name: p for name, p in self.parameters.items() if p.grad is not None}
+        for name, parameter in named.items():
             if name not in self.state:
                 self.state[name] = {"momentum": torch.zeros_like(parameter)}
-        momentum = [self.state[name]["momentum"] for name in names]
-        beta = self.choice.momentum
-        torch._foreach_lerp_(momentum, gradients, 1 - beta)
-        nesterov = self.choice.nesterov
-        directions = list(torch._foreach_lerp(gradients, momentum, beta)) if nesterov else momentum
-        updates = self._orthogonalise_all(directions)
-        if self.choice.neuron_norm:
-            updates = [self._by_neuron(n, u) for n, u in zip(names, updates, strict=True)]
-        rates = [-lr * max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
-        torch._foreach_mul_(updates, rates)
-        decay(parameters, updates, lr * weight_decay, cautious=self.choice.cautious_decay)
-        torch._foreach_add_(parameters, updates)
+        buckets: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+        for name, parameter in named.items():
+            rows, columns = sorted(parameter.shape[-2:])
+            buckets[rows, columns].append(name)
+        for (rows, columns), names in buckets.items():
+            self._step_bucket(names, rows, columns, lr, weight_decay)
 
-    def _orthogonalise_all(self, directions: list[Tensor]) -> list[Tensor]:
-        """All matrices of a shape at once; a tall matrix is its transpose's, so both kinds share a batch."""
-        buckets: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, direction in enumerate(directions):
-            rows, columns = direction.shape[-2:]
-            buckets[min(rows, columns), max(rows, columns)].append(index)
-        results: list[Tensor] = list(directions)
-        for (rows, columns), indices in buckets.items():
-            flat = [
-                (d if d.shape[-2] <= d.shape[-1] else d.mT).reshape(-1, rows, columns)
-                for d in (directions[i] for i in indices)
-            ]
-            # bf16 is what the GPU multiplies fast; a CPU has no fast bf16.
-            precision = torch.bfloat16 if flat[0].is_cuda else flat[0].dtype
-            choice = self.choice
-            done = orthogonalise(
-                torch.cat(flat).to(precision), choice.orthogonalisation, choice.orthogonalisation_steps
-            )
-            for index, part in zip(indices, done.split([len(f) for f in flat]), strict=True):
-                like = directions[index]
-                turned = part if like.shape[-2] <= like.shape[-1] else part.mT
-                results[index] = turned.reshape(like.shape).to(like.dtype, copy=True)
-        return results
+    def _step_bucket(
+        self, names: list[str], rows: int, columns: int, lr: float | Tensor, weight_decay: float
+    ) -> None:
+        """Step all matrices of a shape; a tall matrix is its transpose's, so both kinds share a batch."""
+        choice = self.choice
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        momenta = [self.state[name]["momentum"] for name in names]
+        kernels = kernels_for(parameters[0])
+        # bf16 is what the GPU multiplies fast; a CPU has no fast bf16.
+        precision = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
+        counts = [p.numel() // (rows * columns) for p in parameters]
+        batch = torch.empty(sum(counts), rows, columns, dtype=precision, device=parameters[0].device)
+        kernels.momentum_into(
+            _parts(batch, counts, parameters), gradients, momenta, choice.momentum, choice.nesterov
+        )
+        done = orthogonalise(batch, choice.orthogonalisation, choice.orthogonalisation_steps)
+        updates = _parts(done, counts, parameters)
+        scales = [max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
+        if not choice.neuron_norm and not choice.cautious_decay:
+            kernels.decay_and_add(parameters, updates, lr, scales, weight_decay)
+            return
+        updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
+        if choice.neuron_norm:
+            updates = [self._by_neuron(name, update) for name, update in zip(names, updates, strict=True)]
+        updates = [update * (lr * -scale) for update, scale in zip(updates, scales, strict=True)]
+        decay(parameters, updates, lr, weight_decay, cautious=choice.cautious_decay)
+        torch._foreach_add_(parameters, updates)
 
     def _by_neuron(self, name: str, update: Tensor) -> Tensor:
         """NorMuon (Li et al., 2025): divide each output row by its running size, keeping the norm."""
@@ -114,10 +122,26 @@ class Muon:
         return scaled * (before / (after + TINY))
 
 
-def decay(parameters: list[Tensor], updates: list[Tensor], amount: float, *, cautious: bool) -> None:
+def _parts(batch: Tensor, counts: list[int], parameters: list[Tensor]) -> list[Tensor]:
+    """The batch cut up again, each part a view with its parameter's shape."""
+    return [
+        (part if p.shape[-2] <= p.shape[-1] else part.mT).view(p.shape)
+        for part, p in zip(batch.split(counts), parameters, strict=True)
+    ]
+
+
+def decay(
+    parameters: list[Tensor],
+    updates: list[Tensor],
+    lr: float | Tensor,
+    weight_decay: float,
+    *,
+    cautious: bool,
+) -> None:
     """Decoupled weight decay; the cautious kind leaves alone the weights that the update makes larger."""
-    if amount == 0:
+    if weight_decay == 0:
         return
+    amount = lr * weight_decay
     if not cautious:
         torch._foreach_mul_(parameters, 1 - amount)
         return

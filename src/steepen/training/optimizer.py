@@ -1,5 +1,8 @@
 """The optimizer of a run: Muon on every block matrix, AdamW on embedding and head."""
 
+# The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -33,6 +36,7 @@ class Optimizer:
     def __init__(self, network: Network, hyper: Hyperparameters, choice: OptimizerChoice) -> None:
         self.network, self.hyper, self.choice = network, hyper, choice
         self.muon = Muon({}, choice)
+        on_gpu = network.embedding.is_cuda
         # The decay of a cautious optimizer needs the step's direction, so it is applied here, not by AdamW.
         self.adam = torch.optim.AdamW(
             [{"params": [], "name": group} for group in GROUPS],
@@ -40,8 +44,20 @@ class Optimizer:
             betas=(hyper.beta1, hyper.beta2),
             eps=hyper.eps,
             weight_decay=0.0 if choice.cautious_decay else hyper.wd,
-            fused=network.embedding.is_cuda,
+            fused=on_gpu,
+            capturable=on_gpu,
         )
+        # On a GPU the rates lie there, where a captured step reads what has been set since its capture.
+        # AdamW's kernel reads its rate as fp32, whatever the weights are.
+        self._peaks: Tensor | None = None
+        self.lr: dict[str, float | Tensor] = dict.fromkeys(GROUPS, 0.0)
+        if on_gpu:
+            rates = list(self.rates().values())
+            self._peaks = torch.tensor(rates, dtype=torch.float32, device=network.embedding.device)
+            self._live = torch.zeros_like(self._peaks)
+            self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
+        for group in self.adam.param_groups:
+            group["lr"] = self.lr[group["name"]]
         self.names: dict[str, nn.Parameter] = {}
         self.adopt()
 
@@ -66,19 +82,39 @@ class Optimizer:
 
     def step(self, factor: float) -> None:
         """One step at this share of the peak learning rates; returns nothing, changes weights and state."""
-        rates = self.rates()
-        if self.choice.clip is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.choice.clip)
-        self.muon.step(rates["matrices"] * factor, self.hyper.wd)
+        self.set_rates(factor)
+        self.apply()
+
+    def set_rates(self, factor: float) -> None:
+        """Have the next steps taken at this share of the peak rates: all that differs from step to step."""
+        if self._peaks is not None:
+            torch.mul(self._peaks, factor, out=self._live)
+            return
+        self.lr = {group: rate * factor for group, rate in self.rates().items()}
         for group in self.adam.param_groups:
-            group["lr"] = rates[group["name"]] * factor
+            group["lr"] = self.lr[group["name"]]
+
+    def apply(self) -> None:
+        """One step at the rates that were set. On a GPU it can be captured in a graph and replayed.
+
+        State is created by the first step, and growing or loading state replaces it: capture after a step
+        was taken, and again after those.
+        """
+        if self.choice.clip is not None:
+            nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
+        self.muon.step(self.lr["matrices"], self.hyper.wd)
         if self.choice.cautious_decay:
             self._cautious_adam()
         else:
             self.adam.step()
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; a captured step needs them zeroed where they are instead."""
+        if not set_to_none:
+            gradients = [p.grad for p in self.names.values() if p.grad is not None]
+            if gradients:
+                torch._foreach_zero_(gradients)
+            return
         for parameter in self.names.values():
             parameter.grad = None
 
@@ -124,7 +160,7 @@ class Optimizer:
         with torch.no_grad():
             for (group, parameters), old in zip(groups, before, strict=True):
                 updates = [p.detach() - o for p, o in zip(parameters, old, strict=True)]
-                decay(old, updates, group["lr"] * self.hyper.wd, cautious=True)
+                decay(old, updates, group["lr"], self.hyper.wd, cautious=True)
                 for parameter, start, update in zip(parameters, old, updates, strict=True):
                     parameter.copy_(start + update)
 

@@ -51,28 +51,27 @@ class Stepper:
 
     def __call__(self, inputs: Tensor, targets: Tensor, passes: int, factor: float) -> tuple[Tensor, Tensor]:
         """Make a step at this share of the learning rates; returns the loss and the gradient's norm."""
-        self.optimizer.set_rates(factor)
         recorded = self.recorded.get(passes)
         if recorded is not None:
+            self.optimizer.set_rates(factor)
             recorded.inputs.copy_(inputs, non_blocking=True)
             recorded.targets.copy_(targets, non_blocking=True)
             recorded.graph.replay()
             return recorded.loss.clone(), recorded.norm.clone()
-        found = self._step(inputs, targets, passes)
+        loss, norm = self._gradients(inputs, targets, passes)
+        self.optimizer.step(factor)
         if self.graphs:
             self._record(inputs, targets, passes)
         self.optimizer.zero_grad()
-        return found
+        return loss, norm
 
     def reset(self) -> None:
         """Forget what was recorded: the network or the optimizer's state is no longer what it was."""
         self.recorded.clear()
 
-    def _step(self, inputs: Tensor, targets: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+    def _gradients(self, inputs: Tensor, targets: Tensor, passes: int) -> tuple[Tensor, Tensor]:
         loss = self.accumulator(inputs, targets, passes)
-        norm = self.optimizer.gradient_norm()
-        self.optimizer.apply()
-        return loss, norm
+        return loss, self.optimizer.gradient_norm()
 
     def _record(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
         """Record a step like the one just made, whose gradients and optimizer state now have their places."""
@@ -83,7 +82,8 @@ class Stepper:
         try:
             # Other threads (the one that prepares batches) may go on talking to the driver.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                loss, norm = self._step(inputs, targets, passes)
+                loss, norm = self._gradients(inputs, targets, passes)
+                self.optimizer.apply()
                 if self.network.fast is not None:
                     self.network.fast.refresh()
                 self.optimizer.zero_grad(set_to_none=False)

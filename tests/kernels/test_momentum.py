@@ -1,0 +1,63 @@
+"""Muon's passes over weights and momentum against their plain twins: any shape, tall or wide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.kernels import eager
+
+pytest.importorskip("triton")
+from steepen.kernels import fused
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there on Triton's interpreter
+SHAPES = [(1, 1), (64, 64), (3, 70, 40), (130, 65), (2, 2, 5, 100)]
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
+
+
+def draw(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in SHAPES]
+
+
+def turned(tensors: list[Tensor]) -> list[Tensor]:
+    """The same values, laid out in memory as their transposes."""
+    return [x.mT.contiguous().mT for x in tensors]
+
+
+@DTYPES
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_and_direction_equal_their_plain_twin(
+    nesterov: bool, transposed: bool, dtype: torch.dtype
+) -> None:
+    gradients, (ours, theirs) = draw(0), (draw(1), draw(1))
+    out, expected = draw(2, dtype), draw(2, dtype)
+    if transposed:
+        out, gradients = turned(out), turned(gradients)
+    fused.momentum_into(out, gradients, ours, 0.95, nesterov)
+    eager.momentum_into(expected, gradients, theirs, 0.95, nesterov)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+@DTYPES
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("lr", [0.3, torch.tensor(0.3)])
+def test_decayed_steps_equal_their_plain_twin(
+    lr: float | Tensor, transposed: bool, dtype: torch.dtype
+) -> None:
+    updates, (ours, theirs) = draw(0, dtype), (draw(1), draw(1))
+    if transposed:
+        updates = turned(updates)
+    lr = lr.to(DEVICE) if isinstance(lr, Tensor) else lr
+    scales = [0.5 + k for k in range(len(SHAPES))]
+    fused.decay_and_add(ours, updates, lr, scales, 0.2)
+    eager.decay_and_add(theirs, updates, lr, scales, 0.2)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
+    exact = [
+        (1 - 0.3 * 0.2) * p - 0.3 * s * u.float() for p, u, s in zip(draw(1), updates, scales, strict=True)
+    ]
+    torch.testing.assert_close(ours, exact, rtol=1e-6, atol=2e-6)
