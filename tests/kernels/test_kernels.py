@@ -124,7 +124,7 @@ def test_swiglu_equals_its_twin(draw: Draw, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 15.0])
-@pytest.mark.parametrize("vocabulary", [256, 1000, 20_000])
+@pytest.mark.parametrize("vocabulary", [256, 1000, 19_300])
 def test_cross_entropy_equals_its_twin(draw: Draw, vocabulary: int, softcap: float | None) -> None:
     logits, targets = 4 * draw(6, vocabulary), draw.whole(vocabulary, 6)
     logits[0, targets[0]] = 40  # a sure one: its gradient is almost nothing
