@@ -320,8 +320,12 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_captured_step_replays_at_the_rates_set_since(variant: str) -> None:
+def test_a_captured_step_replays_at_the_rates_set_since(
+    variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.training.muon.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
     torch.manual_seed(0)
     networks = [on_gpu()]
     networks.append(on_gpu())
