@@ -1,6 +1,6 @@
 """What a step of the optimizer costs: ours, torch's own Muon, and the orthogonalisation by itself.
 
-    python benchmarks/muon_step.py [--arm vanilla] [--depth 8] [--graph] [--profile]
+    python benchmarks/muon_step.py [--arm vanilla] [--depth 8] [--graph] [--profile] [--tiles]
 
 All are measured in one run, in turns, so a drift of the clock meets them alike; times are medians. The
 reference is torch.optim.Muon, one logical matrix after another, beside Muon's share of our step. FLOPs are
@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -28,6 +29,14 @@ from steepen.training.device import find_device, synchronise
 from steepen.training.optimizer import Optimizer
 
 CHOICE = OptimizerChoice()
+TILES = [  # edge, depth, warps, stages
+    (64, 64, 4, 4),
+    (64, 128, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 3),
+    (128, 64, 8, 4),
+    (128, 128, 8, 3),
+]
 
 
 def plain(matrices: Tensor) -> Tensor:
@@ -107,6 +116,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="default: 10 on a GPU, 1 on a CPU")
     parser.add_argument("--graph", action="store_true", help="time everything of ours as CUDA graphs")
     parser.add_argument("--profile", action="store_true", help="list the kernels of one step by their time")
+    parser.add_argument("--tiles", action="store_true", help="time the symmetric kernels with other tiles")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     device = find_device(given.device)
@@ -184,6 +194,47 @@ def main() -> None:
         print(f"{name:<40}{1e3 * median:>10.3f}{speed:>10}{ratio:>30}")
     if given.profile:
         show_kernels(optimizer)
+    if given.tiles:
+        if not on_gpu:
+            parser.error("--tiles needs a GPU")
+        for batch in batches.values():
+            show_tiles(batch, repeats)
+
+
+def show_tiles(batch: Tensor, repeats: int) -> None:
+    """The symmetric kernels beside torch's batched products, with each choice of tiles, in CUDA graphs."""
+    from steepen.kernels import eager, symmetric
+
+    gram = eager.gram(batch) / batch.shape[-1]
+    out = torch.empty_like(gram)
+
+    def milliseconds(kernels: ModuleType) -> tuple[float, float]:
+        works: list[Callable[[], object]] = [
+            lambda: kernels.gram(batch, out=out),
+            lambda: kernels.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445, out=out),
+        ]
+        graphs = [captured(work) for work in works]
+        found = [
+            statistics.median(seconds(graph, repeats, batch.device) for _ in range(9)) for graph in graphs
+        ]
+        return 1e3 * found[0], 1e3 * found[1]
+
+    count, rows, columns = batch.shape
+    title = f"{count} × {rows} × {columns}"
+    print(f"\n{title:<40}{'gram, ms':>12}{'polynomial, ms':>18}")
+    times = milliseconds(eager)
+    print(f"{'torch':<40}{times[0]:>12.4f}{times[1]:>18.4f}")
+    for engine in (True, False):
+        for edge, depth, warps, stages in TILES:
+            tiles = symmetric.Tiles(edge, depth, warps, stages)
+            with (
+                patch.object(symmetric, "COPY_ENGINE", engine),
+                patch.object(symmetric, "SMALL", tiles),
+                patch.object(symmetric, "LARGE", tiles),
+            ):
+                times = milliseconds(symmetric)
+            name = f"{edge}² × {depth}, {warps} warps, {stages} stages{', engine' if engine else ''}"
+            print(f"{name:<40}{times[0]:>12.4f}{times[1]:>18.4f}")
 
 
 def show_kernels(optimizer: Optimizer) -> None:
