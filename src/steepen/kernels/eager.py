@@ -1,4 +1,8 @@
-"""The kernels' plain twins: what each computes, in torch's own operations, in any precision."""
+"""The kernels' plain twins: what each computes, in torch's own operations, in any precision.
+
+Matrices are (tokens, width) with the last dimension contiguous. Names that end in an underscore overwrite
+their first argument, as torch's do. Reductions are in fp32, or fp64 where the inputs are.
+"""
 
 # The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -7,6 +11,110 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x divided by its root mean square, row by row, and the reciprocal of that."""
+    wide = _wide(x)
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (wide * rstd[:, None]).to(x.dtype), rstd
+
+
+def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y, and its norm as `rms_norm` gives it."""
+    total = x + y
+    return (total, *rms_norm(total, eps))
+
+
+def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> Tensor:
+    """The gradient of a norm's input from that of its output n; `skip` is what else flows into the input."""
+    d, y = _wide(dn), _wide(n)
+    dx = rstd[:, None] * (d - y * (d * y).mean(-1, keepdim=True))
+    return (dx if skip is None else dx + _wide(skip)).to(dn.dtype)
+
+
+def norm_inject(h: Tensor, e: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
+    """Norm(h) + α·e, and the norm's reciprocal root mean square."""
+    wide = _wide(h)
+    rstd = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (wide * rstd[:, None] + alpha * _wide(e)).to(h.dtype), rstd
+
+
+def norm_inject_backward(d: Tensor, h: Tensor, rstd: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """The gradients of h and e."""
+    n = (_wide(h) * rstd[:, None]).to(h.dtype)
+    return rms_norm_backward(d, n, rstd), (alpha * _wide(d)).to(d.dtype)
+
+
+def embed_norm(tokens: Tensor, table: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The normed rows of an embedding table, in `dtype`, and the reciprocals of their root mean squares."""
+    return rms_norm(functional.embedding(tokens, table).to(dtype), eps)
+
+
+def embed_norm_backward_(grad: Tensor, tokens: Tensor, dn: Tensor, n: Tensor, rstd: Tensor) -> None:
+    """Add the rows' gradients to the table's."""
+    grad.index_add_(0, tokens, rms_norm_backward(dn, n, rstd).to(grad.dtype))
+
+
+def rotate_norm_(qkv: Tensor, table: Tensor, eps: float) -> Tensor:
+    """Rotate (RoPE) and norm queries and keys of (batch, time, 3, heads, head_dim) where they stand.
+
+    `table` is (2, time, head_dim/2), cosines and sines. Returns the norms' reciprocal root mean squares,
+    (batch, time, 2, heads).
+    """
+    both = _wide(qkv[:, :, :2])
+    cos, sin = _wide(table)[:, :, None, None].unbind()
+    first, second = both.chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    rstd = torch.rsqrt(turned.square().mean(-1) + eps)
+    qkv[:, :, :2] = (turned * rstd[..., None]).to(qkv.dtype)
+    return rstd
+
+
+def rotate_norm_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
+) -> Tensor:
+    """The gradient of what `rotate_norm_` was given, from those of query, key and value (batch, time, …)."""
+    d, y = _wide(torch.stack([dq, dk], dim=2)), _wide(qkv[:, :, :2])
+    d = rstd[..., None] * (d - y * (d * y).mean(-1, keepdim=True))
+    cos, sin = _wide(table)[:, :, None, None].unbind()
+    first, second = d.chunk(2, dim=-1)
+    back = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+    return torch.cat([back.to(qkv.dtype), dv[:, :, None]], dim=2)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate)·up of the two halves of each row."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (functional.silu(_wide(gate)) * _wide(up)).to(gate_up.dtype)
+
+
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> None:
+    """Put the gradient of gate and up in their place, and the product swiglu made in that of its gradient."""
+    gate, up = (_wide(part) for part in gate_up.chunk(2, dim=-1))
+    share, d = torch.sigmoid(gate), _wide(dh)
+    silu = gate * share
+    both = torch.cat([d * up * share * (1 + gate * (1 - share)), d * silu], dim=-1)
+    dh.copy_(silu * up)
+    gate_up.copy_(both)
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """Each row's cross-entropy; the logits become their own gradient times `scale`."""
+    raw = _wide(logits)
+    x = raw if softcap is None else softcap * torch.tanh(raw / softcap)
+    losses = functional.cross_entropy(x, targets, reduction="none")
+    gradient = torch.softmax(x, dim=-1)
+    gradient[torch.arange(len(x), device=x.device), targets] -= 1
+    if softcap is not None:
+        gradient = gradient * (1 - (x / softcap).square())
+    logits.copy_(gradient * scale)
+    return losses
 
 
 def gram(x: Tensor, out: Tensor | None = None) -> Tensor:

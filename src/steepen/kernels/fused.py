@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from steepen.kernels.cross_entropy import cross_entropy_
 from steepen.kernels.momentum import decay_and_add, momentum_into
+from steepen.kernels.norm import (
+    add_rms_norm,
+    embed_norm,
+    embed_norm_backward_,
+    norm_inject,
+    norm_inject_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+from steepen.kernels.rotary import rotate_norm_, rotate_norm_backward
+from steepen.kernels.swiglu import swiglu, swiglu_backward_
 from steepen.kernels.symmetric import gram, symmetric_polynomial
 
-__all__ = ["decay_and_add", "gram", "momentum_into", "symmetric_polynomial"]
+__all__ = [
+    "add_rms_norm",
+    "cross_entropy_",
+    "decay_and_add",
+    "embed_norm",
+    "embed_norm_backward_",
+    "gram",
+    "momentum_into",
+    "norm_inject",
+    "norm_inject_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotate_norm_",
+    "rotate_norm_backward",
+    "swiglu",
+    "swiglu_backward_",
+    "symmetric_polynomial",
+]

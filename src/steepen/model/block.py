@@ -6,7 +6,7 @@ computes them all, and the optimizer still sees each matrix on its own.
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from steepen.errors import UsageError
 from steepen.model.arms import load_attribute
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
+
+if TYPE_CHECKING:
+    from steepen.model.fast import FastBlock
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -49,6 +52,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: Options) -> None:
         super().__init__()
+        self.fast: FastBlock | None = None  # set by fast.speed_up
         self.heads = shape.heads
         self.residual = multipliers.residual
         self.eps = options.norm_eps
@@ -69,6 +73,8 @@ class TransformerBlock(nn.Module):
 
         Attention is causal, or where `mask` (batch, 1, time, time) is True.
         """
+        if self.fast is not None and mask is None:
+            return self.fast(x, rotary)
         x = x + self._attend(self._norm(x), rotary, mask)
         gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)

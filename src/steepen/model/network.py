@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,12 @@ from torch.nn import functional
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import find_block, linear, rotary_table
-from steepen.model.boundary import find_boundary
+from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
+
+if TYPE_CHECKING:
+    from steepen.model.fast import FastNetwork
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Network(nn.Module):
         self.multipliers, self.options = multipliers or Multipliers(), options or Options()
         self.passes = passes or arm.passes.initial
         self.compute_dtype: torch.dtype | None = None  # None: compute in the weights' own precision
+        self.fast: FastNetwork | None = None  # set by fast.speed_up
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
@@ -78,10 +83,19 @@ class Network(nn.Module):
             )
         return stage
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, passes: int | None = None) -> Tensor:
-        """Logits (batch, time, vocabulary) in fp32 or wider, or with targets the mean cross-entropy."""
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        passes: int | None = None,
+        share: float = 1.0,
+    ) -> Tensor:
+        """Logits (batch, time, vocabulary) in fp32 or wider; with targets, `share` of the mean cross-entropy.
+
+        `share` is the part of a global batch these rows are, where gradients are accumulated over several.
+        """
         stream = self.features(tokens, passes)
-        return self.logits(stream) if targets is None else self.loss(stream, targets)
+        return self.logits(stream) if targets is None else self.loss(stream, targets, share)
 
     def features(
         self,
@@ -97,8 +111,13 @@ class Network(nn.Module):
         passes = self.passes if passes is None else passes
         self._check(tokens, passes, in_order=tree is None)
         dtype = self.compute_dtype or self.embedding.dtype
+        if self.fast is not None:
+            self.fast.ready()
         if tree is None:
-            rotary, rest = self.rotary[:, : tokens.shape[-1]].to(dtype), ()
+            # The fast path rotates in fp32, whatever the precision it reads and writes.
+            exact = self.fast is not None and self.arm.block == "transformer"
+            table = self.rotary[:, : tokens.shape[-1]].contiguous()
+            rotary, rest = table if exact else table.to(dtype), ()
         else:
             rotary, rest = self.rotary[:, tree.positions].to(dtype), (tree.mask,)
 
@@ -109,12 +128,17 @@ class Network(nn.Module):
                     visit(x)
             return x
 
-        alpha = self.multipliers.injection
-        e = run(self.prelude, self.norm(functional.embedding(tokens, self.embedding).to(dtype)))
+        e = run(self.prelude, self.embed(tokens, dtype))
         h: Tensor | None = None
         for core in self.applied_cores(passes):
-            h = run(core, self.core_boundary(h, e, alpha, self.norm))
-        return run(self.coda, self.coda_boundary(h, e, alpha, self.norm))
+            h = run(core, self._cross(self.core_boundary, h, e))
+        return run(self.coda, self._cross(self.coda_boundary, h, e))
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """The stream's beginning: the tokens' normed embeddings."""
+        if self.fast is not None:
+            return self.fast.embed(tokens, dtype)
+        return self.norm(functional.embedding(tokens, self.embedding).to(dtype))
 
     def logits(self, stream: Tensor) -> Tensor:
         """What a stream predicts: final norm, head and its multiplier (also the logit lens)."""
@@ -123,9 +147,11 @@ class Network(nn.Module):
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
-    def loss(self, stream: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of the targets, in fp32 or wider."""
-        return functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
+    def loss(self, stream: Tensor, targets: Tensor, share: float = 1.0) -> Tensor:
+        """`share` times the mean cross-entropy of the targets, in fp32 or wider."""
+        if self.fast is not None:
+            return self.fast.loss(stream, targets, share)
+        return share * functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain."""
@@ -145,6 +171,12 @@ class Network(nn.Module):
             assert isinstance(core, nn.ModuleList)
             yield from core
         yield from self.coda
+
+    def _cross(self, boundary: Boundary, h: Tensor | None, e: Tensor) -> Tensor:
+        alpha = self.multipliers.injection
+        if self.fast is not None and h is not None and boundary is normalise_and_inject:
+            return self.fast.norm_inject(h, e, alpha)
+        return boundary(h, e, alpha, self.norm)
 
     def _check(self, tokens: Tensor, passes: int, in_order: bool) -> None:
         if passes < 1:

@@ -16,7 +16,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
+from steepen.kernels import has_triton
+from steepen.model.fast import speed_up
 from steepen.model.network import Network
+from steepen.model.products import Product
 from steepen.recipe.hardware import ACCELERATORS
 
 
@@ -71,20 +74,36 @@ def fast_kernels(device: torch.device) -> Generator[None]:
         yield
 
 
+def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
+    """Set a network's precision and how it computes: the fast path, compiled, or plainly."""
+    if precision != "fp32":
+        network.compute_dtype = torch.bfloat16
+    if fast:
+        speed_up(network, functools.partial(Product, dtype=torch.bfloat16))
+    if compiled:
+        compile_network(network)
+
+
+def can_be_fast(device: torch.device, precision: str) -> bool:
+    """Whether the fast path serves: its kernels are Triton's, for a GPU, in less than fp32."""
+    return device.type == "cuda" and precision != "fp32" and has_triton()
+
+
 def compile_network(network: Network) -> None:
     """Compile block by block, and what stands between: the number of passes then changes nothing."""
     dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
     # All blocks share one compiled program; each micro-batch size, with and without gradients, adds one.
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 64)
     compile_blocks(network)
-    for name in ("core_boundary", "coda_boundary", "loss"):
+    for name in () if network.fast is not None else ("core_boundary", "coda_boundary", "loss"):
         setattr(network, name, torch.compile(getattr(network, name), dynamic=False))
 
 
 def compile_blocks(network: Network) -> None:
     """Have every block run compiled; blocks gained by growth find their program in the cache."""
     for block in network.blocks():
-        block.compile(dynamic=False)
+        if getattr(block, "fast", None) is None:
+            block.compile(dynamic=False)
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, m
     for first in range(0, rows, micro_batch):
         piece = slice(first, first + micro_batch)
         share = len(inputs[piece]) / rows
-        loss = network(inputs[piece], targets[piece], passes=passes)
-        (loss * share).backward()
-        total += loss.detach() * share
+        loss = network(inputs[piece], targets[piece], passes=passes, share=share)
+        loss.backward()
+        total += loss.detach()
     return total
 
 

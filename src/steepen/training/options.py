@@ -14,7 +14,10 @@ class TrainOptions:
 
     device: str = "auto"
     micro_batch: int | None = None  # sequences at a time; None finds what fits
-    compile: bool | None = None  # None: on a GPU yes, on a CPU no (it costs more than a tiny run)
+    fast: bool | None = None  # fused kernels; None: wherever they serve (a GPU, less than fp32)
+    compile: bool | None = (
+        None  # None: on a GPU what is not fast, on a CPU nothing (a tiny run is sooner done)
+    )
     validate_every: int | None = None  # steps; the end of the run is always validated
     log_every: int | None = None  # steps between looks at the losses; None: 10 on a GPU, 1 on a CPU
     checkpoint_every: int | None = None  # steps; None: a tenth of the run

@@ -18,6 +18,7 @@ from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
+from steepen.recipe.accounting import flops_per_token
 from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.record import RunRecord, Score
 from steepen.runs.spec import RunSpec
@@ -32,6 +33,7 @@ from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
 from steepen.training.schedule import build_schedule
+from steepen.training.step import GRAPH_FLOPS, Stepper
 from steepen.training.stopping import Interrupted, Stopping
 from steepen.training.trackers import Trackers
 
@@ -99,8 +101,14 @@ class _Run:
         self.spec, self.directory, self.options, self.display = spec, directory, options, display
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
-        self.compiled = on_gpu if options.compile is None else options.compile
-        self.log_every = options.log_every or (10 if on_gpu else 1)
+        possible = machine.can_be_fast(self.device, spec.precision)
+        self.fast = possible if options.fast is None else options.fast and possible
+        built_in = self.fast and spec.arm.block == "transformer"
+        self.compiled = on_gpu and not built_in if options.compile is None else options.compile
+        small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS
+        self.graphs = built_in and small
+        # A look at the losses makes the device wait, so short steps are looked at less often.
+        self.log_every = options.log_every or (50 if self.graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         if dataset.vocabulary > spec.shape.vocabulary:
             raise UsageError(
@@ -140,10 +148,13 @@ class _Run:
             self.accumulator = Accumulator(
                 self.network, self.spec.rows, self.options.micro_batch, self.display.say
             )
+            self.stepper = Stepper(
+                self.network, self.optimizer, self.accumulator, graphs=self.graphs, say=self.display.say
+            )
             self.trackers = Trackers(self.options.trackers, self.spec, self.directory.path, self.display.say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
             try:
-                if self.compiled:
+                if self.compiled or self.fast:
                     self._warm_up()
                 self._loop()
                 record = self._finish()
@@ -166,10 +177,9 @@ class _Run:
                 if schedule.grown[step] > self.network.passes:
                     self._grow(int(schedule.grown[step]))
                 self.clock.start()
-                loss = self.accumulator(inputs, targets, int(schedule.passes[step]))
-                norm = self.optimizer.gradient_norm()
-                self.optimizer.step(float(schedule.factor[step]))
-                self.optimizer.zero_grad()
+                loss, norm = self.stepper(
+                    inputs, targets, int(schedule.passes[step]), float(schedule.factor[step])
+                )
                 self.step = step + 1
                 self.pending.append((step, loss, norm))
                 if self.step % self.log_every == 0 or self.step == spec.steps:
@@ -243,6 +253,9 @@ class _Run:
         self.clock.pause()
         before = self.network.passes
         self.optimizer.grow(passes)
+        self.stepper.reset()
+        if self.network.fast is not None:
+            self.network.fast.adopt()
         if self.compiled:
             machine.compile_blocks(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
@@ -336,10 +349,7 @@ class _Run:
         spec = self.spec
         bare = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
         self.network: Network = with_memory(bare, self.device)
-        if spec.precision == "bf16":
-            self.network.compute_dtype = torch.bfloat16
-        if self.compiled:
-            machine.compile_network(self.network)
+        machine.prepare(self.network, spec.precision, fast=self.fast, compiled=self.compiled)
         self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
 
     def _warm_up(self) -> None:
@@ -347,6 +357,8 @@ class _Run:
         if self.step == self.spec.steps:
             return
         started = time.monotonic()
+        if self.network.fast is not None:
+            self.network.fast.refresh()
         tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
         size = self.accumulator.micro_batch
         devices = [self.device] if self.device.type == "cuda" else []
@@ -356,7 +368,7 @@ class _Run:
         size = self.accumulator.micro_batch
         mean_loss(self.network, [(tokens[:size], tokens[:size])])
         machine.synchronise(self.device)
-        self.display.say(f"compiled in {time.monotonic() - started:.1f} s.")
+        self.display.say(f"ready to train after {time.monotonic() - started:.1f} s.")
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,336 @@
+"""Training throughput on one GPU: ours against a plain model of the same function, in one run.
+
+    python benchmarks/throughput.py                                    # d8, every goal's arm
+    python benchmarks/throughput.py --depth 12 --arms vanilla
+    python benchmarks/throughput.py --small                            # d3 and d2, as a ladder's first rungs
+    python benchmarks/throughput.py --precision fp8 --depth 12 --arms vanilla
+
+A step is a whole optimizer step over the global batch, as training makes it. The reference is written out
+below: weights cast where they are used, SDPA (the fastest backend there is), F.cross_entropy on fp32 logits,
+the whole model compiled, Muon and AdamW as torch has them. Both start from the same weights, none of them zero
+(products of zeros run faster than training ever does), and must give the same loss. Tokens are random. FLOPs
+are counted as in the paper (causal attention), against the GPU's dense bf16 peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.model.arms import find_arm
+from steepen.model.block import rotary_table
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import Scale
+from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.paper import recipe_of
+from steepen.runs.spec import OptimizerChoice
+from steepen.training.device import fast_kernels, find_device, peak_flops, prepare
+from steepen.training.gradients import Accumulator
+from steepen.training.optimizer import Optimizer
+from steepen.training.step import GRAPH_FLOPS, Stepper
+
+PARTS = ("head", "attention", "MLP", "optimizer", "other")
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, width: int, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate_up, self.down = (
+            nn.Linear(width, 2 * hidden, bias=False),
+            nn.Linear(hidden, width, bias=False),
+        )
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        n = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
+        q, k, v = self.qkv(n).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k = (functional.rms_norm(turn(t, rotary), t.shape[-1:], eps=1.1920929e-07) for t in (q, k))
+        a = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        )
+        x = x + self.out(a.transpose(1, 2).flatten(-2))
+        gate, up = self.gate_up(functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
+
+
+def turn(x: Tensor, rotary: Tensor) -> Tensor:
+    cos, sin = rotary[0].unsqueeze(-2), rotary[1].unsqueeze(-2)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Plain(nn.Module):
+    """A vanilla transformer of the same sizes, with an optimizer of torch's own."""
+
+    def __init__(self, ours: Network) -> None:
+        super().__init__()
+        shape = ours.shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = nn.ModuleList(
+            PlainBlock(shape.width, shape.hidden, shape.heads) for _ in range(shape.depth)
+        )
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.register_buffer("rotary", rotary_table(shape, ours.options).to(torch.bfloat16))
+        with torch.no_grad():
+            self.embedding.weight.copy_(ours.embedding)
+            self.head.weight.copy_(ours.head)
+            for mine, other in zip(self.blocks, ours.blocks(), strict=True):
+                for name in ("qkv", "out", "gate_up", "down"):
+                    getattr(mine, name).weight.copy_(getattr(other, name).flatten(0, -2))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens).to(torch.bfloat16)
+        x = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
+        for block in self.blocks:
+            x = block(x, self.rotary)
+        x = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
+        return functional.cross_entropy(self.head(x).float().flatten(0, -2), targets.flatten())
+
+
+class PlainStepper:
+    def __init__(self, ours: Network, device: torch.device, micro_batch: int, lr: float) -> None:
+        self.model = Plain(ours).to(device)
+        self.micro_batch = micro_batch
+        self.loss = torch.compile(self.model)
+        matrices = [p for block in self.model.blocks for p in block.parameters()]
+        self.muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0)
+        ends = [self.model.embedding.weight, self.model.head.weight]
+        self.adam = torch.optim.AdamW(ends, lr=lr, weight_decay=0.0, fused=device.type == "cuda")
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        total = torch.zeros((), device=inputs.device)
+        pieces = len(inputs) // self.micro_batch
+        for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
+            with torch.autocast(inputs.device.type, torch.bfloat16):
+                loss = self.loss(x, y) / pieces
+            loss.backward()
+            total += loss.detach()
+        with torch.profiler.record_function("optimizer"):
+            self.muon.step()
+            self.adam.step()
+            self.muon.zero_grad()
+            self.adam.zero_grad()
+        return total
+
+
+class OurStepper:
+    def __init__(
+        self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, graphs: bool
+    ) -> None:
+        hyper = replace(recipe_of(network.arm).base, glr=lr, elrm=1.0, hlrm=1.0, wd=0.0)
+        self.passes = passes
+        optimizer = Optimizer(network, hyper, OptimizerChoice())
+        accumulator = Accumulator(network, batch, micro_batch, print)
+        self.stepper = Stepper(network, optimizer, accumulator, graphs=graphs, say=print)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.stepper(inputs, targets, self.passes, 1.0)[0]
+
+
+@dataclass
+class Row:
+    arm: str
+    depth: int
+    tokens_per_second: float
+    ratio: float | None
+    per_flop: float | None  # time per FLOP against ours of the first arm
+    teraflops: float
+    mfu: float | None
+    peak_gib: float
+    loss: float
+    shares: dict[str, float]
+    seconds_to_ready: float
+
+
+def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
+    arm = find_arm(name)
+    network = materialise(on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():  # head and output projections start at zero; a trained network's are not
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, device=device)
+            parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
+    return network
+
+
+def measure(step: Any, batches: list[tuple[Tensor, Tensor]], seconds: float) -> tuple[float, float, float]:
+    """Median seconds of a step, the first step's loss, seconds to the end of the warm-up."""
+    begun = time.perf_counter()
+    first = step(*batches[0]).item()
+    torch.cuda.synchronize()
+    ready = time.perf_counter() - begun
+    for index in range(3):
+        step(*batches[index % len(batches)])
+    torch.cuda.synchronize()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        inner = 4
+        for index in range(inner):
+            step(*batches[index % len(batches)])
+        events[1].record()
+        torch.cuda.synchronize()
+        times.append(events[0].elapsed_time(events[1]) / 1e3 / inner)
+    return statistics.median(times), first, ready
+
+
+def breakdown(step: Any, batch: tuple[Tensor, Tensor], vocabulary: int, hidden: int) -> dict[str, float]:
+    """Shares of the GPU's time, by what a kernel belongs to."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        step(*batch)
+        torch.cuda.synchronize()
+    spans = [
+        (e.time_range.start, e.time_range.end)
+        for e in profile.events()
+        if e.name.startswith("optimizer") and e.device_type == torch.profiler.DeviceType.CPU
+    ]
+    spent: defaultdict[str, float] = defaultdict(float)
+    for event in profile.events():
+        for kernel in event.kernels:
+            inside = any(a <= event.time_range.start <= b for a, b in spans)
+            part = "optimizer" if inside else belongs(kernel.name, event.input_shapes, vocabulary, hidden)
+            spent[part] += kernel.duration
+    total = sum(spent.values())
+    return {part: spent[part] / total for part in PARTS} if total else {}
+
+
+def belongs(kernel: str, shapes: Any, vocabulary: int, hidden: int) -> str:
+    sizes = {
+        n for shape in shapes or () if isinstance(shape, list | tuple) for n in shape if isinstance(n, int)
+    }
+    name = kernel.lower()
+    if vocabulary in sizes or "cross_entropy" in name or "softmax" in name or "nll" in name:
+        return "head"
+    if any(word in name for word in ("sdpa", "flash", "fmha", "cudnn", "rotate")):
+        return "attention"
+    if {hidden, 2 * hidden} & sizes or "swiglu" in name or "silu" in name:
+        return "MLP"
+    if "nvjet" in name or "gemm" in name or "cutlass" in name:
+        return "attention"  # the other products: queries, keys, values and the output
+    return "other"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--depth", type=int, nargs="+", default=[8])
+    parser.add_argument("--arms", nargs="+", default=["vanilla", "operator-1", "loop-2", "untied-2"])
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=50_304)
+    parser.add_argument("--rows", type=int, default=32, help="micro-batch, in sequences")
+    parser.add_argument("--batch-tokens", type=int, default=524_288)
+    parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
+    parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--seconds", type=float, default=6.0, help="measured per row")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    if given.small:
+        given.depth, given.context, given.vocabulary = [3, 2], 1024, 8192
+        given.rows, given.batch_tokens = 64, 65_536
+    device = find_device("cuda")
+    peak = peak_flops(device)
+    scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    batch = given.batch_tokens // given.context
+    batches = []
+    for seed in range(2):
+        generator = torch.Generator(device).manual_seed(seed)
+        tokens = torch.randint(
+            0, given.vocabulary, (batch, given.context + 1), generator=generator, device=device
+        )
+        batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+    rows: list[Row] = []
+
+    def run(name: str, label: str, depth: int, make: Any, cost: float, shape: Any) -> Row:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        step = make()
+        built = time.perf_counter() - began
+        seconds, loss, ready = measure(step, batches, given.seconds)
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        if isinstance(step, OurStepper):  # kernels of a graph no longer know what launched them
+            step.stepper.graphs = False
+            step.stepper.reset()
+        shares = breakdown(step, batches[0], given.vocabulary, shape.hidden)
+        rate = given.batch_tokens / seconds
+        return Row(
+            label, depth, rate, None, None, rate * cost / 1e12, rate * cost / peak if peak else None, memory,
+            loss, shares, built + ready,
+        )  # fmt: skip
+
+    with fast_kernels(device):
+        for depth in given.depth:
+            reference: Row | None = None
+            first: Row | None = None
+            if not given.no_reference:
+                ours = build("vanilla", depth, scale, device)
+                cost = flops_per_token(ours.arm, ours.shape, 1).total
+                reference = run(
+                    "vanilla",
+                    "plain",
+                    depth,
+                    lambda: PlainStepper(ours, device, given.rows, given.lr),
+                    cost,
+                    ours.shape,
+                )
+                rows.append(reference)
+                del ours
+                torch._dynamo.reset()
+            for name in given.arms:
+                network = build(name, depth, scale, device)
+                passes = network.passes
+                cost = flops_per_token(network.arm, network.shape, passes).total
+                graphs = not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
+                prepare(network, given.precision, fast=True, compiled=False)
+                make = lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs)  # noqa: E731
+                row = run(name, name, depth, make, cost, network.shape)
+                first = first or row
+                row.per_flop = first.teraflops / row.teraflops
+                if reference is not None:
+                    row.ratio = row.teraflops / reference.teraflops
+                    if name == "vanilla":
+                        gap = abs(row.loss - reference.loss) / reference.loss
+                        assert gap < (5e-2 if given.precision == "fp8" else 2e-3), (row.loss, reference.loss)
+                rows.append(row)
+                del network, make
+    if given.json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    size = f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step"
+    print(
+        f"\n{torch.cuda.get_device_name(device)}, {given.precision}, {size}, vocabulary {given.vocabulary:,}"
+    )
+    head = f"{'':<4}{'arm':<12}{'tokens/s':>11}{'ratio':>7}{'TFLOP/s':>9}{'MFU':>7}{'per FLOP':>10}{'peak GiB':>10}"
+    print(head + "".join(f"{part:>11}" for part in PARTS) + f"{'loss':>9}{'ready s':>9}")
+    for r in rows:
+        ratio = f"{r.ratio:.3f}" if r.ratio else "1" if r.arm == "plain" else "-"
+        mfu = f"{r.mfu:.1%}" if r.mfu else "-"
+        relative = f"{r.per_flop:.4f}" if r.per_flop else "-"
+        line = f"d{r.depth:<3}{r.arm:<12}{r.tokens_per_second:>11,.0f}{ratio:>7}{r.teraflops:>9.1f}{mfu:>7}"
+        line += f"{relative:>10}{r.peak_gib:>10.2f}"
+        line += "".join(f"{r.shares.get(part, 0):>11.1%}" for part in PARTS)
+        print(line + f"{r.loss:>9.4f}{r.seconds_to_ready:>9.1f}")
+
+
+if __name__ == "__main__":
+    main()

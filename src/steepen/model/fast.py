@@ -1,0 +1,246 @@
+"""The network's fast path: forward and backward written out, with fused kernels between the products.
+
+It computes what `TransformerBlock` and `Network` do, in one compute precision, and differs in how:
+- weights are rounded to the compute precision once per optimizer step, not at every use;
+- gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
+- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits
+  exist for a few thousand tokens at a time, never in fp32.
+So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.kernels import kernels_for
+from steepen.model.products import Product, rounded
+
+if TYPE_CHECKING:
+    from steepen.model.block import TransformerBlock
+    from steepen.model.network import Network
+
+LOGIT_BYTES = 2**30  # of logits that exist at once
+
+
+def piece_rows(row_bytes: int) -> int:
+    """Tokens whose logits exist at once: a multiple of 1024, so that products fill the device."""
+    return max(1, LOGIT_BYTES // (row_bytes * 1024)) * 1024
+
+
+class FastBlock:
+    """A `TransformerBlock`, fast. It stays valid when the block is copied with it."""
+
+    def __init__(self, block: TransformerBlock, make: Callable[[nn.Parameter, float], Product]) -> None:
+        self.heads, self.eps, self.scale = block.heads, block.eps, block.attention_scale
+        self.qkv, self.out = make(block.qkv, 1.0), make(block.out, block.residual)
+        self.gate_up, self.down = make(block.gate_up, 1.0), make(block.down, block.residual)
+
+    def products(self) -> list[Product]:
+        """The block's matrices."""
+        return [self.qkv, self.out, self.gate_up, self.down]
+
+    def __call__(self, x: Tensor, rotary: Tensor) -> Tensor:
+        """What the block's forward gives."""
+        query, key, value, skip = _apply(_Queries, x, rotary, self)
+        attended = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            scale=self.scale,
+        )
+        return _apply(_Rest, attended.transpose(1, 2).flatten(-2), skip, self)
+
+
+class _Queries(torch.autograd.Function):
+    """Stream → queries, keys, values, and the stream again (so that its two gradients meet in one kernel)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FastBlock) -> tuple[Tensor, ...]:
+        kernels = kernels_for(x)
+        n, rstd = kernels.rms_norm(x.flatten(0, 1), block.eps)
+        qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
+        sizes = kernels.rotate_norm_(qkv, rotary, block.eps)
+        ctx.block = block
+        ctx.save_for_backward(n, rstd, qkv, sizes, rotary)
+        return (*qkv.unbind(2), x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        dq, dk, dv, skip = gradients
+        n, rstd, qkv, sizes, rotary = ctx.saved_tensors
+        block: FastBlock = ctx.block
+        kernels = kernels_for(skip)
+        d = kernels.rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary).view(len(n), -1)
+        dn = block.qkv.back(d, n)
+        return kernels.rms_norm_backward(dn, n, rstd, skip.flatten(0, 1)).view(skip.shape), None, None
+
+
+class _Rest(torch.autograd.Function):
+    """Attention's output and the stream → the stream after the block."""
+
+    @staticmethod
+    def forward(ctx: Any, attended: Tensor, x: Tensor, block: FastBlock) -> Tensor:
+        kernels = kernels_for(x)
+        flat = attended.flatten(0, 1)
+        middle, n, rstd = kernels.add_rms_norm(x.flatten(0, 1), block.out(flat), block.eps)
+        gate_up = block.gate_up(n)
+        block.down.add_to_(middle, kernels.swiglu(gate_up))
+        ctx.block = block
+        ctx.save_for_backward(flat, n, rstd, gate_up)
+        return middle.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        shape = gradients[0].shape
+        d = gradients[0].flatten(0, 1)
+        flat, n, rstd, gate_up = ctx.saved_tensors
+        block: FastBlock = ctx.block
+        kernels = kernels_for(d)
+        product = block.down.to_input(d)
+        kernels.swiglu_backward_(gate_up, product)  # now gate_up's gradient, and the MLP's activation
+        block.down.to_weight(d, product)
+        del product
+        dn = block.gate_up.back(gate_up, n)
+        d = kernels.rms_norm_backward(dn, n, rstd, d)
+        del dn
+        return block.out.back(d, flat).view(shape), d.view(shape), None
+
+
+class _Embed(torch.autograd.Function):
+    """Tokens → normed rows of the embedding."""
+
+    @staticmethod
+    def forward(ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        flat = tokens.flatten()
+        n, rstd = kernels_for(table).embed_norm(flat, table, eps, dtype)
+        ctx.table = table
+        ctx.save_for_backward(flat, n, rstd)
+        return n.view(*tokens.shape, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        tokens, n, rstd = ctx.saved_tensors
+        table: nn.Parameter = ctx.table
+        if table.grad is None:
+            table.grad = torch.zeros_like(table)
+        d = gradients[0].flatten(0, 1)
+        kernels_for(d).embed_norm_backward_(table.grad, tokens, d, n, rstd)
+        return None, None, None, None
+
+
+class _NormInject(torch.autograd.Function):
+    """The boundary operator Norm(h) + α·e."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, e: Tensor, alpha: float, eps: float) -> Tensor:
+        flat = h.flatten(0, 1)
+        out, rstd = kernels_for(h).norm_inject(flat, e.flatten(0, 1), alpha, eps)
+        ctx.alpha = alpha
+        ctx.save_for_backward(flat, rstd)
+        return out.view(h.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        shape = gradients[0].shape
+        h, rstd = ctx.saved_tensors
+        d = gradients[0].flatten(0, 1)
+        dh, de = kernels_for(d).norm_inject_backward(d, h, rstd, ctx.alpha)
+        return dh.view(shape), de.view(shape), None, None
+
+
+class _Loss(torch.autograd.Function):
+    """Stream and targets → `share` times the mean cross-entropy; gradients are made on the way forward.
+
+    The head's own gradient is added to `.grad` there too: what multiplies the loss must be in `share`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
+    ) -> Tensor:
+        kernels = kernels_for(stream)
+        n, rstd = kernels.rms_norm(stream.flatten(0, -2), fast.eps)
+        answers, count = targets.flatten(), targets.numel()
+        rows = piece_rows(head.rows * n.element_size())
+        dn = torch.empty_like(n) if ctx.needs_input_grad[0] else None
+        losses: list[Tensor] = []
+        for first in range(0, count, rows):
+            piece = slice(first, first + rows)
+            logits = head(n[piece])
+            losses.append(kernels.cross_entropy_(logits, answers[piece], share / count, fast.softcap))
+            if dn is not None:
+                head.back(logits, n[piece], out=dn[piece])
+            del logits
+        if dn is not None:
+            ctx.save_for_backward(kernels.rms_norm_backward(dn, n, rstd))
+            ctx.shape = stream.shape
+        return torch.cat(losses).mean() * share
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (d,) = ctx.saved_tensors
+        return d.view(ctx.shape), None, None, None, None
+
+
+class FastNetwork:
+    """What `Network` hands its work to once `speed_up` has been called on it."""
+
+    def __init__(self, network: Network, make: Callable[[nn.Parameter, float], Product]) -> None:
+        self.network, self.make = network, make
+        self.eps, self.softcap = network.options.norm_eps, network.options.softcap
+        self.head = make(network.head, network.multipliers.output)
+        self.products: list[Product] = []
+        self.seen: list[int] = []
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take in blocks the network has gained."""
+        from steepen.model.block import TransformerBlock
+
+        self.products = [self.head]
+        for block in self.network.blocks():
+            if type(block) is TransformerBlock:
+                block.fast = block.fast or FastBlock(block, self.make)
+                self.products += block.fast.products()
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the weights anew: due when they have changed."""
+        rounded(self.products)
+        self.seen = self._versions()
+
+    def ready(self) -> None:
+        """Refresh if a weight has changed since, as far as torch's own operations changed it."""
+        if self.seen != self._versions():
+            self.refresh()
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """The stream's beginning."""
+        return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype)
+
+    def loss(self, stream: Tensor, targets: Tensor, share: float) -> Tensor:
+        """`share` times the mean cross-entropy."""
+        return _apply(_Loss, stream, targets, self.head, share, self)
+
+    def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
+        """The boundary operator."""
+        return _apply(_NormInject, h, e, alpha, self.eps)
+
+    def _versions(self) -> list[int]:
+        return [product.parameter._version for product in self.products]
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
+def speed_up(network: Network, make: Callable[[nn.Parameter, float], Product]) -> None:
+    """Have a network compute on its fast path: built-in blocks, embedding, boundary and loss."""
+    network.fast = FastNetwork(network, make)

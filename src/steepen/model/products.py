@@ -1,0 +1,62 @@
+"""Products with a weight on the fast path: forward, to the input, to the weight."""
+
+# The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Product:
+    """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision."""
+
+    def __init__(self, parameter: nn.Parameter, factor: float, dtype: torch.dtype) -> None:
+        self.parameter, self.factor = parameter, factor
+        self.rows = parameter.numel() // parameter.shape[-1]
+        self.weight = torch.empty(
+            self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device
+        )  # filled by `rounded`
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x times the transposed matrix."""
+        return x @ self.weight.t()
+
+    def add_to_(self, total: Tensor, x: Tensor) -> Tensor:
+        """Add x times the transposed matrix to `total`, rounding once."""
+        return total.addmm_(x, self.weight.t())
+
+    def to_input(self, d: Tensor, out: Tensor | None = None) -> Tensor:
+        """The gradient of x."""
+        return torch.mm(d, self.weight, out=out)
+
+    def to_weight(self, d: Tensor, x: Tensor) -> None:
+        """Add the weight's gradient to the parameter's, summing in fp32 throughout."""
+        parameter = self.parameter
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor)
+
+    def back(self, d: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Both: returns the gradient of x, adds that of the weight."""
+        self.to_weight(d, x)
+        return self.to_input(d, out)
+
+
+def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
+    """total += factor·(a @ b), summed in total's precision whatever that of a and b."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, alpha=factor)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, alpha=factor, out=total)
+    else:  # only a GPU's library mixes precisions in one product
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), alpha=factor)
+
+
+def rounded(products: list[Product]) -> None:
+    """Bring the products' weights up to date with their parameters, all at once."""
+    torch._foreach_copy_([p.weight for p in products], [p.parameter.view(p.rows, -1) for p in products])
+    scaled = [p for p in products if p.factor != 1.0]
+    if scaled:
+        torch._foreach_mul_([p.weight for p in scaled], [p.factor for p in scaled])

@@ -1,0 +1,96 @@
+"""One optimizer step: gradients of a global batch, their norm, the update.
+
+A small network's step is hundreds of kernels of a few microseconds, and the host cannot launch them as fast
+as the GPU runs them. There the whole step is recorded once as a CUDA graph and then replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steepen.model.network import Network
+from steepen.training.gradients import Accumulator
+from steepen.training.optimizer import Optimizer
+
+# Steps of more FLOPs keep the GPU busy however they are launched; a graph would only hold memory.
+GRAPH_FLOPS = 5e13
+
+
+@dataclass
+class _Graph:
+    """A recorded step, and where it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor
+    loss: Tensor
+    norm: Tensor
+
+
+class Stepper:
+    """Makes steps; with `graphs`, by replaying one recorded for each number of passes."""
+
+    def __init__(
+        self,
+        network: Network,
+        optimizer: Optimizer,
+        accumulator: Accumulator,
+        *,
+        graphs: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.network, self.optimizer, self.accumulator = network, optimizer, accumulator
+        self.graphs, self.say = graphs, say
+        self.recorded: dict[int, _Graph] = {}
+        self.pool: Any = None  # of memory, shared by the graphs: they never run at once
+
+    def __call__(self, inputs: Tensor, targets: Tensor, passes: int, factor: float) -> tuple[Tensor, Tensor]:
+        """Make a step at this share of the learning rates; returns the loss and the gradient's norm."""
+        recorded = self.recorded.get(passes)
+        if recorded is not None:
+            self.optimizer.set_rates(factor)
+            recorded.inputs.copy_(inputs, non_blocking=True)
+            recorded.targets.copy_(targets, non_blocking=True)
+            recorded.graph.replay()
+            return recorded.loss.clone(), recorded.norm.clone()
+        loss, norm = self._gradients(inputs, targets, passes)
+        self.optimizer.step(factor)
+        if self.graphs:
+            self._record(inputs, targets, passes)
+        self.optimizer.zero_grad()
+        return loss, norm
+
+    def reset(self) -> None:
+        """Forget what was recorded: the network or the optimizer's state is no longer what it was."""
+        self.recorded.clear()
+
+    def _gradients(self, inputs: Tensor, targets: Tensor, passes: int) -> tuple[Tensor, Tensor]:
+        loss = self.accumulator(inputs, targets, passes)
+        return loss, self.optimizer.gradient_norm()
+
+    def _record(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
+        """Record a step like the one just made, whose gradients and optimizer state now have their places."""
+        inputs, targets = inputs.clone(), targets.clone()
+        self.optimizer.zero_grad(set_to_none=False)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads (the one that prepares batches) may go on talking to the driver.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                loss, norm = self._gradients(inputs, targets, passes)
+                self.optimizer.apply()
+                if self.network.fast is not None:
+                    self.network.fast.refresh()
+                self.optimizer.zero_grad(set_to_none=False)
+        except RuntimeError as error:
+            self.graphs = False
+            self.reset()
+            self.say(f"steps are not recorded as a graph ({str(error).splitlines()[0]}); going on without.")
+            return
+        self.pool = self.pool or graph.pool()
+        self.recorded[passes] = _Graph(graph, inputs, targets, loss, norm)

@@ -1,0 +1,94 @@
+"""The fast path computes what the plain one does: loss, gradients, growth, evaluation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from steepen.model.arms import ARMS
+from steepen.model.fast import speed_up
+from steepen.model.growth import grow
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.options import Multipliers, Options
+from steepen.model.products import Product
+from steepen.model.shape import Scale
+
+SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
+MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
+
+
+def build(name: str, softcap: float | None = None) -> Network:
+    arm = ARMS[name]
+    bare = on_meta(arm.shape(6, SCALE), arm, MULTIPLIERS, Options(softcap=softcap))
+    network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():  # away from the zeros of the start
+        parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return network
+
+
+def gradients(network: Network, passes: int, shares: tuple[float, ...] = (1.0,)) -> list[torch.Tensor]:
+    network.zero_grad()
+    tokens = torch.randint(0, 40, (2, 13), generator=torch.Generator().manual_seed(2))
+    losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, share=share) for share in shares]
+    for loss in losses:
+        loss.backward()
+    found = [p.grad for p in network.parameters() if p.grad is not None]
+    assert len(found) == len(list(network.parameters())) or passes < len(network.cores)
+    return [*(loss.detach() for loss in losses), *found]
+
+
+def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> None:
+    plain, fast = build(name), build(name)
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
+    most = ARMS[name].passes.most
+    for network in (plain, fast):
+        grow(network, {}, most)
+    assert fast.fast is not None
+    fast.fast.adopt()
+    same(gradients(fast, most), gradients(plain, most))
+
+
+def test_gradients_of_shares_add_up() -> None:
+    plain, fast = build("untied-2", softcap=3.0), build("untied-2", softcap=3.0)
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    same(gradients(fast, 2, (0.25, 0.75)), gradients(plain, 2, (0.25, 0.75)))
+
+
+def test_a_changed_weight_is_noticed() -> None:
+    plain, fast = build("operator-1"), build("operator-1")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    with torch.no_grad():
+        for network in (plain, fast):
+            for parameter in network.parameters():
+                parameter.mul_(1.1)
+    same(gradients(fast, 1), gradients(plain, 1))
+
+
+def test_without_gradients_only_the_loss_is_computed() -> None:
+    plain, fast = build("loop-2"), build("loop-2")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    tokens = torch.randint(0, 40, (2, 13))
+    with torch.no_grad():
+        one, two = (n(tokens[:, :-1], tokens[:, 1:]) for n in (fast, plain))
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(fast(tokens[:, :-1]), plain(tokens[:, :-1]))
+    assert all(p.grad is None for p in fast.parameters())
+
+
+def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, fast = build("vanilla"), build("vanilla")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    monkeypatch.setattr("steepen.model.fast.piece_rows", lambda *_: 5)
+    same(gradients(fast, 1), gradients(plain, 1))
