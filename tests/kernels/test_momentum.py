@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steepen.kernels import eager
+from steepen.runs.spec import OptimizerChoice
+from steepen.training.muon import Muon
 
 pytest.importorskip("triton")
 from steepen.kernels import fused
@@ -61,3 +65,27 @@ def test_decayed_steps_equal_their_plain_twin(
         (1 - 0.3 * 0.2) * p - 0.3 * s * u.float() for p, u, s in zip(draw(1), updates, scales, strict=True)
     ]
     torch.testing.assert_close(ours, exact, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU the optimizer's own tests go through the kernels"
+)
+@pytest.mark.parametrize("method", ["newton-schulz", "polar-express"])
+def test_muon_steps_through_the_kernels_as_without_them(
+    method: Literal["newton-schulz", "polar-express"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stepped() -> list[Tensor]:
+        parameters = {str(k): nn.Parameter(weight) for k, weight in enumerate(draw(0))}
+        muon = Muon(parameters, OptimizerChoice(orthogonalisation=method))
+        for step in range(2):
+            for parameter, gradient in zip(parameters.values(), draw(step + 1), strict=True):
+                parameter.grad = gradient
+            muon.step(0.1, 0.2)
+        return [p.detach() for p in parameters.values()]
+
+    plain = stepped()
+    asked: list[Tensor] = []
+    monkeypatch.setattr("steepen.training.muon.SYMMETRIC_FROM", 1)
+    monkeypatch.setattr("steepen.training.muon.kernels_for", lambda x: asked.append(x) or fused)
+    torch.testing.assert_close(stepped(), plain, rtol=1e-4, atol=1e-5)
+    assert asked

@@ -9,7 +9,7 @@ from torch import Tensor
 from steepen.kernels import eager
 
 pytest.importorskip("triton")
-from steepen.kernels import fused
+from steepen.kernels import fused, symmetric
 
 # Without a GPU the kernels run on Triton's interpreter, which multiplies fp16 but not bf16.
 DEVICE, HALF = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float16)
@@ -79,3 +79,17 @@ def test_a_matrix_s_product_does_not_depend_on_its_company(dtype: torch.dtype) -
     together = fused.gram(x)
     for index in range(5):
         assert torch.equal(together[index], fused.gram(x[index : index + 1])[0])
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [(3, 128, 64), (2, 192, 104), (2, 640, 128)])
+def test_both_ways_of_fetching_agree(
+    size: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = draw(size, dtype)
+    assert symmetric._strips(x, symmetric.SMALL) is not None
+    engine = fused.gram(x), fused.symmetric_polynomial(fused.gram(x), -4.775, 2.0315, a=3.4445)
+    monkeypatch.setattr(symmetric, "COPY_ENGINE", False)
+    threads = fused.gram(x), fused.symmetric_polynomial(fused.gram(x), -4.775, 2.0315, a=3.4445)
+    for one, other in zip(engine, threads, strict=True):
+        check(one, other.double())

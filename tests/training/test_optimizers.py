@@ -299,10 +299,10 @@ def test_rates_hold_until_they_are_set_again(variant: str) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def on_gpu(seed: int = 0) -> Network:
+def on_gpu() -> Network:
     found = find_arm("untied-2")
-    scale = Scale(aspect=96, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
-    network = materialise(on_meta(found.shape(6, scale), found), "cuda", embedding_std=0.3, seed=seed)
+    scale = Scale(aspect=128, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
+    network = materialise(on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
     for parameter in network.parameters():
         parameter.data.add_(0.1 * torch.randn(parameter.shape, device="cuda"))
     return network
@@ -320,11 +320,14 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_captured_step_replays_at_the_rates_set_since(variant: str) -> None:
+def test_a_captured_step_replays_at_the_rates_set_since(
+    variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.training.muon.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
     torch.manual_seed(0)
-    networks = [on_gpu()]
-    networks.append(on_gpu())
+    networks = [on_gpu(), on_gpu()]
     networks[1].load_state_dict(networks[0].state_dict())
     plain, captured = (Optimizer(network, HYPER, VARIANTS[variant]) for network in networks)
     same_gradients(networks, 0)
@@ -339,13 +342,15 @@ def test_a_captured_step_replays_at_the_rates_set_since(variant: str) -> None:
         captured.apply()
     for step, factor in enumerate((1.0, 0.3, 0.01)):
         same_gradients(networks, step + 1)
+        before = [[p.detach().clone() for p in network.parameters()] for network in networks]
         plain.step(factor)
         captured.set_rates(factor)
         graph.replay()
-        for (name, ours), theirs in zip(
-            networks[0].named_parameters(), networks[1].parameters(), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"{name} at step {step}")
+        for index, (name, parameter) in enumerate(networks[0].named_parameters()):
+            moved = parameter - before[0][index]
+            other = list(networks[1].parameters())[index] - before[1][index]
+            # Products may be rounded otherwise in a graph; another rate would be far further off.
+            assert (moved - other).norm() < 0.02 * moved.norm(), f"{name} at step {step}"
     counts = [s["step"].item() for o in (plain, captured) for s in o.state().values() if "step" in s]
     assert counts and set(counts) == {4.0}
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 class Tiles(NamedTuple):
@@ -29,7 +30,8 @@ class Tiles(NamedTuple):
 # By size alone and never by what else is in the batch, so that a matrix's result does not depend on it;
 # fixed rather than searched for, since a search would be paid at the start of every run.
 SMALL = Tiles(64, 64, 4, 4)  # up to 512 rows larger tiles would leave most of a GPU's processors idle
-LARGE = Tiles(128, 64, 8, 4)
+LARGE = Tiles(128, 64, 8, 3)  # two fit on a processor: one computes while the other stores
+COPY_ENGINE = True  # on Hopper and later, have tiles fetched by the copy engine and not by the threads
 
 
 def tiles_for(rows: int, bytes_each: int) -> Tiles:
@@ -41,6 +43,7 @@ def tiles_for(rows: int, bytes_each: int) -> Tiles:
 @triton.jit
 def _symmetric_product(
     x_ptr,
+    strips,
     out_ptr,
     rows,
     columns,
@@ -74,9 +77,14 @@ def _symmetric_product(
     x_ptr += matrix * stride_matrix
     left = x_ptr + row_i[:, None] * stride_row + across[None, :] * stride_column
     right = x_ptr + row_j[None, :] * stride_row + across[:, None] * stride_column
+    first_i = tl.program_id(1) * rows + i * EDGE
+    first_j = tl.program_id(1) * rows + j * EDGE
     total = tl.zeros((EDGE, EDGE), dtype=tl.float32)
     for start in range(0, columns, DEPTH):
-        if EVEN_COLUMNS:
+        if strips is not None:  # the copy engine fetches the tiles
+            first = strips.load([first_i, start])
+            second = strips.load([first_j, start]).T
+        elif EVEN_COLUMNS:
             first = tl.load(left)
             second = tl.load(right)
         else:
@@ -115,8 +123,10 @@ def _launch(x: Tensor, out: Tensor | None, polynomial: tuple[float, float, float
     a, b, c = polynomial or (0.0, 0.0, 0.0)
     tiles = tiles_for(rows, x.element_size())
     along = triton.cdiv(rows, tiles.edge)
+    even = rows % tiles.edge == 0
     _symmetric_product[along * (along + 1) // 2, count](
         x,
+        _strips(x, tiles) if even else None,
         out,
         rows,
         columns,
@@ -125,7 +135,7 @@ def _launch(x: Tensor, out: Tensor | None, polynomial: tuple[float, float, float
         b,
         c,
         POLYNOMIAL=polynomial is not None,
-        EVEN_ROWS=rows % tiles.edge == 0,
+        EVEN_ROWS=even,
         EVEN_COLUMNS=columns % tiles.depth == 0,
         EDGE=tiles.edge,
         DEPTH=tiles.depth,
@@ -133,6 +143,15 @@ def _launch(x: Tensor, out: Tensor | None, polynomial: tuple[float, float, float
         num_stages=tiles.stages,
     )
     return out
+
+
+def _strips(x: Tensor, tiles: Tiles) -> TensorDescriptor | None:
+    """All rows of the stack for the copy engine, where its alignment allows."""
+    aligned = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.shape[2] * x.element_size() % 16 == 0
+    able = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)
+    if not (COPY_ENGINE and aligned and able):
+        return None
+    return TensorDescriptor.from_tensor(x.view(-1, x.shape[2]), [tiles.edge, tiles.depth])
 
 
 def gram(x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -9,7 +9,9 @@ times faster in one batched product, and stacks of logical matrices must be spli
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +35,12 @@ SAFETY = {"newton-schulz": 1.0, "polar-express": 1.02}
 COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
 TINY = 1e-7  # guards the norm: with output projections at zero the first gradients are exactly zero
 
-
 # Rows from which the kernels for symmetric products are worth it. Below, their few tiles leave most of a GPU
 # idle, and torch's batched product is as fast.
 SYMMETRIC_FROM = 256
+# Numbers in all matrices together up to which shapes are stepped side by side: a small model's products leave
+# most of a GPU idle. Those of a large one fill it, and would only hold more memory at once.
+OVERLAP_UP_TO = 2**24
 
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
@@ -63,6 +67,7 @@ class Muon:
         self.choice = choice
         self.parameters = parameters
         self.state: State = {}
+        self.sides: list[torch.cuda.Stream] = []
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, weight_decay: float) -> None:
@@ -71,6 +76,8 @@ class Muon:
         A rate that is a tensor stays on its device, so that a captured step can be replayed at another rate.
         """
         named = {name: p for name, p in self.parameters.items() if p.grad is not None}
+        if not named:
+            return
         for name, parameter in named.items():
             if name not in self.state:
                 self.state[name] = {"momentum": torch.zeros_like(parameter)}
@@ -78,8 +85,32 @@ class Muon:
         for name, parameter in named.items():
             rows, columns = sorted(parameter.shape[-2:])
             buckets[rows, columns].append(name)
-        for (rows, columns), names in buckets.items():
-            self._step_bucket(names, rows, columns, lr, weight_decay)
+        works = [
+            functools.partial(self._step_bucket, names, *shape, lr, weight_decay)
+            for shape, names in buckets.items()
+        ]
+        small = sum(p.numel() for p in named.values()) <= OVERLAP_UP_TO
+        device = next(iter(named.values())).device
+        if device.type == "cuda" and small and not self.choice.neuron_norm:
+            self._side_by_side(works, device)
+        else:
+            for work in works:
+                work()
+
+    def _side_by_side(self, works: list[Callable[[], None]], device: torch.device) -> None:
+        """Do the works at once, all but the first on streams of their own; the current one waits for all."""
+        here = torch.cuda.current_stream(device)
+        first, *others = works
+        while len(self.sides) < len(others):
+            self.sides.append(torch.cuda.Stream(device))
+        sides = self.sides[: len(others)]
+        for side, work in zip(sides, others, strict=True):
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                work()
+        first()
+        for side in sides:
+            here.wait_stream(side)
 
     def _step_bucket(
         self, names: list[str], rows: int, columns: int, lr: float | Tensor, weight_decay: float

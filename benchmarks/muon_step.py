@@ -1,0 +1,255 @@
+"""What a step of the optimizer costs: ours, torch's own Muon, and the orthogonalisation by itself.
+
+    python benchmarks/muon_step.py [--arm vanilla] [--depth 8] [--graph] [--profile] [--tiles]
+
+All are measured in one run, in turns, so a drift of the clock meets them alike; times are medians. The
+reference is torch.optim.Muon, one logical matrix after another, beside Muon's share of our step. FLOPs are
+those of full products: kernels that compute half of a symmetric one may show more than the hardware's peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from types import ModuleType
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from steepen.model.arms import find_arm
+from steepen.model.init import materialise, on_meta
+from steepen.model.shape import Scale
+from steepen.recipe.paper import BASE
+from steepen.runs.spec import OptimizerChoice
+from steepen.training import muon
+from steepen.training.device import find_device, synchronise
+from steepen.training.optimizer import Optimizer
+
+CHOICE = OptimizerChoice()
+TILES = [  # edge, depth, warps, stages
+    (64, 64, 4, 4),
+    (64, 128, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 3),
+    (128, 64, 8, 4),
+    (128, 128, 8, 3),
+]
+
+
+def plain(matrices: Tensor) -> Tensor:
+    """The same orthogonalisation in torch's batched products, nothing else."""
+    size = matrices.norm(dim=(-2, -1), keepdim=True)
+    x = matrices / (size + muon.TINY)
+    a, b, c = muon.NEWTON_SCHULZ[0]
+    for _ in range(CHOICE.orthogonalisation_steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def reference(optimizer: Optimizer) -> tuple[str, Callable[[], object]]:
+    """A step of torch's own Muon on copies of the same logical matrices."""
+    singles: list[nn.Parameter] = []
+    for stack in optimizer.muon.parameters.values():
+        for matrix in stack.detach().reshape(-1, *stack.shape[-2:]):
+            singles.append(nn.Parameter(matrix.clone()))
+            singles[-1].grad = torch.randn_like(matrix)
+    if hasattr(torch.optim, "Muon"):
+        theirs = torch.optim.Muon(singles, lr=1e-3, weight_decay=0.1, momentum=CHOICE.momentum)
+        return "torch.optim.Muon", theirs.step
+    each = [muon.Muon({"": single}, CHOICE) for single in singles]
+    return "one matrix after another", lambda: [one.step(1e-3, 0.1) for one in each]
+
+
+def captured(work: Callable[[], object]) -> Callable[[], object]:
+    """The same work as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Time of one call: the GPU's own where there is one, without the wait for the first launch."""
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / repeats / 1e3
+    synchronise(device)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - begun) / repeats
+
+
+def buckets(optimizer: Optimizer) -> dict[tuple[int, int], int]:
+    """Shape → how many logical matrices have it, or its transpose's."""
+    found: dict[tuple[int, int], int] = {}
+    for parameter in optimizer.muon.parameters.values():
+        rows, columns = sorted(parameter.shape[-2:])
+        count = parameter.numel() // (rows * columns)
+        found[rows, columns] = found.get((rows, columns), 0) + count
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arm", default="vanilla")
+    parser.add_argument("--depth", type=int, help="default: 8 on a GPU, 2 on a CPU")
+    parser.add_argument("--vocabulary", type=int, help="default: 50,304 on a GPU, 1,024 on a CPU")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, help="default: 10 on a GPU, 1 on a CPU")
+    parser.add_argument("--graph", action="store_true", help="time everything of ours as CUDA graphs")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one step by their time")
+    parser.add_argument("--tiles", action="store_true", help="time the symmetric kernels with other tiles")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    device = find_device(given.device)
+    on_gpu = device.type == "cuda"
+    if given.graph and not on_gpu:
+        parser.error("--graph needs a GPU")
+    depth = given.depth or (8 if on_gpu else 2)
+    repeats = given.repeats or (10 if on_gpu else 1)
+    scale = Scale(vocabulary=given.vocabulary or (50_304 if on_gpu else 1_024))
+
+    arm = find_arm(given.arm)
+    network = materialise(on_meta(arm.shape(depth, scale), arm), device)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = Optimizer(network, BASE["vanilla"], CHOICE)
+    optimizer.step(0.1)
+    precision = torch.bfloat16 if on_gpu else torch.float32
+    batches = {
+        shape: torch.randn(count, *shape, dtype=precision, device=device)
+        for shape, count in buckets(optimizer).items()
+    }
+
+    def ours(*shapes: tuple[int, int]) -> Callable[[], object]:
+        return lambda: [muon.orthogonalise(batches[shape]) for shape in shapes]
+
+    def theirs(*shapes: tuple[int, int]) -> Callable[[], object]:
+        return lambda: [plain(batches[shape]) for shape in shapes]
+
+    def forced(shape: tuple[int, int]) -> Callable[[], object]:
+        def work() -> object:
+            with patch.object(muon, "SYMMETRIC_FROM", 1):
+                return muon.orthogonalise(batches[shape])
+
+        return work
+
+    wd = optimizer.hyper.wd
+    works: dict[str, Callable[[], object]] = {
+        "whole step (apply)": optimizer.apply,
+        "  Muon": lambda: optimizer.muon.step(optimizer.lr["matrices"], wd),
+        "  AdamW": optimizer.adam.step,
+        "orthogonalise, as stepped": ours(*batches),
+        "orthogonalise, plain baddbmm": theirs(*batches),
+    }
+    for shape, batch in batches.items():
+        title = f"  {len(batch)} × {shape[0]} × {shape[1]}"
+        works[f"{title}, symmetric"] = forced(shape)
+        works[f"{title}, plain"] = theirs(shape)
+    if given.graph:
+        works = {name: captured(work) for name, work in works.items()}
+    base, step = reference(optimizer)
+    works[base] = step
+
+    for work in works.values():  # warm up, compile, create state
+        work()
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(given.rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work, repeats, device))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+
+    def flops(shapes: list[tuple[int, int]]) -> float:
+        each = [len(batches[m, n]) * (4 * m * m * n + 2 * m**3) for m, n in shapes]
+        return float(CHOICE.orthogonalisation_steps * sum(each))
+
+    how = "in CUDA graphs" if given.graph else "launched one by one"
+    matrices = sum(map(len, batches.values()))
+    print(f"{arm.name} d{depth}, {matrices} logical matrices, vocabulary {scale.vocabulary:,}, {how}")
+    print(f"{'what':<40}{'ms':>10}{'TFLOP/s':>10}{f'time/{base}':>30}")
+    for name, median in medians.items():
+        shapes = [shape for shape in batches if f"{shape[0]} × {shape[1]}," in name]
+        work = flops(shapes or list(batches)) if shapes or name.startswith("orthogonalise") else 0.0
+        speed = f"{work / median / 1e12:.3g}" if work else "-"
+        ratio = f"{median / medians[base]:.3f}" if name in ("  Muon", "whole step (apply)", base) else "-"
+        print(f"{name:<40}{1e3 * median:>10.3f}{speed:>10}{ratio:>30}")
+    if given.profile:
+        show_kernels(optimizer)
+    if given.tiles:
+        if not on_gpu:
+            parser.error("--tiles needs a GPU")
+        for batch in batches.values():
+            show_tiles(batch, repeats)
+
+
+def show_tiles(batch: Tensor, repeats: int) -> None:
+    """The symmetric kernels beside torch's batched products, with each choice of tiles, in CUDA graphs."""
+    from steepen.kernels import eager, symmetric
+
+    gram = eager.gram(batch) / batch.shape[-1]
+    out = torch.empty_like(gram)
+
+    def milliseconds(kernels: ModuleType) -> tuple[float, float]:
+        works: list[Callable[[], object]] = [
+            lambda: kernels.gram(batch, out=out),
+            lambda: kernels.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445, out=out),
+        ]
+        graphs = [captured(work) for work in works]
+        found = [
+            statistics.median(seconds(graph, repeats, batch.device) for _ in range(9)) for graph in graphs
+        ]
+        return 1e3 * found[0], 1e3 * found[1]
+
+    count, rows, columns = batch.shape
+    title = f"{count} × {rows} × {columns}"
+    print(f"\n{title:<40}{'gram, ms':>12}{'polynomial, ms':>18}")
+    times = milliseconds(eager)
+    print(f"{'torch':<40}{times[0]:>12.4f}{times[1]:>18.4f}")
+    for engine in (True, False):
+        for edge, depth, warps, stages in TILES:
+            tiles = symmetric.Tiles(edge, depth, warps, stages)
+            with (
+                patch.object(symmetric, "COPY_ENGINE", engine),
+                patch.object(symmetric, "SMALL", tiles),
+                patch.object(symmetric, "LARGE", tiles),
+            ):
+                times = milliseconds(symmetric)
+            name = f"{edge}² × {depth}, {warps} warps, {stages} stages{', engine' if engine else ''}"
+            print(f"{name:<40}{times[0]:>12.4f}{times[1]:>18.4f}")
+
+
+def show_kernels(optimizer: Optimizer) -> None:
+    """The kernels (on a CPU: operators) of one step, and how many there are."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = torch.cuda.is_available()
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=kinds) as measured:
+        optimizer.apply()
+        if cuda:
+            torch.cuda.synchronize()
+    order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    print(measured.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()
