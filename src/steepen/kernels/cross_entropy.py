@@ -6,7 +6,7 @@ that are powers of two, so that a vocabulary such as 50,304 fills them (32,768 +
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false, reportPossiblyUnbound=false
+# pyright: reportReturnType=false
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _read(x_ptr, START: tl.constexpr, SIZE: tl.constexpr, VOCABULARY: tl.constex
 
 @triton.jit
 def _exponentials(x, top, cap, CAPPED: tl.constexpr):
-    """The sum of a piece's exponentials, and the piece to keep: they themselves, or where capped the logits."""
+    """The sum of a piece's exponentials, and what to keep of it: they themselves; where capped, the logits."""
     e = tl.exp(_capped(x.to(tl.float32), cap, CAPPED) - top)
     kept = x if CAPPED else e.to(x.dtype)
     return tl.sum(e), kept
@@ -83,7 +83,7 @@ def _cross_entropy_kernel(
         _write(x_ptr, b, top, total, scale, cap, A, B, VOCABULARY, CAPPED)
     if C:
         _write(x_ptr, c, top, total, scale, cap, A + B, C, VOCABULARY, CAPPED)
-    # The target's own, p − 1: a small difference of numbers that may both be near one, so not from a rounded p.
+    # The target's own, p − 1, may be a small difference of two numbers near one: not from a rounded p.
     tl.debug_barrier()
     d = tl.exp(right - top) / total - 1
     if CAPPED:
