@@ -326,11 +326,9 @@ def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: An
 
 
 def table(rows: list[Row], given: Any) -> None:
-    size = f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step"
-    print(
-        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}, {given.weights} weights"
-    )
-    print(f"{size}, vocabulary {given.vocabulary:,}")
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}")
+    print(f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step")
+    print(f"vocabulary {given.vocabulary:,}, {given.weights} weights")
     titles = [("tokens/s", 11), ("ratio", 7), ("TFLOP/s", 9), ("MFU", 7), ("per FLOP", 10), ("peak GiB", 10)]
     titles += [(part, 10) for part in PARTS] + [("loss", 9), ("ready s", 9), ("W", 6), ("MHz", 6)]
     print(f"{'':<5}{'arm':<12}" + "".join(f"{title:>{width}}" for title, width in titles))

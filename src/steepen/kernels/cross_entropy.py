@@ -32,7 +32,7 @@ def _read(x_ptr, START: tl.constexpr, SIZE: tl.constexpr, VOCABULARY: tl.constex
 
 @triton.jit
 def _exponentials(x, top, cap, CAPPED: tl.constexpr):
-    """The sum of a piece's exponentials, and what to keep of it: they themselves; where capped, the logits."""
+    """The sum of a piece's exponentials, and what to keep: they themselves; if capped, the logits."""
     e = tl.exp(_capped(x.to(tl.float32), cap, CAPPED) - top)
     kept = x if CAPPED else e.to(x.dtype)
     return tl.sum(e), kept
