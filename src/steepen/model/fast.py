@@ -188,6 +188,8 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (d,) = ctx.saved_tensors
+        if d.is_cuda:  # the thread of the backward begins here, and its first product would warn otherwise
+            torch.cuda.set_device(d.device)
         return d.view(ctx.shape), None, None, None, None
 
 
