@@ -55,7 +55,12 @@ def train(
         str, typer.Option(help="auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16.")
     ] = "auto",
     micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks (on a GPU by default).")] = None,
+    fast: Annotated[
+        bool | None, typer.Option(help="Fused kernels and recorded steps (by default wherever they serve).")
+    ] = None,
+    compile: Annotated[
+        bool | None, typer.Option(help="Compile the blocks (on a GPU by default, where not fast).")
+    ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     validation_tokens: Annotated[int | None, typer.Option(help="Size of the validation set.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints (a tenth).")] = None,
@@ -85,6 +90,7 @@ def train(
     options = TrainOptions(
         device=device,
         micro_batch=_micro_batch(micro_batch),
+        fast=fast,
         compile=compile,
         validate_every=validate_every,
         checkpoint_every=checkpoint_every,
