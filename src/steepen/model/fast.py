@@ -5,7 +5,8 @@ It computes what `TransformerBlock` and `Network` do, in one compute precision, 
 - gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
 - only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits
   exist for a few thousand tokens at a time, never in fp32.
-So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`.
+So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`;
+and who changes the weights says so with `Network.refresh`.
 """
 
 from __future__ import annotations
@@ -201,7 +202,6 @@ class FastNetwork:
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
         self.head = make(network.head, network.multipliers.output)
         self.products: list[Product] = []
-        self.seen: list[int] = []
         self.adopt()
 
     def adopt(self) -> None:
@@ -217,14 +217,8 @@ class FastNetwork:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the weights anew: due when they have changed."""
+        """Round the weights anew: due whenever they have changed."""
         rounded(self.products)
-        self.seen = self._versions()
-
-    def ready(self) -> None:
-        """Refresh if a weight has changed since, as far as torch's own operations changed it."""
-        if self.seen != self._versions():
-            self.refresh()
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """The stream's beginning."""
@@ -237,9 +231,6 @@ class FastNetwork:
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """The boundary operator."""
         return _apply(_NormInject, h, e, alpha, self.eps)
-
-    def _versions(self) -> list[int]:
-        return [product.parameter._version for product in self.products]
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

@@ -71,6 +71,11 @@ class Network(nn.Module):
         table = rotary_table(self.shape, self.options).to(self.embedding.device)
         self.rotary = table if exact else table.float()
 
+    def refresh(self) -> None:
+        """To be called when weights have changed: the fast path computes with copies of them."""
+        if self.fast is not None:
+            self.fast.refresh()
+
     def stage(self, blocks: int) -> nn.ModuleList:
         """A new list of blocks of this network's kind."""
         block = find_block(self.arm.block)
@@ -111,8 +116,6 @@ class Network(nn.Module):
         passes = self.passes if passes is None else passes
         self._check(tokens, passes, in_order=tree is None)
         dtype = self.compute_dtype or self.embedding.dtype
-        if self.fast is not None:
-            self.fast.ready()
         if tree is None:
             # The fast path rotates in fp32, whatever the precision it reads and writes.
             exact = self.fast is not None and self.arm.block == "transformer"

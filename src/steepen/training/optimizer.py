@@ -107,6 +107,7 @@ class Optimizer:
             self._cautious_adam()
         else:
             self.adam.step()
+        self.network.refresh()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; a captured step needs them zeroed where they are instead."""

@@ -135,6 +135,7 @@ class _Run:
         self.stopping = Stopping()
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
+        self.save_seconds = 0.0  # that the last checkpoint took
         self.waited = 0.0  # seconds for the next batch since the losses were last looked at
 
     def go(self) -> RunRecord:
@@ -142,6 +143,7 @@ class _Run:
         begun = time.monotonic()
         with machine.fast_kernels(self.device), self.stopping.listening():
             position = self._restore()
+            self.network.refresh()
             self.step, self.resumed = position.step, position.resumed
             self.clock = Clock(self.device, position.seconds_training)
             self.total_before = position.seconds_total - begun
@@ -196,8 +198,12 @@ class _Run:
         if options.validate_every and step % options.validate_every == 0 and not ended:
             self._validate()
         growing = not ended and self.schedule.grown[step] > self.network.passes
-        overdue = time.monotonic() - self.saved_at > 60 * options.checkpoint_minutes
-        if ended or growing or overdue or self.stopping.signal or step % self.checkpoint_every == 0:
+        since = time.monotonic() - self.saved_at
+        overdue = since > 60 * options.checkpoint_minutes
+        # A tenth of a large network's short run passes in less time than it takes to save it.
+        often = options.checkpoint_every is not None or since > 20 * self.save_seconds
+        due = often and step % self.checkpoint_every == 0
+        if ended or growing or overdue or due or self.stopping.signal:
             self._save("final" if ended else "growth" if growing else "regular")
         if self.stopping.signal and not ended:
             raise Interrupted(self.stopping.signal, step)
@@ -293,6 +299,7 @@ class _Run:
     def _save(self, kind: str) -> None:
         self._drain()
         self.clock.pause()
+        started = time.monotonic()
         size = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
         if not math.isfinite(size):
             raise self._diverged(self.step - 1, f"the weights' norm is {size}")
@@ -315,6 +322,7 @@ class _Run:
         checkpoints.save(folder, position, weights, self.optimizer.state(), random)
         checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - started
 
     def _restore(self) -> Position:
         """The newest checkpoint that is whole, or a beginning."""
@@ -359,14 +367,14 @@ class _Run:
         if self.step == self.spec.steps:
             return
         started = time.monotonic()
-        if self.network.fast is not None:
-            self.network.fast.refresh()
         tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
         size = self.accumulator.micro_batch
         devices = [self.device] if self.device.type == "cuda" else []
+        passes = int(self.schedule.passes[self.step])
         with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
-            self.accumulator(tokens[:size], tokens[:size], int(self.schedule.passes[self.step]))
-        self.optimizer.zero_grad()
+            self.accumulator(tokens[:size], tokens[:size], passes)
+            self.optimizer.zero_grad()
+            self.stepper.rehearse(tokens, tokens, passes)
         size = self.accumulator.micro_batch
         mean_loss(self.network, [(tokens[:size], tokens[:size])])
         machine.synchronise(self.device)

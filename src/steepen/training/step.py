@@ -66,9 +66,32 @@ class Stepper:
         self.optimizer.zero_grad()
         return loss, norm
 
+    def rehearse(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
+        """Make a step and undo it, so that kernels are compiled and the step recorded before it counts.
+
+        Only where steps are recorded: the copies of weights and state that it takes are then small.
+        """
+        if not self.graphs:
+            return
+        parameters = list(self.network.parameters())
+        weights = [p.detach().clone() for p in parameters]
+        before = {
+            name: {key: value.clone() for key, value in state.items()}
+            for name, state in self.optimizer.state().items()
+        }
+        self(inputs, targets, passes, 0.0)
+        with torch.no_grad():
+            for parameter, old in zip(parameters, weights, strict=True):
+                parameter.copy_(old)
+            for name, state in self.optimizer.state().items():
+                for key, value in state.items():  # where there was none, zeros are the same as none
+                    value.copy_(before[name][key]) if name in before else value.zero_()
+        self.network.refresh()
+
     def reset(self) -> None:
         """Forget what was recorded: the network or the optimizer's state is no longer what it was."""
         self.recorded.clear()
+        self.pool = None  # it goes with the last graph that uses it
 
     def _gradients(self, inputs: Tensor, targets: Tensor, passes: int) -> tuple[Tensor, Tensor]:
         loss = self.accumulator(inputs, targets, passes)
@@ -85,8 +108,6 @@ class Stepper:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 loss, norm = self._gradients(inputs, targets, passes)
                 self.optimizer.apply()
-                if self.network.fast is not None:
-                    self.network.fast.refresh()
                 self.optimizer.zero_grad(set_to_none=False)
         except RuntimeError as error:
             self.graphs = False

@@ -1,0 +1,60 @@
+"""Steps on the fast path, and rehearsed ones, change weights exactly as plain steps do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.model.arms import ARMS
+from steepen.model.fast import speed_up
+from steepen.model.init import materialise, on_meta
+from steepen.model.products import Product
+from steepen.model.shape import Scale
+from steepen.recipe.paper import recipe_of
+from steepen.runs.spec import OptimizerChoice
+from steepen.training.gradients import Accumulator
+from steepen.training.optimizer import Optimizer
+from steepen.training.step import Stepper
+
+SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
+
+
+def make(fast: bool, graphs: bool = False) -> Stepper:
+    arm = ARMS["untied-2"]
+    network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
+    if fast:
+        speed_up(network, partial(Product, dtype=torch.float64))
+    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), OptimizerChoice())
+    return Stepper(network, optimizer, Accumulator(network, 4, 2, print), graphs=graphs, say=print)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 40, (4, 13), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def run(stepper: Stepper, steps: int) -> list[Tensor]:
+    losses = [stepper(*batch(step % 2), 2, 1 - step / 20)[0] for step in range(steps)]
+    assert losses[-1] < losses[0] - 0.3  # it learns: a step that changed nothing would show
+    return [*losses, *(p.detach() for p in stepper.network.parameters())]
+
+
+def test_fast_steps_equal_plain_ones() -> None:
+    for one, two in zip(run(make(fast=True), 12), run(make(fast=False), 12), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_rehearsal_leaves_no_trace(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stepper, "_record", lambda *_: None)  # recording needs a GPU
+    rehearsed, other = make(fast=True, graphs=True), make(fast=True)
+    for stepper in (rehearsed, other):
+        for step in range(done):
+            stepper(*batch(step), 2, 1.0)
+    rehearsed.rehearse(*batch(7), 2)
+    for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
+        assert torch.equal(one, two)
