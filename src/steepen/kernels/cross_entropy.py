@@ -102,7 +102,9 @@ def pieces(vocabulary: int) -> tuple[int, int, int]:
     return first, second, 0 if third == 0 else max(128, triton.next_power_of_2(third))
 
 
-def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
+def cross_entropy_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """As `eager.cross_entropy_`."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -113,4 +115,4 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float
         logits, targets, losses, scale, softcap or 1.0,
         VOCABULARY=vocabulary, CAPPED=softcap is not None, A=a, B=b, C=c, num_warps=warps,
     )  # fmt: skip
-    return losses
+    return losses, logits
