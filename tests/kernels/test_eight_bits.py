@@ -170,7 +170,10 @@ def test_the_product_equals_its_twin() -> None:
         small, scale, _, _ = weights(eager8, draw(48, 96, seed=1))
         want = eager8.multiply(x, small, scale, torch.bfloat16)
         torch.testing.assert_close(
-            fused8.multiply(x, small, scale, torch.bfloat16), want, rtol=2**-6, atol=2**-6 * want.abs().max().item()
+            fused8.multiply(x, small, scale, torch.bfloat16),
+            want,
+            rtol=2**-6,
+            atol=2**-6 * want.abs().max().item(),
         )
         out = torch.empty_like(want)
         assert fused8.multiply(x, small, scale, torch.bfloat16, out).data_ptr() == out.data_ptr()

@@ -2,7 +2,7 @@
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false
+# pyright: reportReturnType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rounding rows to eight bits: what the kernels that do it on the way share, and the one that does only that."""
+"""Rounding rows to eight bits: what kernels that do it on the way share, and the one that does only that."""
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false
+# pyright: reportReturnType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

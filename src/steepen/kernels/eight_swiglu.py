@@ -1,4 +1,4 @@
-"""The gated activation in eight bits, and its way back: a program sees whole rows, so it knows their scale."""
+"""The gated activation in eight bits, and its way back: a program sees whole rows, and so their scale."""
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false

@@ -3,7 +3,7 @@
 # The scaled product carries an underscore in torch, and is what its own libraries for eight bits are made of.
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false, reportPrivateUsage=false
+# pyright: reportReturnType=false, reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EDGE = 64  # of a tile, which is read along one side and written along both
 
 @triton.jit
 def _largest_kernel(weight_ptr, largest_ptr, rows, columns, EDGE: tl.constexpr):
-    """The largest of each row, then of each column: as whole numbers, whose order is that of positive floats."""
+    """The largest of each row, then of each column: as whole numbers, ordered as positive floats are."""
     across = tl.cdiv(columns, EDGE)
     row = (tl.program_id(0) // across) * EDGE + tl.arange(0, EDGE)
     column = (tl.program_id(0) % across) * EDGE + tl.arange(0, EDGE)
@@ -51,7 +51,9 @@ def _quantise_weight_kernel(
     tl.store(small_ptr + place, (weight * factor[:, None]).to(kind), mask=inside)
     tl.store(scale_ptr + row, scale, mask=(row < rows) & (tl.program_id(0) % across == 0))
 
-    largest = tl.load(largest_ptr + rows + column, mask=column < columns, other=0).to(tl.float32, bitcast=True)
+    largest = tl.load(largest_ptr + rows + column, mask=column < columns, other=0).to(
+        tl.float32, bitcast=True
+    )
     factor, scale = factors(largest, MOST)
     turned = tl.trans(weight * factor[None, :]).to(kind)
     there = column[:, None].to(tl.int64) * rows + row[None, :]

@@ -1,10 +1,12 @@
 """Products in eight bits: forward and to the input. The weight's gradient stays in the compute precision.
 
-Each row of the first factor has a scale, and each column of the second: both come out of a sum over the width.
-Out of the sum over tokens that makes the weight's gradient they would not.
+Each row of the first factor has a scale, and each column of the second: both come out of a sum over the
+width. Out of the sum over tokens that makes the weight's gradient they would not.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +64,7 @@ class Product8(Product):
         )
 
     @property
-    def _kernels(self):
+    def _kernels(self) -> ModuleType:
         return kernels_for(self.weight, eight=True)
 
 

@@ -96,7 +96,9 @@ def can_be_fast(device: torch.device, precision: str) -> bool:
 def require_eight_bits(device: torch.device, *, fast: bool) -> None:
     """Refuse to compute in fp8 where there is nothing to do it with."""
     if device.type != "cuda":
-        raise UsageError(f"precision fp8 needs a CUDA GPU, and this run is on {device.type}: use bf16 or fp32.")
+        raise UsageError(
+            f"precision fp8 needs a CUDA GPU, and this run is on {device.type}: use bf16 or fp32."
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         raise UsageError(
