@@ -16,7 +16,7 @@ from torch import Tensor
 
 from steepen.kernels.cross_entropy import _capped, _exponentials, _read, pieces
 from steepen.kernels.eager8 import MARGIN
-from steepen.kernels.eight_rows import factors, room
+from steepen.kernels.eight_rows import TOGETHER, factors, room
 from steepen.kernels.twice import GRADIENT, Twice, most
 
 SPARE = tl.constexpr(MARGIN)
@@ -36,7 +36,8 @@ def _write8(
     d = (d * (scale / total)).to(x_ptr.dtype.element_ty)
     tl.store(x_ptr + column, d, mask=column < VOCABULARY)
     small = (d.to(tl.float32) * factor).to(small_ptr.dtype.element_ty)
-    tl.store(small_ptr + column, small, mask=column < VOCABULARY)
+    there = tl.max_contiguous(small_ptr + column, TOGETHER)
+    tl.store(there, small, mask=column < VOCABULARY)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ def _turned_back(d_place, y_place, rstd, cos, sin, inside, half, KIND: tl.conste
 
 @triton.jit
 def _larger(first, second):
-    return tl.max(tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32))))
+    return tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
 
 
 @triton.jit
@@ -73,8 +73,8 @@ def _rotate_norm_backward8_kernel(
     v1 = tl.load(place, mask=inside, other=0.0)
     v2 = tl.load(place + half, mask=inside, other=0.0)
 
-    largest = tl.maximum(_larger(q1, q2), tl.maximum(_larger(k1, k2), _larger(v1, v2)))
-    factor, scale = factors(largest, MOST)
+    larger = tl.maximum(_larger(q1, q2), tl.maximum(_larger(k1, k2), _larger(v1, v2)))
+    factor, scale = factors(tl.max(larger), MOST)
     tl.store(scale_ptr + token, scale)
     _write(out_ptr, small_ptr, offset, q1, q2, factor, inside, half)
     _write(out_ptr, small_ptr, offset + step, k1, k2, factor, inside, half)

@@ -14,6 +14,10 @@ from torch import Tensor
 from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
 
 LEAST = tl.constexpr(TINY)
+# A thread takes as many neighbours of what it writes in eight bits as of what it reads in sixteen: sixteen
+# bytes of the latter. Left alone, the compiler would have it write sixteen bytes too, and every number change
+# threads on the way.
+TOGETHER = tl.constexpr(8)
 
 
 @triton.jit
@@ -28,7 +32,8 @@ def write_rows(x, small_ptr, scale_ptr, row, rows, place, inside, MOST: tl.const
     """Write a tile of whole rows in eight bits, and their scales."""
     up, scale = factors(tl.max(tl.abs(x), axis=1), MOST)
     tl.store(scale_ptr + row, scale, mask=row < rows)
-    tl.store(small_ptr + place, (x * up[:, None]).to(small_ptr.dtype.element_ty), mask=inside)
+    there = tl.max_contiguous(small_ptr + place, [1, TOGETHER])
+    tl.store(there, (x * up[:, None]).to(small_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -46,7 +51,7 @@ def _quantise_kernel(
 def tile(width: int, numbers: int = 2048) -> dict[str, int]:
     """Rows and columns of a program that takes whole rows, several where they are short.
 
-    A thread takes sixteen neighbours: sixteen bytes of what it writes in eight bits.
+    A thread takes two times eight numbers, so that it has two reads under way.
     """
     block = triton.next_power_of_2(width)
     rows = max(1, numbers // block)

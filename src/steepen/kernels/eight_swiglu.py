@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steepen.kernels.eight_rows import factors, grid, room, tile, write_rows
+from steepen.kernels.eight_rows import TOGETHER, factors, grid, room, tile, write_rows
 from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, most
 
 NUMBERS = 4096  # of a program's share of the hidden width, at least
@@ -55,9 +55,10 @@ def _swiglu_backward8_kernel(
     dgate, dup = dgate.to(tl.float32), dup.to(tl.float32)
     factor, scale = factors(tl.max(tl.maximum(tl.abs(dgate), tl.abs(dup)), axis=1), MOST)
     tl.store(scale_ptr + row, scale, mask=row < rows)
+    there = tl.max_contiguous(small_ptr + place, [1, TOGETHER])
     kind = small_ptr.dtype.element_ty
-    tl.store(small_ptr + place, (dgate * factor[:, None]).to(kind), mask=inside)
-    tl.store(small_ptr + place + hidden, (dup * factor[:, None]).to(kind), mask=inside)
+    tl.store(there, (dgate * factor[:, None]).to(kind), mask=inside)
+    tl.store(there + hidden, (dup * factor[:, None]).to(kind), mask=inside)
 
 
 def swiglu(gate_up: Tensor) -> Twice:
