@@ -19,15 +19,21 @@ from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
-from steepen.training.device import compile_network, fast_kernels, find_device, peak_flops, synchronise
+from steepen.training.device import fast_kernels, find_device, peak_flops, prepare, synchronise
 
 
 def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
+    generator = torch.Generator(device).manual_seed(0)
+    with (
+        torch.no_grad()
+    ):  # products of the zeros that a network starts with run faster than training ever does
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, device=device)
+            parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
     if device.type == "cuda":
-        network.compute_dtype = torch.bfloat16
-        compile_network(network)
+        prepare(network, "bf16", fast=True, compiled=False)
     return network
 
 

@@ -7,9 +7,10 @@
 
 A step is a whole optimizer step over the global batch, as training makes it. The reference is written out
 below: weights cast where they are used, SDPA (the fastest backend there is), F.cross_entropy on fp32 logits,
-the whole model compiled, Muon and AdamW as torch has them. Both start from the same weights, none of them zero
-(products of zeros run faster than training ever does), and must give the same loss. Tokens are random. FLOPs
-are counted as in the paper (causal attention), against the GPU's dense bf16 peak.
+the whole model compiled, Muon and AdamW as torch has them. Both start from the same weights and must give the
+same loss. By default no weight is zero: products of zeros draw less power and run faster than training ever
+does (`--weights initial` shows by how much). Tokens are random. FLOPs are counted as in the paper (causal
+attention), against the GPU's dense bf16 peak. Watts and MHz are the GPU's own, sampled while it was measured.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -117,7 +120,7 @@ class PlainStepper:
                 loss = self.loss(x, y) / pieces
             loss.backward()
             total += loss.detach()
-        with torch.profiler.record_function("optimizer"):
+        with torch.profiler.record_function("the optimizer"):
             self.muon.step()
             self.adam.step()
             self.muon.zero_grad()
@@ -138,91 +141,209 @@ class OurStepper:
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.stepper(inputs, targets, self.passes, 1.0)[0]
 
+    def profiled(self) -> None:
+        """From now on without graphs, and with the optimizer's part named."""
+        self.stepper.graphs = False
+        self.stepper.reset()
+        apply = self.stepper.optimizer.apply
+
+        def named() -> None:
+            with torch.profiler.record_function("the optimizer"):
+                apply()
+
+        self.stepper.optimizer.apply = named
+
+
+Step = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
 
 @dataclass
 class Row:
+    """One line of the table."""
+
     arm: str
     depth: int
     tokens_per_second: float
-    ratio: float | None
-    per_flop: float | None  # time per FLOP against ours of the first arm
     teraflops: float
     mfu: float | None
     peak_gib: float
+    watts: float
+    mhz: float
     loss: float
-    shares: dict[str, float]
     seconds_to_ready: float
+    shares: dict[str, float]
+    ratio: float | None = None  # work per second against the plain model's
+    per_flop: float | None = None  # time per FLOP against the first arm's
 
 
-def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
+class Sampler:
+    """Power and clock of the GPU, five times a second."""
+
+    def __enter__(self) -> Sampler:
+        words = [
+            "nvidia-smi",
+            "--query-gpu=power.draw,clocks.sm",
+            "--format=csv,noheader,nounits",
+            "-lms",
+            "200",
+        ]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        lines = self.process.communicate()[0].splitlines()[2:]
+        pairs = [[float(word) for word in line.split(",")] for line in lines if line.count(",") == 1]
+        self.watts, self.mhz = (
+            (statistics.median(p[i] for p in pairs) for i in (0, 1)) if pairs else (float("nan"),) * 2
+        )
+
+
+def build(name: str, depth: int, scale: Scale, device: torch.device, weights: str) -> Network:
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
-    with torch.no_grad():  # head and output projections start at zero; a trained network's are not
-        for parameter in network.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, device=device)
-            parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
+    if weights == "random":
+        with torch.no_grad():  # head and output projections start at zero; a trained network's are not
+            for parameter in network.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, device=device)
+                parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
     return network
 
 
-def measure(step: Any, batches: list[tuple[Tensor, Tensor]], seconds: float) -> tuple[float, float, float]:
-    """Median seconds of a step, the first step's loss, seconds to the end of the warm-up."""
-    begun = time.perf_counter()
-    first = step(*batches[0]).item()
-    torch.cuda.synchronize()
-    ready = time.perf_counter() - begun
-    for index in range(3):
-        step(*batches[index % len(batches)])
-    torch.cuda.synchronize()
+def time_steps(step: Step, batches: list[Batch], seconds: float) -> float:
+    """Median seconds of a step, after two seconds of warm-up: a hot GPU is slower than a cold one."""
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
+    start = time.perf_counter()
+    while len(times) < 5 or time.perf_counter() < start + seconds + 2:
+        inner = 1 if times and times[-1] > 0.1 else len(batches)  # many short steps between two looks
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         events[0].record()
-        inner = 4
-        for index in range(inner):
-            step(*batches[index % len(batches)])
+        for batch in batches[:inner]:
+            step(*batch)
         events[1].record()
         torch.cuda.synchronize()
-        times.append(events[0].elapsed_time(events[1]) / 1e3 / inner)
-    return statistics.median(times), first, ready
+        if time.perf_counter() > start + 2:
+            times.append(events[0].elapsed_time(events[1]) / 1e3 / inner)
+    return statistics.median(times)
 
 
-def breakdown(step: Any, batch: tuple[Tensor, Tensor], vocabulary: int, hidden: int) -> dict[str, float]:
+def breakdown(step: Step, batch: Batch, vocabulary: int, hidden: int) -> dict[str, float]:
     """Shares of the GPU's time, by what a kernel belongs to."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         step(*batch)
         torch.cuda.synchronize()
+    events = list(profile.events())
+    on_gpu = [e for e in events if e.device_type == torch.profiler.DeviceType.CUDA]
     spans = [
         (e.time_range.start, e.time_range.end)
-        for e in profile.events()
-        if e.name.startswith("optimizer") and e.device_type == torch.profiler.DeviceType.CPU
+        for e in events
+        if e.name == "the optimizer" and e.device_type == torch.profiler.DeviceType.CPU
     ]
+    left: defaultdict[str, float] = defaultdict(float)  # by kernel, what no operator of torch's launched
+    for event in on_gpu:
+        if not event.name.startswith(("the optimizer", "Torch-Compiled", "## Call", "CompiledFunction")):
+            left[event.name] += event.time_range.elapsed_us()
     spent: defaultdict[str, float] = defaultdict(float)
-    for event in profile.events():
+    for event in events:
         for kernel in event.kernels:
             inside = any(a <= event.time_range.start <= b for a, b in spans)
             part = "optimizer" if inside else belongs(kernel.name, event.input_shapes, vocabulary, hidden)
             spent[part] += kernel.duration
+            left[kernel.name] -= kernel.duration
+    for name, duration in left.items():
+        spent[belongs(name, (), vocabulary, hidden)] += max(0.0, duration)
     total = sum(spent.values())
     return {part: spent[part] / total for part in PARTS} if total else {}
 
 
 def belongs(kernel: str, shapes: Any, vocabulary: int, hidden: int) -> str:
-    sizes = {
-        n for shape in shapes or () if isinstance(shape, list | tuple) for n in shape if isinstance(n, int)
-    }
+    sizes = {n for shape in shapes or () if isinstance(shape, list | tuple) for n in shape}
     name = kernel.lower()
-    if vocabulary in sizes or "cross_entropy" in name or "softmax" in name or "nll" in name:
+    words = {
+        "optimizer": ("momentum_into", "decay_and_add", "symmetric_product", "fusedopti", "fusedadam"),
+        "head": ("cross_entropy", "softmax", "nll"),
+        "attention": ("sdpa", "flash", "fmha", "cudnn", "rotate"),
+        "MLP": ("swiglu", "silu"),
+    }
+    for part, found in words.items():
+        if any(word in name for word in found):
+            return part
+    if vocabulary in sizes:
         return "head"
-    if any(word in name for word in ("sdpa", "flash", "fmha", "cudnn", "rotate")):
-        return "attention"
-    if {hidden, 2 * hidden} & sizes or "swiglu" in name or "silu" in name:
+    if {hidden, 2 * hidden} & sizes:
         return "MLP"
-    if "nvjet" in name or "gemm" in name or "cutlass" in name:
-        return "attention"  # the other products: queries, keys, values and the output
-    return "other"
+    # The other products: queries, keys, values and the output.
+    return "attention" if any(word in name for word in ("nvjet", "gemm", "cutlass")) else "other"
+
+
+def measure(label: str, depth: int, make: Callable[[], Any], cost: float, shape: Any, given: Any) -> Row:
+    """Build a stepper, warm it up, time it, profile it."""
+    batches = given.batches
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    step = make()
+    loss = step(*batches[0]).item()
+    ready = time.perf_counter() - began
+    with Sampler() as sampler:
+        seconds = time_steps(step, batches, given.seconds)
+    memory = torch.cuda.max_memory_allocated() / 2**30
+    if isinstance(step, OurStepper):  # kernels of a graph no longer know what launched them
+        step.profiled()
+    shares = breakdown(step, batches[0], given.vocabulary, shape.hidden)
+    rate = given.batch_tokens / seconds
+    peak = peak_flops(batches[0][0].device)
+    return Row(
+        label, depth, rate, rate * cost / 1e12, rate * cost / peak if peak else None, memory,
+        sampler.watts, sampler.mhz, loss, ready, shares,
+    )  # fmt: skip
+
+
+def plain_row(depth: int, scale: Scale, device: torch.device, given: Any) -> Row:
+    ours = build("vanilla", depth, scale, device, given.weights)
+    cost = flops_per_token(ours.arm, ours.shape, 1).total
+    row = measure(
+        "plain", depth, lambda: PlainStepper(ours, device, given.rows, given.lr), cost, ours.shape, given
+    )
+    torch._dynamo.reset()
+    return row
+
+
+def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: Any) -> Row:
+    network = build(name, depth, scale, device, given.weights)
+    passes = network.passes
+    cost = flops_per_token(network.arm, network.shape, passes).total
+    graphs = not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
+    prepare(network, given.precision, fast=True, compiled=False)
+    batch = given.batch_tokens // given.context
+    return measure(
+        name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost,
+        network.shape, given,
+    )  # fmt: skip
+
+
+def table(rows: list[Row], given: Any) -> None:
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}")
+    print(f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step")
+    print(f"vocabulary {given.vocabulary:,}, {given.weights} weights")
+    titles = [("tokens/s", 11), ("ratio", 7), ("TFLOP/s", 9), ("MFU", 7), ("per FLOP", 10), ("peak GiB", 10)]
+    titles += [(part, 10) for part in PARTS] + [("loss", 9), ("ready s", 9), ("W", 6), ("MHz", 6)]
+    print(f"{'':<5}{'arm':<12}" + "".join(f"{title:>{width}}" for title, width in titles))
+    for r in rows:
+        cells = [f"{r.tokens_per_second:,.0f}", f"{r.ratio:.3f}" if r.ratio else "-", f"{r.teraflops:.1f}"]
+        cells += [
+            f"{r.mfu:.1%}" if r.mfu else "-",
+            f"{r.per_flop:.4f}" if r.per_flop else "-",
+            f"{r.peak_gib:.2f}",
+        ]
+        cells += [f"{r.shares.get(part, 0):.1%}" for part in PARTS]
+        cells += [f"{r.loss:.4f}", f"{r.seconds_to_ready:.1f}", f"{r.watts:.0f}", f"{r.mhz:.0f}"]
+        line = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, titles, strict=True))
+        print(f"d{r.depth:<4}{r.arm:<12}{line}")
 
 
 def main() -> None:
@@ -236,10 +357,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="micro-batch, in sequences")
     parser.add_argument("--batch-tokens", type=int, default=524_288)
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
+    parser.add_argument("--weights", choices=["random", "initial"], default="random")
     parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--seconds", type=float, default=6.0, help="measured per row")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured per row, after warm-up")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -247,89 +369,31 @@ def main() -> None:
         given.depth, given.context, given.vocabulary = [3, 2], 1024, 8192
         given.rows, given.batch_tokens = 64, 65_536
     device = find_device("cuda")
-    peak = peak_flops(device)
     scale = Scale(context=given.context, vocabulary=given.vocabulary)
-    batch = given.batch_tokens // given.context
-    batches = []
-    for seed in range(2):
+    given.batches = []
+    for seed in range(2 if given.batch_tokens > 100_000 else 8):
         generator = torch.Generator(device).manual_seed(seed)
-        tokens = torch.randint(
-            0, given.vocabulary, (batch, given.context + 1), generator=generator, device=device
-        )
-        batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+        shape = (given.batch_tokens // given.context, given.context + 1)
+        tokens = torch.randint(0, given.vocabulary, shape, generator=generator, device=device)
+        given.batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
     rows: list[Row] = []
-
-    def run(name: str, label: str, depth: int, make: Any, cost: float, shape: Any) -> Row:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        step = make()
-        built = time.perf_counter() - began
-        seconds, loss, ready = measure(step, batches, given.seconds)
-        memory = torch.cuda.max_memory_allocated() / 2**30
-        if isinstance(step, OurStepper):  # kernels of a graph no longer know what launched them
-            step.stepper.graphs = False
-            step.stepper.reset()
-        shares = breakdown(step, batches[0], given.vocabulary, shape.hidden)
-        rate = given.batch_tokens / seconds
-        return Row(
-            label, depth, rate, None, None, rate * cost / 1e12, rate * cost / peak if peak else None, memory,
-            loss, shares, built + ready,
-        )  # fmt: skip
-
     with fast_kernels(device):
         for depth in given.depth:
-            reference: Row | None = None
-            first: Row | None = None
-            if not given.no_reference:
-                ours = build("vanilla", depth, scale, device)
-                cost = flops_per_token(ours.arm, ours.shape, 1).total
-                reference = run(
-                    "vanilla",
-                    "plain",
-                    depth,
-                    lambda: PlainStepper(ours, device, given.rows, given.lr),
-                    cost,
-                    ours.shape,
-                )
-                rows.append(reference)
-                del ours
-                torch._dynamo.reset()
-            for name in given.arms:
-                network = build(name, depth, scale, device)
-                passes = network.passes
-                cost = flops_per_token(network.arm, network.shape, passes).total
-                graphs = not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
-                prepare(network, given.precision, fast=True, compiled=False)
-                make = lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs)  # noqa: E731
-                row = run(name, name, depth, make, cost, network.shape)
-                first = first or row
-                row.per_flop = first.teraflops / row.teraflops
-                if reference is not None:
-                    row.ratio = row.teraflops / reference.teraflops
-                    if name == "vanilla":
-                        gap = abs(row.loss - reference.loss) / reference.loss
-                        assert gap < (5e-2 if given.precision == "fp8" else 2e-3), (row.loss, reference.loss)
-                rows.append(row)
-                del network, make
+            reference = None if given.no_reference else plain_row(depth, scale, device, given)
+            ours = [our_row(name, depth, scale, device, given) for name in given.arms]
+            for row in ours:
+                row.per_flop = ours[0].teraflops / row.teraflops
+                if reference is None:
+                    continue
+                row.ratio = row.teraflops / reference.teraflops
+                if row.arm == "vanilla":
+                    gap = abs(row.loss - reference.loss) / reference.loss
+                    assert gap < (2e-2 if given.precision == "fp8" else 1e-3), (row.loss, reference.loss)
+            rows += [*([reference] if reference else []), *ours]
     if given.json:
         print(json.dumps([asdict(row) for row in rows]))
-        return
-    size = f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step"
-    print(
-        f"\n{torch.cuda.get_device_name(device)}, {given.precision}, {size}, vocabulary {given.vocabulary:,}"
-    )
-    head = f"{'':<4}{'arm':<12}{'tokens/s':>11}{'ratio':>7}{'TFLOP/s':>9}{'MFU':>7}{'per FLOP':>10}{'peak GiB':>10}"
-    print(head + "".join(f"{part:>11}" for part in PARTS) + f"{'loss':>9}{'ready s':>9}")
-    for r in rows:
-        ratio = f"{r.ratio:.3f}" if r.ratio else "1" if r.arm == "plain" else "-"
-        mfu = f"{r.mfu:.1%}" if r.mfu else "-"
-        relative = f"{r.per_flop:.4f}" if r.per_flop else "-"
-        line = f"d{r.depth:<3}{r.arm:<12}{r.tokens_per_second:>11,.0f}{ratio:>7}{r.teraflops:>9.1f}{mfu:>7}"
-        line += f"{relative:>10}{r.peak_gib:>10.2f}"
-        line += "".join(f"{r.shares.get(part, 0):>11.1%}" for part in PARTS)
-        print(line + f"{r.loss:>9.4f}{r.seconds_to_ready:>9.1f}")
+    else:
+        table(rows, given)
 
 
 if __name__ == "__main__":

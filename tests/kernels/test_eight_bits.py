@@ -115,7 +115,7 @@ def test_rotation_equals_its_twin(heads: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 15.0])
-@pytest.mark.parametrize("vocabulary", [256, 1008])
+@pytest.mark.parametrize("vocabulary", [256, 1008, 19_312])
 def test_cross_entropy_equals_its_twin(vocabulary: int, softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(6, vocabulary, generator=generator)).to(DEVICE, torch.bfloat16)

@@ -59,7 +59,12 @@ def train(
         ),
     ] = "auto",
     micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
-    compile: Annotated[bool | None, typer.Option(help="Compile the blocks (on a GPU by default).")] = None,
+    fast: Annotated[
+        bool | None, typer.Option(help="Fused kernels and recorded steps (by default wherever they serve).")
+    ] = None,
+    compile: Annotated[
+        bool | None, typer.Option(help="Compile the blocks (on a GPU by default, where not fast).")
+    ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     validation_tokens: Annotated[int | None, typer.Option(help="Size of the validation set.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints (a tenth).")] = None,
@@ -89,6 +94,7 @@ def train(
     options = TrainOptions(
         device=device,
         micro_batch=_micro_batch(micro_batch),
+        fast=fast,
         compile=compile,
         validate_every=validate_every,
         checkpoint_every=checkpoint_every,

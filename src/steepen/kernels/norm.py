@@ -13,20 +13,22 @@ from torch import Tensor
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    x = tl.load(x_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, rows, width, eps,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row[:, None] < rows) & (column < width)
+    place = row[:, None] * width + column
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        y = tl.load(y_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
         total = (x + y).to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * width + column, total, mask=inside)
+        tl.store(sum_ptr + place, total, mask=inside)
         x = total.to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x) / width + eps)
-    tl.store(rstd_ptr + row, rstd)
-    tl.store(n_ptr + row * width + column, (x * rstd).to(n_ptr.dtype.element_ty), mask=inside)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+    tl.store(n_ptr + place, (x * rstd[:, None]).to(n_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -101,6 +103,13 @@ def _block(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": min(max(block // 256, 1), 16)}
 
 
+def _tile(width: int) -> dict[str, int]:
+    """Several short rows to a program: one alone is too little to read at a time."""
+    block = triton.next_power_of_2(width)
+    rows = max(1, 2048 // block)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": min(max(rows * block // 256, 1), 16)}
+
+
 def _reciprocals(x: Tensor) -> Tensor:
     return torch.empty(len(x), dtype=torch.float32, device=x.device)
 
@@ -109,7 +118,10 @@ def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `eager.rms_norm`."""
     rows, width = x.shape
     n, rstd = torch.empty_like(x), _reciprocals(x)
-    _rms_norm_kernel[(rows,)](x, x, x, n, rstd, width, eps, ADD=False, **_block(width))
+    tile = _tile(width)
+    _rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, x, x, n, rstd, rows, width, eps, ADD=False, **tile
+    )
     return n, rstd
 
 
@@ -117,7 +129,10 @@ def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tens
     """As `eager.add_rms_norm`."""
     rows, width = x.shape
     total, n, rstd = torch.empty_like(x), torch.empty_like(x), _reciprocals(x)
-    _rms_norm_kernel[(rows,)](x, y, total, n, rstd, width, eps, ADD=True, **_block(width))
+    tile = _tile(width)
+    _rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, y, total, n, rstd, rows, width, eps, ADD=True, **tile
+    )
     return total, n, rstd
 
 

@@ -12,6 +12,7 @@ So autograd sees the stream but not the weights: `backward()` may be called once
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 LOGIT_BYTES = 2**30  # of logits that exist at once
 
 
-def piece_rows(row_bytes: int) -> int:
-    """Tokens whose logits exist at once: a multiple of 1024, so that products fill the device."""
-    return max(1, LOGIT_BYTES // (row_bytes * 1024)) * 1024
+def piece_rows(rows: int, row_bytes: int) -> int:
+    """Tokens whose logits exist at once: equal pieces, but for the last, that fit in `LOGIT_BYTES`."""
+    pieces = max(1, math.ceil(rows * row_bytes / LOGIT_BYTES))
+    pieces = 1 << (pieces - 1).bit_length()  # batches are powers of two: so all pieces are equal
+    return math.ceil(rows / pieces)
 
 
 class FastBlock:
@@ -175,7 +178,7 @@ class _Loss(torch.autograd.Function):
         kernels = kernels_for(stream, eight=eight)
         n, rstd = kernels.rms_norm(stream.flatten(0, -2), fast.eps)
         answers, count = targets.flatten(), targets.numel()
-        rows = piece_rows(head.rows * stream.element_size())
+        rows = piece_rows(count, head.rows * stream.element_size())
         dn = torch.empty_like(exact(n)) if ctx.needs_input_grad[0] else None
         losses: list[Tensor] = []
         for first in range(0, count, rows):
@@ -194,6 +197,8 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (d,) = ctx.saved_tensors
+        if d.is_cuda:  # the thread of the backward begins here, and its first product would warn otherwise
+            torch.cuda.set_device(d.device)
         return d.view(ctx.shape), None, None, None, None
 
 

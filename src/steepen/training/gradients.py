@@ -26,8 +26,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, micro_batch: int) -> Tensor:
     """Backpropagate the mean loss of a batch in pieces of at most `micro_batch` rows; returns that loss."""
     rows = len(inputs)
-    total = torch.zeros((), dtype=torch.float64 if inputs.device.type == "cpu" else torch.float32)
-    total = total.to(inputs.device)
+    kind = torch.float64 if inputs.device.type == "cpu" else torch.float32
+    total = torch.zeros((), dtype=kind, device=inputs.device)
     for first in range(0, rows, micro_batch):
         piece = slice(first, first + micro_batch)
         share = len(inputs[piece]) / rows

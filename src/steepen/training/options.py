@@ -10,7 +10,7 @@ from steepen.errors import UsageError
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Device, micro-batch, compilation, validation, checkpoints, display and trackers."""
+    """Device, micro-batch, kernels, validation, checkpoints, display and trackers."""
 
     device: str = "auto"
     micro_batch: int | None = None  # sequences at a time; None finds what fits

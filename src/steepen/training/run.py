@@ -102,7 +102,9 @@ class _Run:
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
         possible = machine.can_be_fast(self.device, spec.precision)
-        self.fast = possible if options.fast is None else options.fast and possible
+        if options.fast and not possible:
+            raise UsageError("--fast needs a CUDA GPU with Triton, and --precision bf16; leave it out.")
+        self.fast = possible and options.fast is not False
         built_in = self.fast and spec.arm.block == "transformer"
         self.compiled = on_gpu and not built_in if options.compile is None else options.compile
         small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS

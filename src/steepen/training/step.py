@@ -30,6 +30,7 @@ class _Graph:
     targets: Tensor
     loss: Tensor
     norm: Tensor
+    gradients: list[Tensor]  # kept alive: the graph writes to them
 
 
 class Stepper:
@@ -93,4 +94,5 @@ class Stepper:
             self.say(f"steps are not recorded as a graph ({str(error).splitlines()[0]}); going on without.")
             return
         self.pool = self.pool or graph.pool()
-        self.recorded[passes] = _Graph(graph, inputs, targets, loss, norm)
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        self.recorded[passes] = _Graph(graph, inputs, targets, loss, norm, gradients)
