@@ -106,7 +106,9 @@ def require_eight_bits(device: torch.device, *, fast: bool) -> None:
             f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}: use bf16."
         )
     if not fast:
-        raise UsageError("precision fp8 needs the fast path, and with it Triton: install it, or use bf16.")
+        raise UsageError(
+            "precision fp8 needs the fast path: install Triton and leave out --no-fast, or use bf16."
+        )
 
 
 def compile_network(network: Network) -> None:
