@@ -102,22 +102,25 @@ def test_growth_and_random_passes_compile_nothing_new() -> None:
     assert counters["stats"]["unique_graphs"] == 0
 
 
-def stepper(name: str, graphs: bool) -> Stepper:
+def stepper(name: str, graphs: bool, precision: str = "bf16") -> Stepper:
     network = build(name)
-    prepare(network, "bf16", fast=True, compiled=False)
+    prepare(network, precision, fast=True, compiled=False)
     hyper = replace(recipe_of(network.arm).base, glr=3e-3)
     optimizer = Optimizer(network, hyper, OptimizerChoice())
     accumulator = Accumulator(network, 4, 2, pytest.fail)
     return Stepper(network, optimizer, accumulator, graphs=graphs, say=pytest.fail)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("name", ["untied-2", "loop-2"])
-def test_recorded_steps_equal_plain_ones_through_growth_and_other_passes(name: str) -> None:
+def test_recorded_steps_equal_plain_ones_through_growth_and_other_passes(name: str, precision: str) -> None:
     """Losses and norms of thirty steps: passes change, the rate changes, the network grows."""
+    if precision == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with eight-bit products")
     found: dict[bool, list[float]] = {}
     with fast_kernels(torch.device("cuda")):
         for graphs in (False, True):
-            make = stepper(name, graphs)
+            make = stepper(name, graphs, precision)
             seen: list[float] = []
             for step in range(30):
                 if step == 20:

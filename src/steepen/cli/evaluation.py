@@ -74,7 +74,9 @@ def checkpoint(
         typer.Option(help="Join the scores to the run's record (by default where the run has ended)."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto (the run's own), fp32 or bf16.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto (the run's own; bf16 of one trained in fp8), fp32 or bf16.")
+    ] = "auto",
     token_budget: Annotated[
         int | None, typer.Option(help="Tokens per CORE batch; less needs less memory.")
     ] = None,

@@ -140,7 +140,9 @@ def measure(
             f"with {dataset.vocabulary:,} ids; give data prepared with the run's own tokenizer."
         )
     place = find_device(device)
-    precision = spec.precision if precision == "auto" else precision
+    if precision == "auto":
+        # Eight bits are for training: what they train is a network in bf16.
+        precision = "bf16" if spec.precision == "fp8" else spec.precision
     if precision not in ("fp32", "bf16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
     network = subject.network(place, precision)

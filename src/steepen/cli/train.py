@@ -52,7 +52,11 @@ def train(
     runs: Annotated[Path, typer.Option(help="Where run directories live.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16.")
+        str,
+        typer.Option(
+            help="auto (bf16 on a GPU, fp32 on a CPU), fp32, bf16, or fp8 (a GPU with fp8 tensor cores; "
+            "validated and evaluated in bf16)."
+        ),
     ] = "auto",
     micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
     fast: Annotated[

@@ -1,6 +1,7 @@
 """The few operations worth a kernel of their own, each twice: plain torch, and Triton for a GPU.
 
-`eager` and `fused` hold functions of the same names that compute the same; `kernels_for` chooses.
+`eager` and `fused` hold functions of the same names that compute the same; `eager8` and `fused8` those that
+also round to eight bits what a product takes. `kernels_for` chooses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from steepen.kernels import eager
+from steepen.kernels import eager, eager8
 
 
 @functools.cache
@@ -21,8 +22,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def kernels_for(x: Tensor) -> ModuleType:
-    """The implementation for tensors like x: Triton on a GPU that has it, plain torch elsewhere."""
+def kernels_for(x: Tensor, *, eight: bool = False) -> ModuleType:
+    """The implementation for tensors like x: Triton on a GPU that has it, plain torch elsewhere.
+
+    With `eight`, the one whose products are in eight bits: what they take is a `Twice`.
+    """
     if x.is_cuda and has_triton():
-        return importlib.import_module("steepen.kernels.fused")
-    return eager
+        return importlib.import_module("steepen.kernels.fused8" if eight else "steepen.kernels.fused")
+    return eager8 if eight else eager

@@ -1,12 +1,13 @@
 """Cross-entropy that turns logits into their gradient in place: each is read and written once.
 
 A short row waits in the registers of its program between the two. A long one is read again, from the cache:
-few rows are under way at once, and each tile is asked for while the one before it is worked on.
+few rows are under way at once, and each tile is asked for while the one before it is worked on. For products
+in eight bits, whose largest number is MOST, the gradient is written in them too.
 """
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false
+# pyright: reportReturnType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from steepen.kernels.eager8 import MARGIN
+from steepen.kernels.eight_rows import TOGETHER, factors
+
+SPARE = tl.constexpr(MARGIN)
 
 
 @triton.jit
@@ -25,12 +31,34 @@ def _capped(raw, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def _factor(size_ptr, loss, scale, MOST: tl.constexpr):
+    """What brings a row's gradient into eight bits, known before the gradient is.
+
+    The largest is the target's, 1 − p with p = exp(−loss): the others add up to it.
+    """
+    factor = 1.0
+    if MOST is not None:
+        factor, size = factors(tl.abs(scale) * (1 - tl.exp(-loss) + SPARE), MOST)
+        tl.store(size_ptr, size)
+    return factor
+
+
+@triton.jit
+def _write(place, small, d, factor, inside, MOST: tl.constexpr):
+    d = d.to(place.dtype.element_ty)
+    tl.store(place, d, mask=inside)
+    if MOST is not None:
+        tl.store(small, (d.to(tl.float32) * factor).to(small.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _short_cross_entropy_kernel(
-    x_ptr, target_ptr, loss_ptr, scale, cap,
-    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, target_ptr, loss_ptr, small_ptr, size_ptr, scale, cap,
+    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
+    small_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
     right = _capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
     column = tl.arange(0, BLOCK)
@@ -40,19 +68,23 @@ def _short_cross_entropy_kernel(
     top = tl.max(x)
     whole = tl.log(tl.sum(tl.exp(x - top))) + top
     tl.store(loss_ptr + row, whole - right)
+    factor = _factor(size_ptr + row, whole - right, scale, MOST)
     d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
     if CAPPED:
         d = d * (1 - (x / cap) * (x / cap))
-    tl.store(x_ptr + column, (d * scale).to(x_ptr.dtype.element_ty), mask=inside)
+    small = tl.max_contiguous(small_ptr + column, TOGETHER)
+    _write(x_ptr + column, small, d * scale, factor, inside, MOST)
 
 
 @triton.jit
 def _long_cross_entropy_kernel(
-    x_ptr, target_ptr, loss_ptr, scale, cap,
-    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr,
+    x_ptr, target_ptr, loss_ptr, small_ptr, size_ptr, scale, cap,
+    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, MOST: tl.constexpr,
+    LANES: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
+    small_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
     right = _capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
     offset = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
@@ -73,6 +105,7 @@ def _long_cross_entropy_kernel(
     top = tl.max(most)
     whole = tl.log(tl.sum(total * tl.exp(most - top))) + top
     tl.store(loss_ptr + row, whole - right)
+    factor = _factor(size_ptr + row, whole - right, scale, MOST)
     tl.debug_barrier()  # the target's logit has been read by all before anyone overwrites it
     following = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=0.0)
     for start in range(0, VOCABULARY, STEP):
@@ -83,19 +116,38 @@ def _long_cross_entropy_kernel(
         d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
         if CAPPED:
             d = d * (1 - (x / cap) * (x / cap))
-        tl.store(x_ptr + column, (d * scale).to(x_ptr.dtype.element_ty), mask=column < VOCABULARY)
+        small = tl.max_contiguous(small_ptr + column, [1, TOGETHER])
+        _write(x_ptr + column, small, d * scale, factor, column < VOCABULARY, MOST)
 
 
 SHORT = 16_384  # a longer row would take a processor's registers for itself, and nothing would overlap
 LONG = {"LANES": 1024, "EACH": 8, "num_warps": 32}
 
 
-def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
+def cross_entropy_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """As `eager.cross_entropy_`."""
+    return launch(logits, targets, scale, softcap), logits
+
+
+def launch(
+    logits: Tensor,
+    targets: Tensor,
+    scale: float,
+    softcap: float | None,
+    eight: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The losses; the gradient is written over the logits, and in eight bits where there is room for it."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    common = {"VOCABULARY": vocabulary, "CAPPED": softcap is not None}
-    arguments = (logits, targets, losses, scale, softcap or 1.0)
+    small, sizes = eight or (logits, losses)
+    common = {
+        "VOCABULARY": vocabulary,
+        "CAPPED": softcap is not None,
+        "MOST": torch.finfo(small.dtype).max if eight else None,
+    }
+    arguments = (logits, targets, losses, small, sizes, scale, softcap or 1.0)
     if vocabulary <= SHORT:
         warps = 8 if vocabulary > 2048 else 4
         block = max(128, triton.next_power_of_2(vocabulary))

@@ -18,6 +18,16 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def quantise_activation(x: Tensor) -> Tensor:
+    """x as a product takes it: as it is, in these precisions."""
+    return x
+
+
+def quantise_gradient(d: Tensor) -> Tensor:
+    """d as the product that goes back takes it: as it is."""
+    return d
+
+
 def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x divided by its root mean square, row by row, and the reciprocal of that."""
     wide = _wide(x)
@@ -79,13 +89,16 @@ def rotate_norm_(qkv: Tensor, table: Tensor, eps: float) -> Tensor:
 def rotate_norm_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
 ) -> Tensor:
-    """The gradient of what `rotate_norm_` was given, from those of query, key and value (batch, time, …)."""
+    """The gradient of what `rotate_norm_` was given, from those of query, key and value (batch, time, …).
+
+    It is (tokens, 3 · heads · head_dim), as the product before it made them.
+    """
     d, y = _wide(torch.stack([dq, dk], dim=2)), _wide(qkv[:, :, :2])
     d = rstd[..., None] * (d - y * (d * y).mean(-1, keepdim=True))
     cos, sin = _wide(table)[:, :, None, None].unbind()
     first, second = d.chunk(2, dim=-1)
     back = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
-    return torch.cat([back.to(qkv.dtype), dv[:, :, None]], dim=2)
+    return torch.cat([back.to(qkv.dtype), dv[:, :, None]], dim=2).flatten(0, 1).flatten(1)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -94,18 +107,23 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return (functional.silu(_wide(gate)) * _wide(up)).to(gate_up.dtype)
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> None:
-    """Put the gradient of gate and up in their place, and the product swiglu made in that of its gradient."""
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Tensor:
+    """Put the gradient of gate and up in their place, and the product swiglu made in that of its gradient.
+
+    Returns the former.
+    """
     gate, up = (_wide(part) for part in gate_up.chunk(2, dim=-1))
     share, d = torch.sigmoid(gate), _wide(dh)
     silu = gate * share
     both = torch.cat([d * up * share * (1 + gate * (1 - share)), d * silu], dim=-1)
     dh.copy_(silu * up)
-    gate_up.copy_(both)
+    return gate_up.copy_(both)
 
 
-def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """Each row's cross-entropy; the logits become their own gradient times `scale`."""
+def cross_entropy_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Each row's cross-entropy, and the logits, which have become their own gradient times `scale`."""
     raw = _wide(logits)
     x = raw if softcap is None else softcap * torch.tanh(raw / softcap)
     losses = functional.cross_entropy(x, targets, reduction="none")
@@ -113,8 +131,7 @@ def cross_entropy_(logits: Tensor, targets: Tensor, scale: float, softcap: float
     gradient[torch.arange(len(x), device=x.device), targets] -= 1
     if softcap is not None:
         gradient = gradient * (1 - (x / softcap).square())
-    logits.copy_(gradient * scale)
-    return losses
+    return losses, logits.copy_(gradient * scale)
 
 
 def gram(x: Tensor, out: Tensor | None = None) -> Tensor:

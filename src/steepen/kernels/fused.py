@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from steepen.kernels.cross_entropy import cross_entropy_
+from steepen.kernels.eager import quantise_activation, quantise_gradient
 from steepen.kernels.momentum import decay_and_add, momentum_into
 from steepen.kernels.norm import (
     add_rms_norm,
@@ -27,6 +28,8 @@ __all__ = [
     "momentum_into",
     "norm_inject",
     "norm_inject_backward",
+    "quantise_activation",
+    "quantise_gradient",
     "rms_norm",
     "rms_norm_backward",
     "rotate_norm_",

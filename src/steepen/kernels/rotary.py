@@ -114,4 +114,4 @@ def rotate_norm_backward(
     _rotate_norm_backward_kernel[(batch * time,)](
         dq, dk, dv, *strides, qkv, rstd, table, out, time, heads, size // 2, **_shape(heads, size // 2)
     )  # fmt: skip
-    return out
+    return out.view(batch * time, -1)

@@ -4,7 +4,9 @@ It computes what `TransformerBlock` and `Network` do, in one compute precision, 
 - weights are rounded to the compute precision once per optimizer step, not at every use;
 - gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
 - only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits
-  exist for a few thousand tokens at a time, never in fp32.
+  exist for a few thousand tokens at a time, never in fp32;
+- with products in eight bits (`Product8`), what they take is rounded by the kernel that makes it. Without
+  gradients, as in validation, there are no eight bits: all is in the compute precision.
 So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`;
 and who changes the weights says so with `Network.refresh`.
 """
@@ -20,7 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.kernels import kernels_for
+from steepen.kernels.twice import exact
 from steepen.model.products import Product, rounded
+from steepen.model.products8 import Product8, quantised
 
 if TYPE_CHECKING:
     from steepen.model.block import TransformerBlock
@@ -43,6 +47,7 @@ class FastBlock:
         self.heads, self.eps, self.scale = block.heads, block.eps, block.attention_scale
         self.qkv, self.out = make(block.qkv, 1.0), make(block.out, block.residual)
         self.gate_up, self.down = make(block.gate_up, 1.0), make(block.down, block.residual)
+        self.eight = all(isinstance(product, Product8) for product in self.products())
 
     def products(self) -> list[Product]:
         """The block's matrices."""
@@ -66,12 +71,12 @@ class _Queries(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FastBlock) -> tuple[Tensor, ...]:
-        kernels = kernels_for(x)
+        kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         n, rstd = kernels.rms_norm(x.flatten(0, 1), block.eps)
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
         sizes = kernels.rotate_norm_(qkv, rotary, block.eps)
         ctx.block = block
-        ctx.save_for_backward(n, rstd, qkv, sizes, rotary)
+        ctx.save_for_backward(exact(n), rstd, qkv, sizes, rotary)
         return (*qkv.unbind(2), x)
 
     @staticmethod
@@ -79,10 +84,10 @@ class _Queries(torch.autograd.Function):
         dq, dk, dv, skip = gradients
         n, rstd, qkv, sizes, rotary = ctx.saved_tensors
         block: FastBlock = ctx.block
-        kernels = kernels_for(skip)
-        d = kernels.rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary).view(len(n), -1)
+        d = kernels_for(skip, eight=block.eight).rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
         dn = block.qkv.back(d, n)
-        return kernels.rms_norm_backward(dn, n, rstd, skip.flatten(0, 1)).view(skip.shape), None, None
+        d = kernels_for(skip).rms_norm_backward(dn, n, rstd, skip.flatten(0, 1))
+        return d.view(skip.shape), None, None
 
 
 class _Rest(torch.autograd.Function):
@@ -90,30 +95,32 @@ class _Rest(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, attended: Tensor, x: Tensor, block: FastBlock) -> Tensor:
-        kernels = kernels_for(x)
+        kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         flat = attended.flatten(0, 1)
-        middle, n, rstd = kernels.add_rms_norm(x.flatten(0, 1), block.out(flat), block.eps)
+        added = block.out(kernels.quantise_activation(flat))
+        middle, n, rstd = kernels.add_rms_norm(x.flatten(0, 1), added, block.eps)
         gate_up = block.gate_up(n)
         block.down.add_to_(middle, kernels.swiglu(gate_up))
         ctx.block = block
-        ctx.save_for_backward(flat, n, rstd, gate_up)
+        ctx.save_for_backward(flat, exact(n), rstd, gate_up)
         return middle.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
-        d = gradients[0].flatten(0, 1)
         flat, n, rstd, gate_up = ctx.saved_tensors
         block: FastBlock = ctx.block
-        kernels = kernels_for(d)
+        kernels = kernels_for(flat, eight=block.eight)
+        d = kernels.quantise_gradient(gradients[0].flatten(0, 1))
         product = block.down.to_input(d)
-        kernels.swiglu_backward_(gate_up, product)  # now gate_up's gradient, and the MLP's activation
+        d_gate_up = kernels.swiglu_backward_(gate_up, product)  # `product` is now the MLP's activation
         block.down.to_weight(d, product)
         del product
-        dn = block.gate_up.back(gate_up, n)
-        d = kernels.rms_norm_backward(dn, n, rstd, d)
+        dn = block.gate_up.back(d_gate_up, n)
+        del d_gate_up
+        d = kernels.rms_norm_backward(dn, n, rstd, exact(d))
         del dn
-        return block.out.back(d, flat).view(shape), d.view(shape), None
+        return block.out.back(d, flat).view(shape), exact(d).view(shape), None
 
 
 class _Embed(torch.autograd.Function):
@@ -168,21 +175,23 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
     ) -> Tensor:
-        kernels = kernels_for(stream)
+        eight = isinstance(head, Product8) and ctx.needs_input_grad[0]
+        kernels = kernels_for(stream, eight=eight)
         n, rstd = kernels.rms_norm(stream.flatten(0, -2), fast.eps)
         answers, count = targets.flatten(), targets.numel()
-        rows = piece_rows(count, head.rows * n.element_size())
-        dn = torch.empty_like(n) if ctx.needs_input_grad[0] else None
+        rows = piece_rows(count, head.rows * stream.element_size())
+        dn = torch.empty_like(exact(n)) if ctx.needs_input_grad[0] else None
         losses: list[Tensor] = []
         for first in range(0, count, rows):
             piece = slice(first, first + rows)
             logits = head(n[piece])
-            losses.append(kernels.cross_entropy_(logits, answers[piece], share / count, fast.softcap))
+            loss, d = kernels.cross_entropy_(logits, answers[piece], share / count, fast.softcap)
+            losses.append(loss)
             if dn is not None:
-                head.back(logits, n[piece], out=dn[piece])
-            del logits
+                head.back(d, n[piece], out=dn[piece])
+            del logits, d
         if dn is not None:
-            ctx.save_for_backward(kernels.rms_norm_backward(dn, n, rstd))
+            ctx.save_for_backward(kernels_for(dn).rms_norm_backward(dn, exact(n), rstd))
             ctx.shape = stream.shape
         return torch.cat(losses).mean() * share
 
@@ -219,6 +228,7 @@ class FastNetwork:
     def refresh(self) -> None:
         """Round the weights anew: due whenever they have changed."""
         rounded(self.products)
+        quantised(self.products)
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """The stream's beginning."""

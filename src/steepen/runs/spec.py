@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -22,6 +22,9 @@ from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.text import load_yaml
 
 SPEC_VERSION = 1
+# What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products of
+# activations and of gradients to inputs in eight bits.
+Precision = Literal["fp32", "bf16", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class RunSpec:
     seed: int = 0
     optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
     options: Options = field(default_factory=Options)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
     code: str | None = None  # digest of the user's own code behind the arm, where there is any
     version: int = SPEC_VERSION
@@ -95,7 +98,8 @@ class RunSpec:
             self.batch_tokens,
             f"a multiple of the context ({self.shape.context})",
         )
-        require(self.precision in ("fp32", "bf16"), "RunSpec", "precision", self.precision, "fp32 or bf16")
+        known = self.precision in get_args(Precision)
+        require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
         stage_shares(self.schedule)  # refuses a schedule that still waits for a recipe
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -16,6 +16,7 @@ from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.codec import from_plain
+from steepen.runs.spec import Precision
 from steepen.runs.text import load_yaml
 from steepen.studies.grids import Grids, require_depths, require_unique
 
@@ -100,7 +101,7 @@ class Preset:
     max_tokens: int | None = None  # of the source
     seeds: tuple[int, ...] = (0,)
     validation_tokens: int = 1_048_576
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "bf16"
     recipes: tuple[Adjustment, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"

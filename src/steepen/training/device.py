@@ -20,6 +20,7 @@ from steepen.kernels import has_triton
 from steepen.model.fast import speed_up
 from steepen.model.network import Network
 from steepen.model.products import Product
+from steepen.model.products8 import eight_where_it_fits
 from steepen.recipe.hardware import ACCELERATORS
 
 
@@ -76,10 +77,13 @@ def fast_kernels(device: torch.device) -> Generator[None]:
 
 def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
     """Set a network's precision and how it computes: the fast path, compiled, or plainly."""
+    if precision == "fp8":
+        require_eight_bits(network.embedding.device, fast=fast)
     if precision != "fp32":
         network.compute_dtype = torch.bfloat16
     if fast:
-        speed_up(network, functools.partial(Product, dtype=torch.bfloat16))
+        make = eight_where_it_fits if precision == "fp8" else Product
+        speed_up(network, functools.partial(make, dtype=torch.bfloat16))
     if compiled:
         compile_network(network)
 
@@ -87,6 +91,24 @@ def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> 
 def can_be_fast(device: torch.device, precision: str) -> bool:
     """Whether the fast path serves: its kernels are Triton's, for a GPU, in less than fp32."""
     return device.type == "cuda" and precision != "fp32" and has_triton()
+
+
+def require_eight_bits(device: torch.device, *, fast: bool) -> None:
+    """Refuse to compute in fp8 where there is nothing to do it with."""
+    if device.type != "cuda":
+        raise UsageError(
+            f"precision fp8 needs a CUDA GPU, and this run is on {device.type}: use bf16 or fp32."
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        raise UsageError(
+            f"precision fp8 needs a GPU with fp8 tensor cores (compute capability 8.9 or more), and "
+            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}: use bf16."
+        )
+    if not fast:
+        raise UsageError(
+            "precision fp8 needs the fast path: install Triton and leave out --no-fast, or use bf16."
+        )
 
 
 def compile_network(network: Network) -> None:

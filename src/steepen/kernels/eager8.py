@@ -1,0 +1,112 @@
+"""The plain twins of the kernels that also round to eight bits, under the names `eager` has them.
+
+What a product takes comes as a `Twice`: activations and weights in e4m3, gradients in e5m2, each row divided
+by a scale of its own that brings its largest number to the type's largest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from steepen.kernels import eager
+from steepen.kernels.eager import rotate_norm_
+from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
+
+__all__ = [
+    "add_rms_norm",
+    "cross_entropy_",
+    "multiply",
+    "quantise_activation",
+    "quantise_gradient",
+    "quantise_weight_",
+    "rms_norm",
+    "rms_norm_backward",
+    "rotate_norm_",
+    "rotate_norm_backward",
+    "swiglu",
+    "swiglu_backward_",
+]
+
+MARGIN = 2.0**-20  # of a probability: what fp32 may have lost of it
+
+
+def rounded(x: Tensor, dtype: torch.dtype, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x in eight bits and the scales of its rows; `largest` is a bound on each row where one is known."""
+    wide = x.float()
+    largest = (wide.abs().amax(-1) if largest is None else largest.float()).clamp_min(TINY)
+    return (wide * (most(dtype) / largest)[:, None]).to(dtype), (largest / most(dtype))[:, None]
+
+
+def quantise_activation(x: Tensor) -> Twice:
+    """x as a product takes it."""
+    return Twice(x, *rounded(x, ACTIVATION))
+
+
+def quantise_gradient(d: Tensor) -> Twice:
+    """d as the product that goes back takes it."""
+    return Twice(d, *rounded(d, GRADIENT))
+
+
+def quantise_weight_(
+    small: Tensor, scale: Tensor, turned: Tensor, turned_scale: Tensor, largest: Tensor, weight: Tensor
+) -> None:
+    """Write a weight in eight bits, row by row, and its transpose, row by row of that.
+
+    Scales are (1, rows): second factors have columns. `largest` is memory to work in, of rows + columns.
+    """
+    del largest
+    for there, sizes, matrix in ((small, scale, weight), (turned, turned_scale, weight.t())):
+        values, found = rounded(matrix, ACTIVATION)
+        there.copy_(values)
+        sizes.copy_(found.t())
+
+
+def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """x times the transpose of a matrix in eight bits whose rows have these scales (1, rows), in `dtype`."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    product = (x.small.to(wide) * x.scale) @ (small.to(wide) * scale.t()).t()
+    return product.to(dtype) if out is None else out.copy_(product)
+
+
+def rms_norm(x: Tensor, eps: float) -> tuple[Twice, Tensor]:
+    """As `eager.rms_norm`."""
+    n, rstd = eager.rms_norm(x, eps)
+    return quantise_activation(n), rstd
+
+
+def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Twice, Tensor]:
+    """As `eager.add_rms_norm`."""
+    total, n, rstd = eager.add_rms_norm(x, y, eps)
+    return total, quantise_activation(n), rstd
+
+
+def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> Twice:
+    """As `eager.rms_norm_backward`."""
+    return quantise_gradient(eager.rms_norm_backward(dn, n, rstd, skip))
+
+
+def rotate_norm_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
+) -> Twice:
+    """As `eager.rotate_norm_backward`."""
+    return quantise_gradient(eager.rotate_norm_backward(dq, dk, dv, qkv, rstd, table))
+
+
+def swiglu(gate_up: Tensor) -> Twice:
+    """As `eager.swiglu`, in eight bits only: the way back makes the exact product again."""
+    return Twice(None, *rounded(eager.swiglu(gate_up), ACTIVATION))
+
+
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Twice:
+    """As `eager.swiglu_backward_`."""
+    return quantise_gradient(eager.swiglu_backward_(gate_up, dh))
+
+
+def cross_entropy_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Twice]:
+    """As `eager.cross_entropy_`. The largest of a row's gradient is the target's: 1 − p, p = exp(−loss)."""
+    losses, d = eager.cross_entropy_(logits, targets, scale, softcap)
+    bound = abs(scale) * (MARGIN - torch.expm1(-losses))
+    return losses, Twice(d, *rounded(d, GRADIENT, bound))

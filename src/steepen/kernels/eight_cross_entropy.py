@@ -1,0 +1,18 @@
+"""Cross-entropy whose gradient is also written in eight bits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from steepen.kernels.cross_entropy import launch
+from steepen.kernels.eight_rows import room
+from steepen.kernels.twice import GRADIENT, Twice
+
+
+def cross_entropy_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Twice]:
+    """As `eager8.cross_entropy_`."""
+    rows, vocabulary = logits.shape
+    small, sizes = room(rows, vocabulary, GRADIENT, logits.device)
+    return launch(logits, targets, scale, softcap, (small, sizes)), Twice(logits, small, sizes)

@@ -1,0 +1,38 @@
+"""A matrix in eight bits, with a scale for each row, beside the matrix it was rounded from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ACTIVATION = torch.float8_e4m3fn  # four bits of precision, up to 448; weights too
+GRADIENT = torch.float8_e5m2  # three bits, but of a range that holds the tails of a softmax
+TINY = 1e-30  # the least a row's largest number counts for, so that a row of zeros has a scale
+
+
+@dataclass(frozen=True)
+class Twice:
+    """`small` times `scale` (a column, fp32) is `exact`, rounded; None where no one needs the exact one."""
+
+    exact: Tensor | None
+    small: Tensor
+    scale: Tensor
+
+    def __getitem__(self, rows: slice) -> Twice:
+        """Some of the rows."""
+        return Twice(None if self.exact is None else self.exact[rows], self.small[rows], self.scale[rows])
+
+
+def exact(x: Tensor | Twice) -> Tensor:
+    """The matrix before it was rounded to eight bits, where it was."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.exact is not None, "this matrix was kept in eight bits only"
+    return x.exact
+
+
+def most(dtype: torch.dtype) -> float:
+    """The largest number of a type."""
+    return torch.finfo(dtype).max
