@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steepen.kernels import eager, eager8
-from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, exact, most
+from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, Twice, exact, most
 
 pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
 from steepen.kernels import fused8
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 able = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 pytestmark = pytest.mark.skipif(not able, reason="needs a GPU with eight-bit products, or none")
 EPS = 1.2e-7
-ROUNDING = {ACTIVATION: 2.0**-4, GRADIENT: 2.0**-3}  # of a number, at most, where it is not tiny
+ROUNDING = {ACTIVATION: 2.0**-4, LOGITS: 2.0**-3}  # of a number, at most, where it is not tiny
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -54,7 +54,7 @@ def check(ours: Twice, theirs: Twice, dtype: torch.dtype, largest: Tensor | None
     assert (values - wanted).norm() <= 0.1 * wanted.norm()  # here and there the other neighbour
 
 
-@pytest.mark.parametrize("dtype", [ACTIVATION, GRADIENT], ids=str)
+@pytest.mark.parametrize("dtype", [ACTIVATION, LOGITS], ids=str)
 def test_rounding_keeps_each_number_to_its_bits_whatever_its_row(dtype: torch.dtype) -> None:
     x = draw(40, 96).float()
     x[3] = 0
@@ -130,11 +130,11 @@ def test_cross_entropy_equals_its_twin(vocabulary: int, softcap: float | None) -
         assert exact(found[-1][1]).data_ptr() == x.data_ptr()
     (losses, ours), (want, theirs) = found
     torch.testing.assert_close(losses, want, rtol=1e-4, atol=1e-5)
-    check(ours, theirs, GRADIENT, share * (eager8.MARGIN - torch.expm1(-want)))
+    check(ours, theirs, LOGITS, share * (eager8.MARGIN - torch.expm1(-want)))
     # The bound holds, and where nothing is capped it is met.
-    assert ours.small.float().abs().max() <= most(GRADIENT) and torch.isfinite(ours.small.float()).all()
+    assert ours.small.float().abs().max() <= most(LOGITS) and torch.isfinite(ours.small.float()).all()
     if softcap is None:
-        assert (ours.small.float().abs().amax(-1)[1:] > 0.9 * most(GRADIENT)).all()
+        assert (ours.small.float().abs().amax(-1)[1:] > 0.9 * most(LOGITS)).all()
 
 
 def weights(kernels: ModuleType, weight: Tensor) -> list[Tensor]:
@@ -165,16 +165,18 @@ def test_a_weight_and_its_transpose_are_rounded_each_with_its_own_scales(shape: 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the product is its library's")
 def test_the_product_equals_its_twin() -> None:
-    for dtype in (ACTIVATION, GRADIENT):
+    for dtype in (ACTIVATION, LOGITS):
         x = Twice(None, *eager8.rounded(draw(130, 96), dtype))
         small, scale, _, _ = weights(eager8, draw(48, 96, seed=1))
-        want = eager8.multiply(x, small, scale, torch.bfloat16)
+        want = eager8.multiply(x, small, scale, torch.bfloat16, fast=False)
         torch.testing.assert_close(
-            fused8.multiply(x, small, scale, torch.bfloat16),
+            fused8.multiply(x, small, scale, torch.bfloat16, fast=False),
             want,
             rtol=2**-6,
             atol=2**-6 * want.abs().max().item(),
         )
         out = torch.empty_like(want)
-        assert fused8.multiply(x, small, scale, torch.bfloat16, out).data_ptr() == out.data_ptr()
+        assert (
+            fused8.multiply(x, small, scale, torch.bfloat16, fast=True, out=out).data_ptr() == out.data_ptr()
+        )
         torch.testing.assert_close(out, want, rtol=2**-6, atol=2**-6 * want.abs().max().item())

@@ -114,7 +114,9 @@ def test_a_wrong_scale_would_be_noticed(which: str, monkeypatch: pytest.MonkeyPa
 
     if which == "weight":
         product = eager8.multiply
-        monkeypatch.setattr(eager8, "multiply", lambda x, s, scale, *rest: product(x, s, 1.5 * scale, *rest))
+        monkeypatch.setattr(
+            eager8, "multiply", lambda x, s, scale, *rest, **more: product(x, s, 1.5 * scale, *rest, **more)
+        )
     else:
         dtype = eager8.ACTIVATION if which == "activation" else eager8.GRADIENT
         monkeypatch.setattr(eager8, f"quantise_{which}", partial(wrong_twice, dtype=dtype))

@@ -1,6 +1,6 @@
 """The plain twins of the kernels that also round to eight bits, under the names `eager` has them.
 
-What a product takes comes as a `Twice`: activations and weights in e4m3, gradients in e5m2, each row divided
+What a product takes comes as a `Twice`: activations, weights and gradients in e4m3, logits' gradients in e5m2, each row divided
 by a scale of its own that brings its largest number to the type's largest.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steepen.kernels import eager
 from steepen.kernels.eager import rotate_norm_
-from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
+from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, most
 
 __all__ = [
     "add_rms_norm",
@@ -62,8 +62,13 @@ def quantise_weight_(
         sizes.copy_(found.t())
 
 
-def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """x times the transpose of a matrix in eight bits whose rows have these scales (1, rows), in `dtype`."""
+def multiply(
+    x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool, out: Tensor | None = None
+) -> Tensor:
+    """x times the transpose of a matrix in eight bits whose rows have these scales (1, rows), in `dtype`.
+
+    `fast` lets a GPU sum in fewer bits than fp32's.
+    """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     product = (x.small.to(wide) * x.scale) @ (small.to(wide) * scale.t()).t()
     return product.to(dtype) if out is None else out.copy_(product)
@@ -109,4 +114,4 @@ def cross_entropy_(
     """As `eager.cross_entropy_`. The largest of a row's gradient is the target's: 1 − p, p = exp(−loss)."""
     losses, d = eager.cross_entropy_(logits, targets, scale, softcap)
     bound = abs(scale) * (MARGIN - torch.expm1(-losses))
-    return losses, Twice(d, *rounded(d, GRADIENT, bound))
+    return losses, Twice(d, *rounded(d, LOGITS, bound))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from steepen.kernels.cross_entropy import launch
 from steepen.kernels.eight_rows import room
-from steepen.kernels.twice import GRADIENT, Twice
+from steepen.kernels.twice import LOGITS, Twice
 
 
 def cross_entropy_(
@@ -14,5 +14,5 @@ def cross_entropy_(
 ) -> tuple[Tensor, Twice]:
     """As `eager8.cross_entropy_`."""
     rows, vocabulary = logits.shape
-    small, sizes = room(rows, vocabulary, GRADIENT, logits.device)
+    small, sizes = room(rows, vocabulary, LOGITS, logits.device)
     return launch(logits, targets, scale, softcap, (small, sizes)), Twice(logits, small, sizes)

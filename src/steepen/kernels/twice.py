@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 ACTIVATION = torch.float8_e4m3fn  # four bits of precision, up to 448; weights too
-GRADIENT = torch.float8_e5m2  # three bits, but of a range that holds the tails of a softmax
+GRADIENT = torch.float8_e4m3fn  # each row has a scale of its own, so bits serve better than range
+LOGITS = torch.float8_e5m2  # for the gradient of logits: three bits, a range that holds a softmax's tails
 TINY = 1e-30  # the least a row's largest number counts for, so that a row of zeros has a scale
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from steepen.model.block import TransformerBlock
     from steepen.model.network import Network
 
-LOGIT_BYTES = 2**30  # of logits that exist at once
+LOGIT_BYTES = 2**29  # of logits that exist at once
 
 
 def piece_rows(rows: int, row_bytes: int) -> int:

@@ -36,7 +36,7 @@ class Product8(Product):
         """x times the transposed matrix."""
         if isinstance(x, Tensor):
             return super().__call__(x)
-        return self._kernels.multiply(x, self.small, self.scale, self.weight.dtype)
+        return self._kernels.multiply(x, self.small, self.scale, self.weight.dtype, fast=True)
 
     def add_to_(self, total: Tensor, x: Tensor | Twice) -> Tensor:
         """Add x times the transposed matrix to `total`."""
@@ -46,7 +46,8 @@ class Product8(Product):
         """The gradient of x."""
         if isinstance(d, Tensor):
             return super().to_input(d, out)
-        return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, out)
+        dtype = self.weight.dtype
+        return self._kernels.multiply(d, self.turned, self.turned_scale, dtype, fast=False, out=out)
 
     def to_weight(self, d: Tensor | Twice, x: Tensor | Twice) -> None:
         """Add the weight's gradient to the parameter's, from what was not rounded."""
