@@ -13,6 +13,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import find_block, linear, rotary_table
 from steepen.model.boundary import find_boundary
+from steepen.model.loss import head_loss
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
 
@@ -125,6 +126,9 @@ class Network(nn.Module):
 
     def loss(self, stream: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of the targets, in fp32 or wider."""
+        if stream.is_cpu and not torch.compiler.is_compiling():
+            scale, cap = self.multipliers.output, self.options.softcap
+            return head_loss(self.norm(stream), self.head, targets, scale=scale, softcap=cap)
         return functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
