@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
 from steepen.errors import SteepenError, UsageError
+from steepen.model import cpu
 from steepen.model.arms import code_digest
 from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load import copy_weights, with_memory
@@ -245,6 +246,8 @@ class _Run:
         self.optimizer.grow(passes)
         if self.compiled:
             machine.compile_blocks(self.network)
+        elif self.device.type == "cpu":
+            cpu.speed_up(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> Score:
@@ -340,6 +343,8 @@ class _Run:
             self.network.compute_dtype = torch.bfloat16
         if self.compiled:
             machine.compile_network(self.network)
+        elif self.device.type == "cpu":
+            cpu.speed_up(self.network)
         self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
 
     def _warm_up(self) -> None:
