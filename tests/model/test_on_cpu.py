@@ -108,17 +108,17 @@ def test_scores_in_many_pieces_are_the_scores_in_one(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_the_cpu_block_serves_blocks_gained_by_growth_once_asked_again() -> None:
-    network = build("untied-grow")
+def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
+    network, plain = build("untied-grow"), build("untied-grow")
     cpu.speed_up(network)
-    grow(network, {}, 3, "copy")
+    for one in (network, plain):
+        grow(one, {}, 3, "copy")
+        for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
+            nn.init.normal_(block.get_parameter("out"), generator=torch.Generator().manual_seed(index))
+    assert all(vars(block)["forward"].block is block for block in network.blocks())
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
-    expected = gradients(network, tokens[:, :-1], tokens[:, 1:], 3)
-    cpu.speed_up(network)
-    assert all("forward" in vars(block) for block in network.blocks())
-    torch.testing.assert_close(
-        gradients(network, tokens[:, :-1], tokens[:, 1:], 3), expected, rtol=1e-9, atol=1e-12
-    )
+    found, expected = (gradients(one, tokens[:, :-1], tokens[:, 1:], 3) for one in (network, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_what_the_cpu_block_does_not_serve_the_plain_block_does() -> None:

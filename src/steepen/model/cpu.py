@@ -27,9 +27,9 @@ STEEPEST = 60.0  # largest score whose exponential, summed over a context, is fa
 
 
 def speed_up(network: Network) -> None:
-    """Have the built-in blocks of a network on a CPU compute this way; again after it has grown."""
+    """Have the built-in blocks of a network on a CPU compute this way; copies that growth makes do too."""
     for block in network.blocks():
-        if type(block) is TransformerBlock and "forward" not in vars(block):
+        if type(block) is TransformerBlock:
             block.__dict__["forward"] = CpuBlock(block)
 
 

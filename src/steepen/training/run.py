@@ -246,8 +246,6 @@ class _Run:
         self.optimizer.grow(passes)
         if self.compiled:
             machine.compile_blocks(self.network)
-        elif self.device.type == "cpu":
-            cpu.speed_up(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> Score:
