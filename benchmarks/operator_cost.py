@@ -19,7 +19,8 @@ from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
-from steepen.training.device import fast_kernels, find_device, peak_flops, prepare, synchronise
+from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
+from steepen.training.way import prepare
 
 
 def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:

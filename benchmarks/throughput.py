@@ -38,10 +38,11 @@ from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper import recipe_of
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.device import fast_kernels, find_device, peak_flops, prepare
+from steepen.training.device import fast_kernels, find_device, peak_flops
 from steepen.training.gradients import Accumulator
 from steepen.training.optimizer import Optimizer
-from steepen.training.step import GRAPH_FLOPS, Stepper
+from steepen.training.step import Stepper
+from steepen.training.way import GRAPH_FLOPS, prepare
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
 
@@ -217,7 +218,7 @@ def time_steps(step: Step, batches: list[Batch], seconds: float) -> float:
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < 5 or time.perf_counter() < start + seconds + 2:
-        inner = 1 if times and times[-1] > 0.1 else len(batches)  # many short steps between two looks
+        inner = 1 if len(batches) == 2 else len(batches)  # many short steps between two looks
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         events[0].record()
         for batch in batches[:inner]:
@@ -294,7 +295,7 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, shape:
     memory = torch.cuda.max_memory_allocated() / 2**30
     if isinstance(step, OurStepper):  # kernels of a graph no longer know what launched them
         step.profiled()
-    shares = breakdown(step, batches[0], given.vocabulary, shape.hidden)
+    shares = {} if given.no_breakdown else breakdown(step, batches[0], given.vocabulary, shape.hidden)
     rate = given.batch_tokens / seconds
     peak = peak_flops(batches[0][0].device)
     return Row(
@@ -361,6 +362,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--no-breakdown", action="store_true", help="sooner done")
     parser.add_argument("--seconds", type=float, default=5.0, help="measured per row, after warm-up")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--json", action="store_true")

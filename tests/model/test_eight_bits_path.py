@@ -20,7 +20,7 @@ from steepen.model.options import Multipliers, Options
 from steepen.model.products import Product, rounded
 from steepen.model.products8 import Product8, eight_where_it_fits, quantised
 from steepen.model.shape import Scale
-from steepen.training.device import prepare
+from steepen.training.way import prepare
 
 SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=32, context=48, vocabulary=96)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)

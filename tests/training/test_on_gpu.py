@@ -15,10 +15,11 @@ from steepen.model.network import Network
 from steepen.model.shape import Scale
 from steepen.recipe.paper import recipe_of
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.device import compile_blocks, compile_network, fast_kernels, prepare
+from steepen.training.device import fast_kernels
 from steepen.training.gradients import Accumulator
 from steepen.training.optimizer import Optimizer
 from steepen.training.step import Stepper
+from steepen.training.way import compile_blocks, compile_network, prepare
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SCALE = Scale(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)

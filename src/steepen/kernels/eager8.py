@@ -1,7 +1,7 @@
 """The plain twins of the kernels that also round to eight bits, under the names `eager` has them.
 
-What a product takes comes as a `Twice`: activations, weights and gradients in e4m3, logits' gradients in e5m2, each row divided
-by a scale of its own that brings its largest number to the type's largest.
+What a product takes comes as a `Twice`: activations, weights and gradients in e4m3, the gradient of logits in
+e5m2, each row divided by a scale of its own that brings its largest number to the type's largest.
 """
 
 from __future__ import annotations

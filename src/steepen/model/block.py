@@ -18,7 +18,7 @@ from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:
-    from steepen.model.fast import FastBlock
+    from collections.abc import Callable
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: Options) -> None:
         super().__init__()
-        self.fast: FastBlock | None = None  # set by fast.speed_up
+        self.fast: Callable[[Tensor, Tensor], Tensor] | None = None  # set by fast.speed_up or cpu.speed_up
         self.heads = shape.heads
         self.residual = multipliers.residual
         self.eps = options.norm_eps
@@ -75,6 +75,10 @@ class TransformerBlock(nn.Module):
         """
         if self.fast is not None and mask is None:
             return self.fast(x, rotary)
+        return self.plain(x, rotary, mask)
+
+    def plain(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The same, written plainly: what every faster way must compute."""
         x = x + self._attend(self._norm(x), rotary, mask)
         gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)

@@ -220,7 +220,8 @@ class FastNetwork:
         self.products = [self.head]
         for block in self.network.blocks():
             if type(block) is TransformerBlock:
-                block.fast = block.fast or FastBlock(block, self.make)
+                if not isinstance(block.fast, FastBlock):
+                    block.fast = FastBlock(block, self.make)
                 self.products += block.fast.products()
         self.refresh()
 

@@ -14,6 +14,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import find_block, linear, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
+from steepen.model.loss import head_loss
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
 
@@ -154,6 +155,9 @@ class Network(nn.Module):
         """`share` times the mean cross-entropy of the targets, in fp32 or wider."""
         if self.fast is not None:
             return self.fast.loss(stream, targets, share)
+        if stream.is_cpu and not torch.compiler.is_compiling():
+            scale, cap = self.multipliers.output, self.options.softcap
+            return share * head_loss(self.norm(stream), self.head, targets, scale=scale, softcap=cap)
         return share * functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:

@@ -58,6 +58,15 @@ def star(label: str, vertex: Vertex, **look: Any) -> Series:
     return Series(label, "points", (vertex.x,), (vertex.loss,), marker="star", filled=vertex.interior, **look)
 
 
+def sweep(
+    label: str, x: Sequence[float], losses: Sequence[float], runs: Sequence[str], vertex: Vertex,
+    *, log: bool, **look: Any,
+) -> list[Series]:  # fmt: skip
+    """A sweep as it is always shown: what was measured, the fitted parabola, and the optimum's star."""
+    fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **look)
+    return [points(label, x, losses, runs, **look), *fitted, star(f"{label}: optimum", vertex, **look)]
+
+
 def levels(values: Sequence[float]) -> dict[float, float]:
     """A shade in [0, 1] for each of a family of curves."""
     ordered = sorted(set(values))

@@ -14,7 +14,7 @@ from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms, loss_of
-from steepen.studies.draw import levels, line, parabola, points, star
+from steepen.studies.draw import levels, line, points, sweep
 from steepen.studies.plain import plain
 from steepen.studies.together import Work, together
 
@@ -165,12 +165,8 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            look = {"level": shade[anchor.tpp]}
-            label = f"TPP {anchor.tpp:g}"
-            series.append(points(label, anchor.rho, anchor.losses, anchor.runs, **look))
-            low, high = min(anchor.rho), max(anchor.rho)
-            series += parabola(label, anchor.vertex, low, high, log_x=False, log_loss=False, **look)
-            series.append(star(f"{label}: optimum", anchor.vertex, **look))
+            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            series += sweep(label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **look)
         panels.append(
             Panel(f"{name} d{depth}: growth timing", Axis("ρ"), Axis("validation loss"), tuple(series))
         )

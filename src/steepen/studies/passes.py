@@ -28,7 +28,7 @@ from steepen.studies.cuts import (
     loss_panel,
     range_sentence,
 )
-from steepen.studies.draw import levels, line, parabola, points, star
+from steepen.studies.draw import levels, line, points, sweep
 from steepen.studies.plain import plain
 from steepen.studies.together import together
 
@@ -223,12 +223,8 @@ def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLine]) 
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            look = {"level": shade[anchor.tpp]}
-            label = f"TPP {anchor.tpp:g}"
-            series.append(points(label, anchor.passes, anchor.losses, anchor.runs, **look))
-            low, high = min(anchor.passes), max(anchor.passes)
-            series += parabola(label, anchor.vertex, low, high, log_x=True, log_loss=True, **look)
-            series.append(star(f"{label}: optimum", anchor.vertex, **look))
+            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            series += sweep(label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **look)
         panels.append(
             Panel(f"{family} d{depth}: passes at fixed compute", Axis("passes K", "log"),
                   Axis("validation loss", "log"), tuple(series))

@@ -1,4 +1,4 @@
-"""The machine a run is on: device, precision, compilation, and what the record says of it."""
+"""The machine a run is on, and what the record says of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steepen.errors import UsageError
-from steepen.kernels import has_triton
-from steepen.model.fast import speed_up
-from steepen.model.network import Network
-from steepen.model.products import Product
-from steepen.model.products8 import eight_where_it_fits
 from steepen.recipe.hardware import ACCELERATORS
 
 
@@ -60,6 +55,7 @@ def peak_flops(device: torch.device) -> float | None:
 def fast_kernels(device: torch.device) -> Generator[None]:
     """Process-wide switches for speed that leave the function computed unchanged."""
     if device.type != "cuda":
+        keep_freed_memory()
         yield
         return
     if device.index is not None:
@@ -75,57 +71,18 @@ def fast_kernels(device: torch.device) -> Generator[None]:
         yield
 
 
-def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
-    """Set a network's precision and how it computes: the fast path, compiled, or plainly."""
-    if precision == "fp8":
-        require_eight_bits(network.embedding.device, fast=fast)
-    if precision != "fp32":
-        network.compute_dtype = torch.bfloat16
-    if fast:
-        make = eight_where_it_fits if precision == "fp8" else Product
-        speed_up(network, functools.partial(make, dtype=torch.bfloat16))
-    if compiled:
-        compile_network(network)
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, as far as it can be told.
 
+    It gives large blocks back to the system, and every step of a tiny model then spends up to a quarter of
+    its time on being given them again, page by page.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    import ctypes
 
-def can_be_fast(device: torch.device, precision: str) -> bool:
-    """Whether the fast path serves: its kernels are Triton's, for a GPU, in less than fp32."""
-    return device.type == "cuda" and precision != "fp32" and has_triton()
-
-
-def require_eight_bits(device: torch.device, *, fast: bool) -> None:
-    """Refuse to compute in fp8 where there is nothing to do it with."""
-    if device.type != "cuda":
-        raise UsageError(
-            f"precision fp8 needs a CUDA GPU, and this run is on {device.type}: use bf16 or fp32."
-        )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 9):
-        raise UsageError(
-            f"precision fp8 needs a GPU with fp8 tensor cores (compute capability 8.9 or more), and "
-            f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}: use bf16."
-        )
-    if not fast:
-        raise UsageError(
-            "precision fp8 needs the fast path: install Triton and leave out --no-fast, or use bf16."
-        )
-
-
-def compile_network(network: Network) -> None:
-    """Compile block by block, and what stands between: the number of passes then changes nothing."""
-    dynamo: Any = torch._dynamo  # pyright: ignore[reportPrivateUsage]
-    # All blocks share one compiled program; each micro-batch size, with and without gradients, adds one.
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 64)
-    compile_blocks(network)
-    for name in () if network.fast is not None else ("core_boundary", "coda_boundary", "loss"):
-        setattr(network, name, torch.compile(getattr(network, name), dynamic=False))
-
-
-def compile_blocks(network: Network) -> None:
-    """Have every block run compiled; blocks gained by growth find their program in the cache."""
-    for block in network.blocks():
-        if getattr(block, "fast", None) is None:
-            block.compile(dynamic=False)
+    for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        ctypes.CDLL(None).mallopt(setting, 2**30)
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
 from steepen.model.network import Network
-from steepen.recipe.accounting import flops_per_token
 from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.record import RunRecord, Score
 from steepen.runs.spec import RunSpec
@@ -26,16 +25,17 @@ from steepen.runs.store import RunDirectory, Store, write_json
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
 from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
-from steepen.training.clock import Clock
+from steepen.training.clock import Clock, process_seconds
 from steepen.training.display import Display, Moment
 from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
 from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
 from steepen.training.schedule import build_schedule
-from steepen.training.step import GRAPH_FLOPS, Stepper
+from steepen.training.step import Stepper
 from steepen.training.stopping import Interrupted, Stopping
 from steepen.training.trackers import Trackers
+from steepen.training.way import choose_way, compile_blocks, prepare
 
 
 class Diverged(SteepenError):
@@ -101,16 +101,9 @@ class _Run:
         self.spec, self.directory, self.options, self.display = spec, directory, options, display
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
-        possible = machine.can_be_fast(self.device, spec.precision)
-        if options.fast and not possible:
-            raise UsageError("--fast needs a CUDA GPU with Triton, and --precision bf16; leave it out.")
-        self.fast = possible and options.fast is not False
-        built_in = self.fast and spec.arm.block == "transformer"
-        self.compiled = on_gpu and not built_in if options.compile is None else options.compile
-        small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS
-        self.graphs = built_in and small
+        self.way = choose_way(spec, self.device, fast=options.fast, compile=options.compile)
         # A look at the losses makes the device wait, so short steps are looked at less often.
-        self.log_every = options.log_every or (50 if self.graphs else 10 if on_gpu else 1)
+        self.log_every = options.log_every or (50 if self.way.graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         if dataset.vocabulary > spec.shape.vocabulary:
             raise UsageError(
@@ -153,12 +146,12 @@ class _Run:
                 self.network, self.spec.rows, self.options.micro_batch, self.display.say
             )
             self.stepper = Stepper(
-                self.network, self.optimizer, self.accumulator, graphs=self.graphs, say=self.display.say
+                self.network, self.optimizer, self.accumulator, graphs=self.way.graphs, say=self.display.say
             )
             self.trackers = Trackers(self.options.trackers, self.spec, self.directory.path, self.display.say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
             try:
-                if self.compiled or self.fast:
+                if self.way.compiled or self.device.type == "cuda":
                     self._warm_up()
                 self._loop()
                 record = self._finish()
@@ -264,8 +257,8 @@ class _Run:
         self.stepper.reset()
         if self.network.fast is not None:
             self.network.fast.adopt()
-        if self.compiled:
-            machine.compile_blocks(self.network)
+        if self.way.compiled:
+            compile_blocks(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> Score:
@@ -359,7 +352,7 @@ class _Run:
         spec = self.spec
         bare = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
         self.network: Network = with_memory(bare, self.device)
-        machine.prepare(self.network, spec.precision, fast=self.fast, compiled=self.compiled)
+        prepare(self.network, spec.precision, fast=self.way.fast, compiled=self.way.compiled)
         self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
 
     def _warm_up(self) -> None:
@@ -378,7 +371,9 @@ class _Run:
         size = self.accumulator.micro_batch
         mean_loss(self.network, [(tokens[:size], tokens[:size])])
         machine.synchronise(self.device)
-        self.display.say(f"ready to train after {time.monotonic() - started:.1f} s.")
+        age = process_seconds()
+        since = "" if age is None else f", {age:.1f} s after the start"
+        self.display.say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")
 
     # --- the end ------------------------------------------------------------------------------------------
 

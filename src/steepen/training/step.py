@@ -17,9 +17,6 @@ from steepen.model.network import Network
 from steepen.training.gradients import Accumulator
 from steepen.training.optimizer import Optimizer
 
-# Steps of more FLOPs keep the GPU busy however they are launched; a graph would only hold memory.
-GRAPH_FLOPS = 5e13
-
 
 @dataclass
 class _Graph:

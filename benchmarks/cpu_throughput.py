@@ -1,0 +1,264 @@
+"""Training speed of the quickstart's models on one CPU thread, against a plain eager loop, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/cpu_throughput.py [--arms vanilla:2 vanilla:6 …] [--rounds 15]
+
+`ours` is the step training makes: Accumulator, gradient norm, Optimizer. The plain loop computes the same the
+straightforward way: one F.linear per matrix, torch's attention, cross-entropy on all logits, Muon one matrix
+after another, torch's AdamW. Both take turns within each round; numbers are medians over rounds, of the
+thread's CPU time, so that what else the machine does counts less. Shares are of our step taken apart: blocks
+forward and backward, the head with its loss (both ways), the optimizer, and what is left.
+
+Both keep freed memory, a setting of the process; --default-memory leaves the C library its default, for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.model import cpu
+from steepen.model.arms import find_arm
+from steepen.model.init import initialise
+from steepen.model.network import Network
+from steepen.runs.spec import RunSpec
+from steepen.studies.bench import Bench, DataFacts
+from steepen.studies.preset import load_preset
+from steepen.training.device import keep_freed_memory
+from steepen.training.gradients import Accumulator
+from steepen.training.optimizer import Optimizer
+
+VOCABULARY = 512
+CHECKED = 5  # steps after which both losses must agree
+TOLERANCE = 1e-3
+PARTS = ("forward", "backward", "head+loss", "optimizer", "other")
+DEFAULT = [
+    "vanilla:2",
+    "vanilla:4",
+    "vanilla:6",
+    "operator-1:2",
+    "operator-1:6",
+    "untied-grow:2",
+    "untied-grow:5",
+]
+
+
+class Plain:
+    """The same network and optimizer, written plainly."""
+
+    def __init__(self, network: Network, spec: RunSpec) -> None:
+        self.network, self.hyper, self.choice = network, spec.hyperparameters, spec.optimizer
+        self.eps = spec.options.norm_eps
+        self.embedding, self.head = (self._own(p) for p in (network.embedding, network.head))
+        self.stages = [
+            self._stage(network.prelude),
+            *map(self._stage, network.cores),
+            self._stage(network.coda),
+        ]
+        self.matrices = [w for stage in self.stages for block in stage for w in block]
+        self.momentum = [torch.zeros_like(w) for w in self.matrices]
+        self.adam = torch.optim.AdamW(
+            [
+                {"params": [self.embedding], "lr": self.hyper.embedding_lr},
+                {"params": [self.head], "lr": self.hyper.head_lr},
+            ],
+            betas=(self.hyper.beta1, self.hyper.beta2),
+            eps=self.hyper.eps,
+            weight_decay=self.hyper.wd,
+        )
+        cos, sin = network.rotary.unsqueeze(2)
+        self.cos, self.sin = cos, sin
+
+    @staticmethod
+    def _own(weight: Tensor) -> nn.Parameter:
+        return nn.Parameter(weight.detach().clone())
+
+    def _stage(self, blocks: nn.Module) -> list[list[nn.Parameter]]:
+        return [
+            [
+                self._own(w)
+                for w in (*block.qkv, block.out, *block.gate_up, block.down)  # type: ignore[attr-defined]
+            ]
+            for block in blocks.children()
+        ]
+
+    def norm(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        turned = first * self.cos - second * self.sin, first * self.sin + second * self.cos
+        return torch.cat(turned, dim=-1)
+
+    def block(self, x: Tensor, weights: list[nn.Parameter]) -> Tensor:
+        query, key, value, out, gate, up, down = weights
+        shape = self.network.shape
+        n = self.norm(x)
+        q, k, v = (functional.linear(n, w).unflatten(-1, (shape.heads, -1)) for w in (query, key, value))
+        q, k = self.norm(self.rotate(q)), self.norm(self.rotate(k))
+        attended = functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            scale=shape.head_dim**-0.5,
+        )
+        x = x + self.hyper.rm * functional.linear(attended.transpose(1, 2).flatten(-2), out)
+        n = self.norm(x)
+        hidden = functional.silu(functional.linear(n, gate)) * functional.linear(n, up)
+        return x + self.hyper.rm * functional.linear(hidden, down)
+
+    def loss(self, tokens: Tensor, targets: Tensor, passes: int) -> Tensor:
+        def run(stage: list[list[nn.Parameter]], x: Tensor) -> Tensor:
+            for weights in stage:
+                x = self.block(x, weights)
+            return x
+
+        network, alpha = self.network, self.hyper.alpha
+        prelude, *cores, coda = self.stages
+        e = run(prelude, self.norm(functional.embedding(tokens, self.embedding)))
+        h: Tensor | None = None
+        for index in range(passes):
+            core = cores[0 if network.arm.tied else index]
+            h = run(core, network.core_boundary(h, e, alpha, self.norm))
+        x = run(coda, network.coda_boundary(h, e, alpha, self.norm))
+        logits = self.hyper.om * functional.linear(self.norm(x), self.head)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def step(self, tokens: Tensor, targets: Tensor, passes: int) -> float:
+        loss = self.loss(tokens, targets, passes)
+        loss.backward()
+        parameters = [self.embedding, self.head, *self.matrices]
+        torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+        self.muon()
+        self.adam.step()
+        for parameter in parameters:
+            parameter.grad = None
+        return loss.item()
+
+    @torch.no_grad()
+    def muon(self) -> None:
+        beta, lr = self.choice.momentum, self.hyper.glr
+        for weight, momentum in zip(self.matrices, self.momentum, strict=True):
+            assert weight.grad is not None
+            momentum.lerp_(weight.grad, 1 - beta)
+            x = weight.grad.lerp(momentum, beta)
+            turned = x.shape[0] > x.shape[1]
+            x = x.T if turned else x
+            x = x / (x.norm() + 1e-7)
+            for _ in range(self.choice.orthogonalisation_steps):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            x = x.T if turned else x
+            weight.mul_(1 - lr * self.hyper.wd)
+            weight.add_(x, alpha=-lr * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+
+
+class Ours:
+    """A step as training makes it, and its parts one by one."""
+
+    def __init__(self, network: Network, spec: RunSpec, passes: int) -> None:
+        self.network, self.passes = network, passes
+        cpu.speed_up(network)
+        self.optimizer = Optimizer(network, spec.hyperparameters, spec.optimizer)
+        self.accumulator = Accumulator(network, spec.rows, None, print)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> float:
+        loss = self.accumulator(tokens, targets, self.passes)
+        self.update()
+        return loss.item()
+
+    def update(self) -> None:
+        self.optimizer.gradient_norm()
+        self.optimizer.step(1.0)
+        self.optimizer.zero_grad()
+
+    def parts(self, tokens: Tensor, targets: Tensor) -> dict[str, float]:
+        """Seconds of each part of a step."""
+        found: dict[str, float] = {}
+
+        def part(name: str, action: Callable[[], Any]) -> Any:
+            result, found[name] = timed(action)
+            return result
+
+        def whole() -> None:
+            stream = part("forward", lambda: self.network.features(tokens, self.passes))
+            leaf = stream.detach().requires_grad_()
+            part("head+loss", lambda: self.network.loss(leaf, targets).backward())
+            part("backward", lambda: stream.backward(leaf.grad))
+            part("optimizer", self.update)
+
+        _, total = timed(whole)
+        return {**found, "other": total - sum(found.values())}
+
+
+def timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    begun = time.thread_time()
+    result = action()
+    return result, time.thread_time() - begun
+
+
+def compare(name: str, rounds: int) -> str:
+    """One line of the table."""
+    arm_name, depth = name.split(":")
+    arm = find_arm(arm_name)
+    bench = Bench(load_preset("tiny"), DataFacts("0" * 64, VOCABULARY, 10**12, 10**9))
+    spec = bench.spec(bench.recipe(arm).at(arm, int(depth), bench.scale))
+    passes = spec.schedule.final
+    network = Network(spec.shape, arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
+    network.reset_rotary()
+    initialise(network, embedding_std=spec.hyperparameters.wte, input_scale=spec.hyperparameters.uis, seed=0)
+    plain, ours = Plain(network, spec), Ours(network, spec, passes)
+    batch = torch.randint(VOCABULARY, (spec.rows, spec.shape.context + 1))
+    tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
+
+    for _ in range(CHECKED):
+        losses = plain.step(tokens, targets, passes), ours.step(tokens, targets)
+    apart = abs(losses[0] - losses[1])
+    assert apart < TOLERANCE, f"{name}: the losses are {losses} after {CHECKED} steps"
+
+    times: dict[str, list[float]] = {"plain": [], "ours": []}
+    for _ in range(rounds):
+        times["plain"].append(timed(lambda: plain.step(tokens, targets, passes))[1])
+        times["ours"].append(timed(lambda: ours.step(tokens, targets))[1])
+        for part, seconds in ours.parts(tokens, targets).items():
+            times.setdefault(part, []).append(seconds)
+    median = {part: statistics.median(found) for part, found in times.items()}
+    rate = {kind: spec.batch_tokens / median[kind] for kind in ("plain", "ours")}
+    whole = sum(median[part] for part in PARTS)
+    cells = "".join(f"{median[part] / whole:>10.0%}" for part in PARTS)
+    return (
+        f"{arm.name + ' d' + depth:<16}{spec.shape.width:>6}{passes:>3}{1e3 * median['ours']:>9.1f}"
+        f"{rate['ours']:>11,.0f}{rate['plain']:>11,.0f}{rate['ours'] / rate['plain']:>8.2f}"
+        f"{cells}{apart:>10.0e}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arms", nargs="+", default=DEFAULT, metavar="ARM:DEPTH")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--default-memory", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if not given.default_memory:
+        keep_freed_memory()
+    print(f"torch {torch.__version__}, one thread, tokens per step 2048, medians of {given.rounds} rounds")
+    parts = "".join(f"{part:>10}" for part in PARTS)
+    print(f"{'arm':<16}{'width':>6}{'K':>3}{'ms':>9}{'ours tok/s':>11}{'plain':>11}{'ratio':>8}", end="")
+    print(f"{parts}{'|Δloss|':>10}")
+    for name in given.arms:
+        print(compare(name, given.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The transformer block as a CPU computes it fastest: the same function as `block.py`, forward and backward.
+
+Tiny models spend most of their time not in matrix products but in many small operations on short rows (a head
+is a few numbers wide). So activations lie channel by channel, (width, tokens): every operation then runs
+along all the tokens, and every product is a plain one. Scores need no running maximum: the norm of queries
+and keys bounds them. The stream's tensors keep their shape, (batch, time, width); only the strides tell how
+they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from steepen.model.block import TransformerBlock
+from steepen.model.network import Network
+
+QUERIES = 64  # at a time: blocks of scores right of the diagonal are never computed
+CACHED = 2**18  # scores at a time: a megabyte of fp32
+STEEPEST = 60.0  # largest score whose exponential, summed over a context, is far from fp32's largest number
+
+
+def speed_up(network: Network) -> None:
+    """Have the built-in blocks of a network on a CPU compute this way; copies that growth makes do too."""
+    for block in network.blocks():
+        if type(block) is TransformerBlock:
+            block.fast = CpuBlock(block)
+
+
+class CpuBlock:
+    """A block, fast; it hands back to the plain one what it does not serve."""
+
+    def __init__(self, block: TransformerBlock) -> None:
+        self.block = block
+        head_dim = block.out.shape[-1] // block.heads
+        self.bounded = head_dim * block.attention_scale <= STEEPEST
+
+    def __call__(self, x: Tensor, rotary: Tensor) -> Tensor:
+        """What the block's forward gives."""
+        block = self.block
+        exact = x.dtype in (torch.float32, torch.float64)  # in less, norms and sums would want more
+        if not (exact and self.bounded and x.is_cpu):
+            return block.plain(x, rotary)
+        weights = (w.to(x.dtype) for w in (block.qkv, block.out, block.gate_up, block.down))
+        return cast("Tensor", _Block.apply(x, rotary, *weights, block))
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rotary: Tensor, qkv: Tensor, out: Tensor, gate_up: Tensor, down: Tensor,
+        block: TransformerBlock,
+    ) -> Tensor:  # fmt: skip
+        batch, time, width = x.shape
+        stream = x.permute(2, 0, 1).reshape(width, -1)
+        normed1, rstd1 = _norm(stream, block.eps)
+        parts, rstd_qk = _rotate_norm(torch.mm(qkv.flatten(0, 1), normed1), rotary, block, batch)
+        attended, total = _attend(parts)
+        middle = torch.addmm(stream, out, attended, alpha=block.residual)
+        normed2, rstd2 = _norm(middle, block.eps)
+        gated = torch.mm(gate_up.flatten(0, 1), normed2)
+        gate, up = gated.chunk(2)
+        result = middle.addmm_(down, functional.silu(gate).mul_(up), alpha=block.residual)
+        if any(ctx.needs_input_grad):
+            ctx.block = block
+            ctx.save_for_backward(
+                rotary, qkv, out, gate_up, down, normed1, rstd1, parts, rstd_qk, attended, total,
+                normed2, rstd2, gated,
+            )  # fmt: skip
+        return result.view(width, batch, time).permute(1, 2, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (
+            rotary, qkv, out, gate_up, down, normed1, rstd1, parts, rstd_qk, attended, total,
+            normed2, rstd2, gated,
+        ) = ctx.saved_tensors  # fmt: skip
+        residual: float = ctx.block.residual
+        batch, time, width = gradients[0].shape
+        d = gradients[0].permute(2, 0, 1).reshape(width, -1)
+
+        scaled = d * residual
+        gate, up = gated.chunk(2)
+        d_hidden, silu = torch.mm(down.t(), scaled), functional.silu(gate)
+        hidden = silu * up
+        d_down = torch.mm(scaled, hidden.t())
+        d_gated = torch.empty_like(gated)
+        d_gate, d_up = d_gated.chunk(2)
+        torch.ops.aten.silu_backward.grad_input(torch.mul(d_hidden, up, out=hidden), gate, grad_input=d_gate)
+        torch.mul(d_hidden, silu, out=d_up)
+        d_gate_up = torch.mm(d_gated, normed2.t()).view(gate_up.shape)
+        d_normed = torch.mm(gate_up.flatten(0, 1).t(), d_gated)
+        d = _norm_backward_(d_normed, normed2, rstd2).add_(d)
+
+        torch.mul(d, residual, out=scaled)
+        d_out = torch.mm(scaled, attended.t())
+        d_parts = _attend_backward(torch.mm(out.t(), scaled), attended, parts, total)
+        d_raw = _rotate_norm_backward_(d_parts, parts, rstd_qk, rotary, ctx.block)
+        d_qkv = torch.mm(d_raw, normed1.t()).view(qkv.shape)
+        d = _norm_backward_(torch.mm(qkv.flatten(0, 1).t(), d_raw), normed1, rstd1).add_(d)
+        dx = d.view(width, batch, time).permute(1, 2, 0)
+        return dx, None, d_qkv, d_out, d_gate_up, d_down, None
+
+
+def _norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each column, and the reciprocals of the root mean squares."""
+    rstd = x.square().mean(0).add_(eps).rsqrt_()
+    return x * rstd, rstd
+
+
+def _norm_backward_(d: Tensor, normed: Tensor, rstd: Tensor) -> Tensor:
+    """The gradient of a norm's input, in the place of that of its output."""
+    along = (d * normed).mean(0)
+    return d.addcmul_(normed, along, value=-1).mul_(rstd)
+
+
+def _query_factor(block: TransformerBlock) -> float:
+    """What queries are multiplied by: exponentials are taken to base 2, several times faster on a CPU."""
+    return block.attention_scale / math.log(2)
+
+
+def _rotate_norm(raw: Tensor, rotary: Tensor, block: TransformerBlock, batch: int) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values, (3, heads, batch, head_dim, time); the former two rotated and normed.
+
+    The queries bear their factor too. Returns also what the rotated were multiplied by.
+    """
+    heads, time = block.heads, rotary.shape[1]
+    raw = raw.view(3, heads, -1, batch, time)
+    half = raw.shape[2] // 2
+    factor = raw[:2].square().mean(2, keepdim=True).add_(block.eps).rsqrt_()
+    factor[0].mul_(_query_factor(block))
+    cos, sin = rotary.mT.unsqueeze(2)  # each (half, 1, time)
+    parts = torch.empty(3, heads, batch, 2 * half, time, dtype=raw.dtype)
+    turned = parts.transpose(2, 3)
+    first, second = raw[:2, :, :half], raw[:2, :, half:]
+    torch.mul(first, cos, out=turned[:2, :, :half]).addcmul_(second, sin, value=-1)
+    torch.mul(first, sin, out=turned[:2, :, half:]).addcmul_(second, cos)
+    turned[:2].mul_(factor)
+    turned[2].copy_(raw[2])
+    return parts, factor
+
+
+def _rotate_norm_backward_(
+    d: Tensor, parts: Tensor, factor: Tensor, rotary: Tensor, block: TransformerBlock
+) -> Tensor:
+    """The gradient of what `_rotate_norm` was given, (3·width, tokens); d is overwritten."""
+    _, heads, batch, head_dim, time = d.shape
+    along = (d[:2] * parts[:2]).mean(3, keepdim=True)
+    along[0].div_(_query_factor(block) ** 2)
+    d[:2].addcmul_(parts[:2], along, value=-1).mul_(factor.transpose(2, 3))
+    half = head_dim // 2
+    cos, sin = rotary.mT.unsqueeze(2)
+    raw = torch.empty(3, heads, head_dim, batch, time, dtype=d.dtype)
+    turned = d.transpose(2, 3)
+    first, second = turned[:2, :, :half], turned[:2, :, half:]
+    torch.mul(first, cos, out=raw[:2, :, :half]).addcmul_(second, sin)
+    torch.mul(second, cos, out=raw[:2, :, half:]).addcmul_(first, sin, value=-1)
+    raw[2].copy_(turned[2])
+    return raw.view(3 * heads * head_dim, -1)
+
+
+def _pieces(count: int, time: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Heads, queries and keys whose scores fit in the cache together, the last queries of a head first."""
+    each = max(1, CACHED // (QUERIES * time))
+    for head in range(0, count, each):
+        for first in reversed(range(0, time, QUERIES)):
+            end = min(first + QUERIES, time)
+            yield slice(head, head + each), slice(first, end), slice(end)
+
+
+def _exponentials(query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
+    """2 to the scores, (·, key, query), of queries and all keys up to the last; 0 where not causal."""
+    powers = torch.bmm(key.mT, query).exp2_()
+    width = query.shape[-1]
+    powers[:, -width:].mul_(visible[:width, :width])
+    return powers
+
+
+def _visible(like: Tensor) -> Tensor:
+    """1 where a query sees a key, on the diagonal blocks of the scores."""
+    return torch.ones(QUERIES, QUERIES, dtype=like.dtype).triu_()
+
+
+def _attend(parts: Tensor) -> tuple[Tensor, Tensor]:
+    """The attended values (width, tokens), and the sums of the scores' exponentials."""
+    _, heads, batch, head_dim, time = parts.shape
+    query, key, value = parts.flatten(1, 2)
+    visible, sums = _visible(parts), torch.empty_like(value)
+    total = torch.empty(heads * batch, 1, time, dtype=value.dtype)
+    for some, queries, keys in _pieces(heads * batch, time):
+        powers = _exponentials(query[some, :, queries], key[some, :, keys], visible)
+        torch.sum(powers, 1, keepdim=True, out=total[some, :, queries])
+        sums[some, :, queries] = torch.bmm(value[some, :, keys], powers)
+    total = total.view(heads, batch, 1, time)
+    attended = torch.empty(heads, head_dim, batch, time, dtype=sums.dtype)
+    torch.div(sums.view(heads, batch, -1, time), total, out=attended.transpose(1, 2))
+    return attended.view(heads * head_dim, -1), total
+
+
+def _attend_backward(d: Tensor, attended: Tensor, parts: Tensor, total: Tensor) -> Tensor:
+    """The gradient of query, key and value, (3, heads, batch, head_dim, time); scores are computed anew."""
+    _, heads, batch, head_dim, time = parts.shape
+    shape = (heads, head_dim, batch, time)
+    query, key, value = parts.flatten(1, 2)
+    visible, d_parts = _visible(parts), torch.empty_like(parts)
+    d_query, d_key, d_value = d_parts.flatten(1, 2)
+    d_sums = torch.empty_like(value)
+    torch.div(d.view(shape).transpose(1, 2), total, out=d_sums.view(heads, batch, -1, time))
+    along = (d * attended).view(shape).sum(1).div_(total.squeeze(2)).view(-1, 1, time)
+    for some, queries, keys in _pieces(heads * batch, time):
+        query_, key_, d_sums_ = query[some, :, queries], key[some, :, keys], d_sums[some, :, queries]
+        powers = _exponentials(query_, key_, visible)
+        # The first piece of a head covers all its keys and sets their gradients; the others add to them.
+        held = 0.0 if queries.stop == time else 1.0
+        d_value[some, :, keys].baddbmm_(d_sums_, powers.mT, beta=held)
+        d_powers = torch.bmm(value[some, :, keys].mT, d_sums_)
+        d_scores = d_powers.sub_(along[some, :, queries]).mul_(powers)
+        d_key[some, :, keys].baddbmm_(query_, d_scores.mT, beta=held)
+        d_query[some, :, queries] = torch.bmm(key_, d_scores)
+    d_parts[:2].mul_(math.log(2))
+    return d_parts

@@ -1,0 +1,153 @@
+"""What a CPU computes in another order than the plain code: the same function and the same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steepen.model import cpu
+from steepen.model.arms import find_arm
+from steepen.model.block import TransformerBlock, rotary_table
+from steepen.model.growth import grow
+from steepen.model.init import materialise, on_meta
+from steepen.model.loss import head_loss
+from steepen.model.network import Network, Tree
+from steepen.model.options import Multipliers, Options
+from steepen.model.shape import Scale
+
+
+def plain_loss(stream: Tensor, weight: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
+    logits = scale * functional.linear(stream, weight)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def build(
+    arm: str, *, context: int = 10, multipliers: Multipliers | None = None, **options: float
+) -> Network:
+    found = find_arm(arm)
+    shape = found.shape(3, Scale(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
+    bare = on_meta(shape, found, multipliers or Multipliers(0.7, 1.3, 0.9), Options(**options))
+    network = materialise(bare, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in network.parameters():  # output projections begin at zero, which would hide errors
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    return network
+
+
+def gradients(network: Network, tokens: Tensor, targets: Tensor, passes: int | None = None) -> list[Tensor]:
+    network.zero_grad()
+    loss = network(tokens, targets, passes)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_head_loss_has_the_gradients_of_finite_differences(softcap: float | None, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    stream = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(7, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    targets = torch.randint(7, (2, 5), generator=generator)
+
+    def loss(stream: Tensor, weight: Tensor) -> Tensor:
+        return 3 * head_loss(stream, weight, targets, scale=1.7, softcap=softcap, chunk=chunk)
+
+    assert torch.autograd.gradcheck(loss, (stream, weight))
+    expected = 3 * plain_loss(stream, weight, targets, 1.7, softcap)
+    torch.testing.assert_close(loss(stream, weight), expected)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_head_loss_in_any_precision_is_the_plain_loss(dtype: torch.dtype, tolerance: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(50, 8, generator=generator), torch.randn(33, 8, generator=generator)]
+    targets = torch.randint(33, (50,), generator=generator)
+    found = [x.to(dtype).requires_grad_() for x in exact]
+    expected = [x.detach().double().requires_grad_() for x in found]
+    loss = head_loss(*found, targets, scale=0.5, softcap=None, chunk=16)
+    reference = plain_loss(*expected, targets, 0.5, None)
+    assert loss.dtype == torch.float32
+    for total in (loss, reference):
+        total.backward()
+    torch.testing.assert_close(loss.double(), reference, rtol=tolerance, atol=0)
+    for one, other in zip(found, expected, strict=True):
+        assert one.grad is not None and other.grad is not None and one.grad.dtype == dtype
+        assert (one.grad - other.grad).norm() < tolerance * other.grad.norm()
+
+
+def test_head_loss_stands_large_logits_and_needs_no_gradients() -> None:
+    stream, weight = torch.full((4, 1), 100.0), torch.tensor([[50.0], [-50.0]])
+    targets = torch.tensor([0, 0, 0, 1])
+    with torch.no_grad():
+        assert head_loss(stream, weight, targets).item() == pytest.approx(10_000 / 4)
+
+
+@pytest.mark.parametrize("arm", ["vanilla", "operator-1", "loop-2", "untied-2"])
+def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> None:
+    network = build(arm, qk_scale=1.5)
+    tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
+    before = gradients(network, tokens[:, :-1], tokens[:, 1:])
+    cpu.speed_up(network)
+    assert all(isinstance(vars(block)["fast"], cpu.CpuBlock) for block in network.blocks())
+    after = gradients(network, tokens[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
+
+
+def test_scores_in_many_pieces_are_the_scores_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("vanilla", context=11)
+    tokens = torch.randint(17, (3, 12), generator=torch.Generator().manual_seed(0))
+    expected = gradients(network, tokens[:, :-1], tokens[:, 1:])
+    cpu.speed_up(network)
+    monkeypatch.setattr(cpu, "QUERIES", 4)  # pieces of 4, 4 and 3 queries
+    monkeypatch.setattr(cpu, "CACHED", 4 * 11 * 2)  # of two heads of the nine
+    torch.testing.assert_close(
+        gradients(network, tokens[:, :-1], tokens[:, 1:]), expected, rtol=1e-9, atol=1e-12
+    )
+
+
+def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
+    network, plain = build("untied-grow"), build("untied-grow")
+    cpu.speed_up(network)
+    for one in (network, plain):
+        grow(one, {}, 3, "copy")
+        for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
+            nn.init.normal_(block.get_parameter("out"), generator=torch.Generator().manual_seed(index))
+    assert all(vars(block)["fast"].block is block for block in network.blocks())
+    tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
+    found, expected = (gradients(one, tokens[:, :-1], tokens[:, 1:], 3) for one in (network, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_the_cpu_block_does_not_serve_the_plain_block_does() -> None:
+    tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
+    seen = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    tree = Tree(torch.arange(8).expand(2, 8), seen | torch.eye(8, dtype=torch.bool))
+    narrow, steep = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
+    masked = build("vanilla")
+    with torch.no_grad():
+        before = [masked.features(tokens, tree=tree), narrow(tokens), steep(tokens)]
+        for network in (masked, narrow, steep):
+            cpu.speed_up(network)
+        after = [masked.features(tokens, tree=tree), narrow(tokens), steep(tokens)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_the_cpu_block_has_the_gradients_of_finite_differences() -> None:
+    shape = find_arm("vanilla").shape(1, Scale(aspect=4, head_dim=2, mlp_multiple=2, context=5, vocabulary=7))
+    block = TransformerBlock(shape, Multipliers(residual=0.6), Options()).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    rotary = rotary_table(shape, Options())
+    x = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    names, weights = zip(*block.named_parameters(), strict=True)
+
+    def run(x: Tensor, *weights: Tensor) -> Tensor:
+        for name, weight in zip(names, weights, strict=True):
+            block.__dict__[name] = weight  # found before the parameter of that name
+        return cpu.CpuBlock(block)(x, rotary)
+
+    assert torch.autograd.gradcheck(run, (x, *weights))

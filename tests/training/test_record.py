@@ -1,0 +1,207 @@
+"""What a run leaves behind, and what it refuses: its record, its checkpoints, its clock."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steepen.data import Dataset
+from steepen.errors import SteepenError, UsageError
+from steepen.model.network import Network
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import Store
+from steepen.training import checkpoint as checkpoints
+from steepen.training import run as training_run
+from steepen.training.clock import Clock
+from steepen.training.gradients import OutOfMemory
+from steepen.training.optimizer import Optimizer
+from steepen.training.options import TrainOptions
+from steepen.training.run import Diverged, train
+
+QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
+MakeSpec = Callable[..., RunSpec]
+
+
+def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    original = checkpoints.prune
+
+    def watched(folder: Path, keep_last: int, keep_every: int | None) -> None:
+        original(folder, keep_last, keep_every)
+        seen.append([c.step for c in checkpoints.list_checkpoints(folder)])
+
+    monkeypatch.setattr(checkpoints, "prune", watched)
+    options = replace(QUIET, checkpoint_every=2, keep_last=3)
+    train(make_spec("vanilla", steps=10), tiny_data, Store(tmp_path), options)
+    assert seen == [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10], [10]]
+
+
+def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("steepen.training.clock.time.perf_counter", lambda: now[0])
+    clock = Clock(torch.device("cpu"), 5.0)
+    clock.start()
+    now[0] = 2.0
+    assert clock.lap() == 2.0
+    now[0] = 3.0
+    clock.pause()
+    now[0] = 100.0  # validation, a checkpoint
+    clock.start()
+    now[0] = 104.0
+    clock.pause()
+    assert clock.seconds == 5.0 + 3.0 + 4.0
+
+
+def test_weights_that_are_no_numbers_are_never_saved(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla"), Store(tmp_path)
+    original, count = Optimizer.step, 0
+
+    def ruinous(self: Optimizer, factor: float) -> None:
+        nonlocal count
+        original(self, factor)
+        count += 1
+        if count == 6:
+            self.network.embedding.data.fill_(float("inf"))
+
+    monkeypatch.setattr(Optimizer, "step", ruinous)
+    with pytest.raises(Diverged, match=r"weights.*00000003"):
+        train(spec, tiny_data, store, QUIET)
+    assert [c.step for c in checkpoints.list_checkpoints(store.run(spec).checkpoints)] == [3]
+
+
+def test_waiting_for_another_process_then_finding_its_record(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        with store.run(spec).lock():
+            second = pool.submit(train, spec, tiny_data, store, replace(QUIET, wait=True))
+            time.sleep(0.3)
+            assert not second.done()
+        assert second.result(timeout=60).tokens == 768
+
+
+def test_a_finished_spec_is_never_trained_twice(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
+    first = train(spec, tiny_data, store, QUIET)
+    monkeypatch.setattr(Optimizer, "step", None)  # a step would now fail
+    assert train(spec, tiny_data, store, QUIET) == first
+    # What only describes the arm, or how a run is carried out, makes no new run; a seed does.
+    described = replace(spec, arm=replace(spec.arm, title="Another name", about="x"))
+    assert described.hash == spec.hash != replace(spec, seed=1).hash
+
+
+def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec("vanilla"), Store(tmp_path)
+    original, count = Network.forward, 0
+
+    def forward(self: Network, *words: Any, **options: Any) -> torch.Tensor:
+        nonlocal count
+        count += torch.is_grad_enabled()
+        loss = original(self, *words, **options)
+        return loss * float("nan") if count == 8 else loss
+
+    monkeypatch.setattr(Network, "forward", forward)
+    with pytest.raises(Diverged) as error:
+        train(spec, tiny_data, store, replace(QUIET, log_every=5))
+    message = str(error.value)
+    assert "at step 8 " in message and "sequences 56 to 63" in message and "checkpoints/00000006" in message
+    failure = json.loads((store.run(spec).path / "failure.json").read_text())
+    assert failure["kind"] == "Diverged"
+    # What was saved is good: with the cause gone, the same call finishes the run.
+    monkeypatch.setattr(Network, "forward", original)
+    assert train(spec, tiny_data, store, QUIET).resumed == 1
+
+
+def test_memory_that_runs_out_in_the_optimizer_is_said_too(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: Optimizer, factor: float) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate…")
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    with pytest.raises(OutOfMemory, match="smaller --micro-batch"):
+        train(make_spec("vanilla"), tiny_data, Store(tmp_path), QUIET)
+
+
+def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
+    spec = make_spec()
+    train(spec, tiny_data, Store(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
+    kept = {
+        c.step: c.position().kind for c in checkpoints.list_checkpoints(Store(tmp_path).run(spec).checkpoints)
+    }
+    assert kept == {4: "regular", 6: "growth", 8: "regular", 12: "final"}
+
+
+def test_the_record_holds_what_analysis_needs(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store = make_spec(), Store(tmp_path)
+    record = train(spec, tiny_data, store, QUIET)
+    again = RunRecord.from_dict(json.loads(store.run(spec).record_file.read_text()))
+    assert again == record and record.spec == spec and record.run == spec.hash
+    assert [score.step for score in record.scores] == [4, 8, 12]
+    assert record.validation_loss == record.scores[-1].loss
+    counts = record.parameters
+    assert counts.stored > counts.initial_stored and counts.compute_active > counts.initial_compute_active
+    assert counts.initial_compute_active < counts.mean_compute_active < counts.compute_active
+    assert record.flops == pytest.approx(
+        sum(record.flops_by_term[t] for t in ("matmul", "attention", "head"))
+    )
+    assert 0 < record.seconds_training < record.seconds_total
+    assert record.versions["torch"] == torch.__version__ and record.hardware["device"] == "cpu"
+
+
+def test_other_data_than_the_spec_s_is_refused(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec("vanilla")
+    other = replace(spec, data=replace(spec.data, identity="0" * 64))
+    with pytest.raises(UsageError, match="asks for data 0000000000000000"):
+        train(other, tiny_data, Store(tmp_path), QUIET)
+    long = replace(spec, steps=1_000_000)
+    with pytest.raises(SteepenError, match="tokens"):
+        train(long, tiny_data, Store(tmp_path), QUIET)
+
+
+def test_a_tracker_that_fails_does_not_stop_the_run(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    logged: list[int] = []
+
+    class Fragile:
+        def __init__(self, spec: RunSpec, directory: Path) -> None: ...
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            logged.append(step)
+            if step == 3:
+                raise ConnectionError("the network is down")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(training_run.__dict__["Trackers"].__init__.__globals__["_KINDS"], "wandb", Fragile)
+    options = replace(QUIET, quiet=False, trackers=("wandb", "tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
+    train(make_spec("vanilla", steps=6), tiny_data, Store(tmp_path), options)
+    said = capfd.readouterr().err
+    assert logged == [1, 2, 3]
+    assert "the tracker wandb failed" in said and "the tracker tensorboard failed" in said
