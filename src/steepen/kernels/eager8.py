@@ -62,16 +62,14 @@ def quantise_weight_(
         sizes.copy_(found.t())
 
 
-def multiply(
-    x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool, out: Tensor | None = None
-) -> Tensor:
+def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """x times the transpose of a matrix in eight bits whose rows have these scales (1, rows), in `dtype`.
 
     `fast` lets a GPU sum in fewer bits than fp32's.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     product = (x.small.to(wide) * x.scale) @ (small.to(wide) * scale.t()).t()
-    return product.to(dtype) if out is None else out.copy_(product)
+    return product.to(dtype)
 
 
 def rms_norm(x: Tensor, eps: float) -> tuple[Twice, Tensor]:

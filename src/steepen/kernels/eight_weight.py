@@ -76,11 +76,6 @@ def quantise_weight_(
     )  # fmt: skip
 
 
-def multiply(
-    x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool, out: Tensor | None = None
-) -> Tensor:
+def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """As `eager8.multiply`."""
-    product = torch._scaled_mm
-    if out is None:
-        return product(x.small, small.t(), x.scale, scale, out_dtype=dtype, use_fast_accum=fast)
-    return product(x.small, small.t(), x.scale, scale, out_dtype=dtype, use_fast_accum=fast, out=out)
+    return torch._scaled_mm(x.small, small.t(), x.scale, scale, out_dtype=dtype, use_fast_accum=fast)

@@ -180,18 +180,19 @@ class _Loss(torch.autograd.Function):
         n, rstd = kernels.rms_norm(stream.flatten(0, -2), fast.eps)
         answers, count = targets.flatten(), targets.numel()
         rows = piece_rows(count, head.rows * stream.element_size())
-        dn = torch.empty_like(exact(n)) if ctx.needs_input_grad[0] else None
         losses: list[Tensor] = []
         for first in range(0, count, rows):
             piece = slice(first, first + rows)
-            logits = head(n[piece])
-            loss, d = kernels.cross_entropy_(logits, answers[piece], share / count, fast.softcap)
+            loss, d = kernels.cross_entropy_(head(n[piece]), answers[piece], share / count, fast.softcap)
             losses.append(loss)
-            if dn is not None:
-                head.back(d, n[piece], out=dn[piece])
-            del logits, d
-        if dn is not None:
-            ctx.save_for_backward(kernels_for(dn).rms_norm_backward(dn, exact(n), rstd))
+            if ctx.needs_input_grad[0]:
+                normed = exact(n)[piece]
+                dn = head.back(d, n[piece])
+                # No one needs this piece again: the stream's gradient takes its place.
+                normed.copy_(kernels_for(dn).rms_norm_backward(dn, normed, rstd[piece]))
+            del d
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(exact(n))
             ctx.shape = stream.shape
         return torch.cat(losses).mean() * share
 

@@ -27,9 +27,9 @@ class Product:
         """Add x times the transposed matrix to `total`, rounding once."""
         return total.addmm_(x, self.weight.t())
 
-    def to_input(self, d: Tensor, out: Tensor | None = None) -> Tensor:
+    def to_input(self, d: Tensor) -> Tensor:
         """The gradient of x."""
-        return torch.mm(d, self.weight, out=out)
+        return d @ self.weight
 
     def to_weight(self, d: Tensor, x: Tensor) -> None:
         """Add the weight's gradient to the parameter's, summing in fp32 throughout."""
@@ -38,10 +38,10 @@ class Product:
             parameter.grad = torch.zeros_like(parameter)
         accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor)
 
-    def back(self, d: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def back(self, d: Tensor, x: Tensor) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
         self.to_weight(d, x)
-        return self.to_input(d, out)
+        return self.to_input(d)
 
 
 def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float) -> None:

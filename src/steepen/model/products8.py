@@ -42,21 +42,20 @@ class Product8(Product):
         """Add x times the transposed matrix to `total`."""
         return super().add_to_(total, x) if isinstance(x, Tensor) else total.add_(self(x))
 
-    def to_input(self, d: Tensor | Twice, out: Tensor | None = None) -> Tensor:
+    def to_input(self, d: Tensor | Twice) -> Tensor:
         """The gradient of x."""
         if isinstance(d, Tensor):
-            return super().to_input(d, out)
-        dtype = self.weight.dtype
-        return self._kernels.multiply(d, self.turned, self.turned_scale, dtype, fast=False, out=out)
+            return super().to_input(d)
+        return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=False)
 
     def to_weight(self, d: Tensor | Twice, x: Tensor | Twice) -> None:
         """Add the weight's gradient to the parameter's, from what was not rounded."""
         super().to_weight(exact(d), exact(x))
 
-    def back(self, d: Tensor | Twice, x: Tensor | Twice, out: Tensor | None = None) -> Tensor:
+    def back(self, d: Tensor | Twice, x: Tensor | Twice) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
         self.to_weight(d, x)
-        return self.to_input(d, out)
+        return self.to_input(d)
 
     def quantise(self) -> None:
         """Bring the weight in eight bits up to date with the weight."""
