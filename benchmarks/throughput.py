@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import subprocess
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +33,24 @@ from torch.nn import functional
 
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
+from steepen.model.fast import FastBlock, speed_up
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
+from steepen.model.options import FP32_EPSILON
+from steepen.model.products import Product
+from steepen.model.products8 import eight_where_it_fits
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper import recipe_of
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.device import fast_kernels, find_device, peak_flops
+from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
 from steepen.training.gradients import Accumulator
 from steepen.training.optimizer import Optimizer
 from steepen.training.step import Stepper
-from steepen.training.way import GRAPH_FLOPS, prepare
+from steepen.training.way import GRAPH_FLOPS
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
+DEVICE = find_device("auto")
 
 
 class PlainBlock(nn.Module):
@@ -57,16 +63,25 @@ class PlainBlock(nn.Module):
             nn.Linear(hidden, width, bias=False),
         )
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        n = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
-        q, k, v = self.qkv(n).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        q, k = (functional.rms_norm(turn(t, rotary), t.shape[-1:], eps=1.1920929e-07) for t in (q, k))
+    def attend(self, x: Tensor, rotary: Tensor) -> Tensor:
+        q, k, v = self.qkv(norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        q, k = norm(turn(q, rotary)), norm(turn(k, rotary))
         a = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
-        x = x + self.out(a.transpose(1, 2).flatten(-2))
-        gate, up = self.gate_up(functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)).chunk(2, dim=-1)
+        return a.transpose(1, 2).flatten(-2)
+
+    def rest(self, attended: Tensor, x: Tensor) -> Tensor:
+        x = x + self.out(attended)
+        gate, up = self.gate_up(norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        return self.rest(self.attend(x, rotary), x)
+
+
+def norm(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], eps=FP32_EPSILON)
 
 
 def turn(x: Tensor, rotary: Tensor) -> Tensor:
@@ -94,13 +109,18 @@ class Plain(nn.Module):
                 for name in ("qkv", "out", "gate_up", "down"):
                     getattr(mine, name).weight.copy_(getattr(other, name).flatten(0, -2))
 
+    def ending(self, x: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(norm(x)).float().flatten(0, -2), targets.flatten())
+
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embedding(tokens).to(torch.bfloat16)
-        x = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
+        x = norm(self.embedding(tokens).to(torch.bfloat16))
         for block in self.blocks:
             x = block(x, self.rotary)
-        x = functional.rms_norm(x, x.shape[-1:], eps=1.1920929e-07)
-        return functional.cross_entropy(self.head(x).float().flatten(0, -2), targets.flatten())
+        return self.ending(x, targets)
+
+
+# What a part is timed by: forward and backward, and how often a step does it.
+Parts = dict[str, tuple[Callable[[], object], int]]
 
 
 class PlainStepper:
@@ -121,12 +141,39 @@ class PlainStepper:
                 loss = self.loss(x, y) / pieces
             loss.backward()
             total += loss.detach()
-        with torch.profiler.record_function("the optimizer"):
-            self.muon.step()
-            self.adam.step()
-            self.muon.zero_grad()
-            self.adam.zero_grad()
+        self.optimize()
+        self.muon.zero_grad()
+        self.adam.zero_grad()
         return total
+
+    def optimize(self) -> None:
+        self.muon.step()
+        self.adam.step()
+
+    def parts(self, inputs: Tensor, targets: Tensor) -> Parts:
+        """Compiled apart; what the whole model's compilation gains across them is lost to `other`."""
+        pieces, device = len(inputs) // self.micro_batch, inputs.device.type
+        block: Any = self.model.blocks[0]
+        x = stream(inputs[: self.micro_batch], block.qkv.in_features)
+        a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
+        attend, rest, ending = (torch.compile(f) for f in (block.attend, block.rest, self.model.ending))
+
+        def back(f: Callable[..., Tensor], *arguments: Tensor) -> Callable[[], None]:
+            def both() -> None:
+                with torch.autocast(device, torch.bfloat16):
+                    out = f(*arguments)
+                out.backward(None if out.ndim == 0 else torch.ones_like(out))
+
+            return both
+
+        blocks = pieces * len(self.model.blocks)
+        back(self.loss, inputs[: self.micro_batch], answers)()  # gradients for the optimizer
+        return {
+            "head": (back(ending, x, answers), pieces),
+            "attention": (back(attend, x, self.model.rotary), blocks),
+            "MLP": (back(rest, a, x), blocks),
+            "optimizer": (self.optimize, 1),
+        }
 
 
 class OurStepper:
@@ -134,7 +181,7 @@ class OurStepper:
         self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, graphs: bool
     ) -> None:
         hyper = replace(recipe_of(network.arm).base, glr=lr, elrm=1.0, hlrm=1.0, wd=0.0)
-        self.passes = passes
+        self.network, self.passes, self.micro_batch = network, passes, micro_batch
         optimizer = Optimizer(network, hyper, OptimizerChoice())
         accumulator = Accumulator(network, batch, micro_batch, print)
         self.stepper = Stepper(network, optimizer, accumulator, graphs=graphs, say=print)
@@ -142,17 +189,37 @@ class OurStepper:
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.stepper(inputs, targets, self.passes, 1.0)[0]
 
-    def profiled(self) -> None:
-        """From now on without graphs, and with the optimizer's part named."""
-        self.stepper.graphs = False
-        self.stepper.reset()
-        apply = self.stepper.optimizer.apply
+    def parts(self, inputs: Tensor, targets: Tensor) -> Parts:
+        network, pieces = self.network, len(inputs) // self.micro_batch
+        block: Any = next(iter(network.blocks()))
+        x = stream(inputs[: self.micro_batch], network.shape.width)
+        a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
+        fast: FastBlock = block.fast
+        self.stepper.accumulator(inputs, targets, self.passes)  # gradients for the optimizer
+        blocks = pieces * network.shape.split.executed(self.passes)
 
-        def named() -> None:
-            with torch.profiler.record_function("the optimizer"):
-                apply()
+        def attend() -> None:
+            attended, skip = fast.attend(x, network.rotary)
+            torch.autograd.backward([attended, skip], [torch.ones_like(attended), torch.ones_like(skip)])
 
-        self.stepper.optimizer.apply = named
+        def rest() -> None:
+            out = fast.rest(a, x)
+            out.backward(torch.ones_like(out))
+
+        return {
+            "head": (lambda: network.loss(x, answers).backward(), pieces),
+            "attention": (attend, blocks),
+            "MLP": (rest, blocks),
+            "optimizer": (self.stepper.optimizer.apply, 1),
+        }
+
+
+def stream(tokens: Tensor, width: int) -> Tensor:
+    """Numbers like those between two blocks."""
+    generator = torch.Generator(tokens.device).manual_seed(1)
+    shape = (*tokens.shape, width)
+    x = torch.randn(shape, generator=generator, device=tokens.device, dtype=torch.bfloat16)
+    return x.requires_grad_()
 
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -189,10 +256,15 @@ class Sampler:
             "-lms",
             "200",
         ]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.watts = self.mhz = float("nan")
+        self.process = None
+        if DEVICE.type == "cuda":
+            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.process is None:
+            return
         self.process.terminate()
         lines = self.process.communicate()[0].splitlines()[2:]
         pairs = [[float(word) for word in line.split(",")] for line in lines if line.count(",") == 1]
@@ -213,91 +285,50 @@ def build(name: str, depth: int, scale: Scale, device: torch.device, weights: st
     return network
 
 
-def time_steps(step: Step, batches: list[Batch], seconds: float) -> float:
-    """Median seconds of a step, after two seconds of warm-up: a hot GPU is slower than a cold one."""
+def time_calls(call: Callable[[], object], seconds: float, warm_up: float, each: int = 1) -> float:
+    """Median seconds of a call, `each` of them between two looks, after so many seconds of warm-up."""
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() < start + seconds + 2:
-        inner = 1 if len(batches) == 2 else len(batches)  # many short steps between two looks
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        events[0].record()
-        for batch in batches[:inner]:
-            step(*batch)
-        events[1].record()
-        torch.cuda.synchronize()
-        if time.perf_counter() > start + 2:
-            times.append(events[0].elapsed_time(events[1]) / 1e3 / inner)
+    while len(times) < 5 or time.perf_counter() < start + warm_up + seconds:
+        synchronise(DEVICE)
+        begun = time.perf_counter()
+        for _ in range(each):
+            call()
+        synchronise(DEVICE)
+        if time.perf_counter() > start + warm_up:
+            times.append((time.perf_counter() - begun) / each)
     return statistics.median(times)
 
 
-def breakdown(step: Step, batch: Batch, vocabulary: int, hidden: int) -> dict[str, float]:
-    """Shares of the GPU's time, by what a kernel belongs to."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
-        step(*batch)
-        torch.cuda.synchronize()
-    events = list(profile.events())
-    on_gpu = [e for e in events if e.device_type == torch.profiler.DeviceType.CUDA]
-    spans = [
-        (e.time_range.start, e.time_range.end)
-        for e in events
-        if e.name == "the optimizer" and e.device_type == torch.profiler.DeviceType.CPU
-    ]
-    left: defaultdict[str, float] = defaultdict(float)  # by kernel, what no operator of torch's launched
-    for event in on_gpu:
-        if not event.name.startswith(("the optimizer", "Torch-Compiled", "## Call", "CompiledFunction")):
-            left[event.name] += event.time_range.elapsed_us()
-    spent: defaultdict[str, float] = defaultdict(float)
-    for event in events:
-        for kernel in event.kernels:
-            inside = any(a <= event.time_range.start <= b for a, b in spans)
-            part = "optimizer" if inside else belongs(kernel.name, event.input_shapes, vocabulary, hidden)
-            spent[part] += kernel.duration
-            left[kernel.name] -= kernel.duration
-    for name, duration in left.items():
-        spent[belongs(name, (), vocabulary, hidden)] += max(0.0, duration)
-    total = sum(spent.values())
-    return {part: spent[part] / total for part in PARTS} if total else {}
-
-
-def belongs(kernel: str, shapes: Any, vocabulary: int, hidden: int) -> str:
-    sizes = {n for shape in shapes or () if isinstance(shape, list | tuple) for n in shape}
-    name = kernel.lower()
-    words = {
-        "optimizer": ("momentum_into", "decay_and_add", "symmetric_product", "fusedopti", "fusedadam"),
-        "head": ("cross_entropy", "softmax", "nll"),
-        "attention": ("sdpa", "flash", "fmha", "cudnn", "rotate"),
-        "MLP": ("swiglu", "silu"),
-    }
-    for part, found in words.items():
-        if any(word in name for word in found):
-            return part
-    if vocabulary in sizes:
-        return "head"
-    if {hidden, 2 * hidden} & sizes:
-        return "MLP"
-    # The other products: queries, keys, values and the output.
-    return "attention" if any(word in name for word in ("nvjet", "gemm", "cutlass")) else "other"
+def breakdown(step: Any, batch: Batch, seconds: float) -> dict[str, float]:
+    """Shares of a step's time, each part timed alone; the output projection is in the MLP's."""
+    shares: dict[str, float] = {}
+    for part, (call, times) in step.parts(*batch).items():
+        for _ in range(3):
+            call()
+        shares[part] = times * time_calls(call, seconds=0.3, warm_up=0.1, each=4) / seconds
+    return shares | {"other": 1 - sum(shares.values())}
 
 
 def measure(label: str, depth: int, make: Callable[[], Any], cost: float, shape: Any, given: Any) -> Row:
     """Build a stepper, warm it up, time it, profile it."""
     batches = given.batches
     gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     step = make()
     loss = step(*batches[0]).item()
     ready = time.perf_counter() - began
-    with Sampler() as sampler:
-        seconds = time_steps(step, batches, given.seconds)
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    if isinstance(step, OurStepper):  # kernels of a graph no longer know what launched them
-        step.profiled()
-    shares = {} if given.no_breakdown else breakdown(step, batches[0], given.vocabulary, shape.hidden)
+    turns = itertools.cycle(batches)
+    with Sampler() as sampler:  # two seconds to get hot: a hot GPU is slower than a cold one
+        each = 1 if given.batch_tokens > 100_000 else 8
+        seconds = time_calls(lambda: step(*next(turns)), given.seconds, warm_up=2, each=each)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else float("nan")
+    shares = {} if given.no_breakdown else breakdown(step, batches[0], seconds)
     rate = given.batch_tokens / seconds
-    peak = peak_flops(batches[0][0].device)
+    peak = peak_flops(DEVICE)
     return Row(
         label, depth, rate, rate * cost / 1e12, rate * cost / peak if peak else None, memory,
         sampler.watts, sampler.mhz, loss, ready, shares,
@@ -318,8 +349,10 @@ def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: An
     network = build(name, depth, scale, device, given.weights)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
-    graphs = not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
-    prepare(network, given.precision, fast=True, compiled=False)
+    graphs = DEVICE.type == "cuda" and not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
+    network.compute_dtype = torch.bfloat16
+    make = eight_where_it_fits if given.precision == "fp8" else Product
+    speed_up(network, partial(make, dtype=torch.bfloat16))
     batch = given.batch_tokens // given.context
     return measure(
         name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost,
@@ -328,7 +361,8 @@ def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: An
 
 
 def table(rows: list[Row], given: Any) -> None:
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.precision}")
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    print(f"\n{name}, torch {torch.__version__}, {given.precision}")
     print(f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step")
     print(f"vocabulary {given.vocabulary:,}, {given.weights} weights")
     titles = [("tokens/s", 11), ("ratio", 7), ("TFLOP/s", 9), ("MFU", 7), ("per FLOP", 10), ("peak GiB", 10)]
@@ -360,6 +394,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--weights", choices=["random", "initial"], default="random")
     parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
+    parser.add_argument("--tiny", action="store_true", help="a check of this script itself, on any machine")
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-breakdown", action="store_true", help="sooner done")
@@ -370,8 +405,11 @@ def main() -> None:
     if given.small:
         given.depth, given.context, given.vocabulary = [3, 2], 1024, 8192
         given.rows, given.batch_tokens = 64, 65_536
-    device = find_device("cuda")
     scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    if given.tiny:
+        given.depth, given.context, given.vocabulary, given.rows, given.batch_tokens = [2], 32, 256, 4, 256
+        scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
+    device = DEVICE
     given.batches = []
     for seed in range(2 if given.batch_tokens > 100_000 else 8):
         generator = torch.Generator(device).manual_seed(seed)

@@ -55,6 +55,10 @@ class FastBlock:
 
     def __call__(self, x: Tensor, rotary: Tensor) -> Tensor:
         """What the block's forward gives."""
+        return self.rest(*self.attend(x, rotary))
+
+    def attend(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention gives, before its output projection, and the stream."""
         query, key, value, skip = _apply(_Queries, x, rotary, self)
         attended = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
@@ -63,7 +67,11 @@ class FastBlock:
             is_causal=True,
             scale=self.scale,
         )
-        return _apply(_Rest, attended.transpose(1, 2).flatten(-2), skip, self)
+        return attended.transpose(1, 2).flatten(-2), skip
+
+    def rest(self, attended: Tensor, skip: Tensor) -> Tensor:
+        """The stream after the block."""
+        return _apply(_Rest, attended, skip, self)
 
 
 class _Queries(torch.autograd.Function):

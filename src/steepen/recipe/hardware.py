@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
@@ -65,26 +66,29 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
 
     Muon keeps one fp32 number per block weight beside weight and gradient (12 bytes), AdamW two per embedding
     and head weight (16 bytes). Sharding divides these by the GPUs; two gathered blocks in bf16 remain.
-    Activations are kept for every executed block, without recomputation: 12 widths and 3 hidden widths of
-    bf16 per token and block; the logits once in bf16. Against measured peaks see docs/log.md.
+    Activations are what the fast path keeps in bf16: 6 widths and 2 hidden widths per token and executed
+    block, 4 widths at the ends; half a gibibyte of logits at a time, and as much again of libraries'
+    workspaces. A block of your own keeps about twice as much. Measured peaks are in docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.most
     ends = 2 * shape.vocabulary * shape.width
     blocks = rung.stored_parameters - ends
     share = gpus if sharded else 1
     block = blocks / max(1, rung.arm.stored_blocks(shape.split, passes))
-    tokens = micro_batch * shape.context
+    tokens, executed = micro_batch * shape.context, shape.split.executed(passes)
     return Memory(
         state=(12 * blocks + 16 * ends) / share,
         compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
-        activations=2.0 * tokens * shape.split.executed(passes) * (12 * shape.width + 3 * shape.hidden),
-        logits=2.0 * tokens * shape.vocabulary,
+        activations=2.0 * tokens * (executed * (6 * shape.width + 2 * shape.hidden) + 4 * shape.width),
+        logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**29,
     )
 
 
 def largest_micro_batch(rung: Rung, gpus: int, gpu: Accelerator, *, sharded: bool) -> int:
     """The most sequences at a time that fit by this estimate, a tenth of the memory spared; 0 if none."""
     room = 0.9 * gpu.memory_gib * 2**30
-    none = training_memory(rung, gpus, 0, sharded=sharded).total
-    one = training_memory(rung, gpus, 1, sharded=sharded).total - none
-    return max(0, int((room - none) // one))
+
+    def needed(micro_batch: int) -> float:
+        return training_memory(rung, gpus, micro_batch, sharded=sharded).total
+
+    return max(0, bisect.bisect_right(range(2**20), room, key=needed) - 1)
