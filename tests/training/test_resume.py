@@ -151,8 +151,32 @@ def test_sigkill_at_random_moments_loses_nothing(
         process.wait()
         kills += 1
     assert kills >= 1
-    subprocess.run(words, env=environment(), check=True, capture_output=True, timeout=120)
+    done = subprocess.run(words, check=False, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     assert_same_result(whole, broken, spec)
+
+
+def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec()
+    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    train(spec, tiny_data, whole, QUIET)
+    remove = checkpoints.shutil.rmtree
+
+    def killed(path: Path, *rest: object, **more: object) -> None:
+        if (path / checkpoints.META).exists():
+            (path / checkpoints.META).unlink()
+            raise Killed
+        remove(path, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, broken, QUIET)
+    train(spec, tiny_data, broken, QUIET)
+    assert_same_result(whole, broken, spec)
+    assert not list(broken.run(spec).checkpoints.glob(".*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

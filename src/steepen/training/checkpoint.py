@@ -122,7 +122,7 @@ def save(
         sync(partial / META)
         sync(partial)
         if target.exists():  # the same step saved again (as growth or final): the newer kind replaces it
-            shutil.rmtree(target)
+            _remove(target)
         partial.rename(target)
         sync(folder)
     except (SafetensorError, OSError) as error:
@@ -156,8 +156,21 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
     """Drop old regular checkpoints: the last few, every m-th step, growth and final ones stay."""
     for checkpoint in list_checkpoints(folder)[:-keep_last]:
-        if checkpoint.position().kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
-            shutil.rmtree(checkpoint.path)
+        try:
+            kind = checkpoint.position().kind
+        except CorruptCheckpoint:
+            set_aside(checkpoint)
+            continue
+        if kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
+            _remove(checkpoint.path)
+
+
+def _remove(path: Path) -> None:
+    """Take the name away first: a process killed in the middle leaves no half of a checkpoint under it."""
+    leaving = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    path.rename(leaving)
+    shutil.rmtree(leaving, ignore_errors=True)
 
 
 def set_aside(checkpoint: Checkpoint) -> None:
@@ -168,7 +181,7 @@ def set_aside(checkpoint: Checkpoint) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Clear what a killed save left behind."""
+    """Clear what a killed save or removal left behind."""
     if folder.is_dir():
-        for path in folder.glob(".writing-*"):
+        for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
             shutil.rmtree(path, ignore_errors=True)
