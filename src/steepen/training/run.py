@@ -363,7 +363,8 @@ class _Run:
         tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
         size = self.accumulator.micro_batch
         devices = [self.device] if self.device.type == "cuda" else []
-        passes = int(self.schedule.passes[self.step])
+        # At a checkpoint from just before growth the network has yet to grow.
+        passes = min(int(self.schedule.passes[self.step]), self.network.passes)
         with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
             self.accumulator(tokens[:size], tokens[:size], passes)
             self.optimizer.zero_grad()
