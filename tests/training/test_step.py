@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -57,4 +59,29 @@ def test_a_rehearsal_leaves_no_trace(done: int, monkeypatch: pytest.MonkeyPatch)
             stepper(*batch(step), 2, 1.0)
     rehearsed.rehearse(*batch(7), 2)
     for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_memory_that_runs_out_while_recording_leaves_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    recording, plain = make(fast=True, graphs=True), make(fast=True)
+    forward, calls = recording.network.forward, 0
+
+    def full(*words: Any, **options: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # both micro-batches of the step fit; their repetition for the recording does not
+            raise torch.OutOfMemoryError("no memory for a graph")
+        return forward(*words, **options)
+
+    monkeypatch.setattr(recording.network, "forward", full)
+    said: list[str] = []
+    monkeypatch.setattr(recording, "say", said.append)
+    for stepper in (recording, plain):
+        stepper(*batch(0), 2, 1.0)
+    assert recording.accumulator.micro_batch == 2 and not recording.graphs and not recording.recorded
+    assert len(said) == 1 and "no memory for a graph" in said[0]
+    for one, two in zip(run(recording, 12), run(plain, 12), strict=True):
         assert torch.equal(one, two)
