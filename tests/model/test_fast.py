@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from steepen.model.arms import ARMS
+from steepen.model.block import TransformerBlock
 from steepen.model.fast import speed_up
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
@@ -20,8 +23,8 @@ SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
 
 
-def build(name: str, softcap: float | None = None) -> Network:
-    arm = ARMS[name]
+def build(name: str, softcap: float | None = None, block: str = "transformer") -> Network:
+    arm = replace(ARMS[name], block=block)
     bare = on_meta(arm.shape(6, SCALE), arm, MULTIPLIERS, Options(softcap=softcap))
     network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
@@ -30,9 +33,11 @@ def build(name: str, softcap: float | None = None) -> Network:
     return network
 
 
-def gradients(network: Network, passes: int, shares: tuple[float, ...] = (1.0,)) -> list[torch.Tensor]:
+def gradients(
+    network: Network, passes: int, shares: tuple[float, ...] = (1.0,), rows: int = 2
+) -> list[torch.Tensor]:
     network.zero_grad()
-    tokens = torch.randint(0, 40, (2, 13), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, 40, (rows, 13), generator=torch.Generator().manual_seed(2))
     losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, share=share) for share in shares]
     for loss in losses:
         loss.backward()
@@ -93,3 +98,46 @@ def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatc
     speed_up(fast, partial(Product, dtype=torch.float64))
     monkeypatch.setattr("steepen.model.fast.piece_rows", lambda *_: 5)
     same(gradients(fast, 1), gradients(plain, 1))
+
+
+class Gained(TransformerBlock):
+    """A block of a user's own, with a gain: not rounded to bf16, it makes the stream fp32."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
+        self.gain = nn.Parameter(torch.empty(self.out.shape[0]))
+
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.gain * super().forward(x, rotary, mask)
+
+
+class Turned(TransformerBlock):
+    """A block whose result lies in memory channel by channel."""
+
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, rotary, mask).mT.contiguous().mT
+
+
+def test_a_block_of_a_users_own_may_widen_the_stream() -> None:
+    plain, fast = (build("operator-1", block=f"{__name__}:Gained").float() for _ in range(2))
+    for network in (plain, fast):
+        network.compute_dtype = torch.bfloat16
+    speed_up(fast, partial(Product, dtype=torch.bfloat16))
+    one, two = gradients(fast, 1)[0], gradients(plain, 1)[0]
+    assert one.item() == pytest.approx(two.item(), rel=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on Triton's interpreter")
+def test_kernels_read_a_stream_however_it_lies_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from steepen.kernels import fused
+
+    found: list[list[Tensor]] = []
+    for block in ("Turned", "transformer"):
+        name = block if block == "transformer" else f"{__name__}:{block}"
+        network = build("operator-1", block=name).float()
+        speed_up(network, partial(Product, dtype=torch.float32))
+        monkeypatch.setattr("steepen.model.fast.kernels_for", lambda *_, **__: fused)
+        found.append(gradients(network, 1, rows=1))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
