@@ -13,7 +13,8 @@ from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
 from steepen.model.fast import speed_up
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import initialise, materialise, on_meta
+from steepen.model.load import copy_weights
 from steepen.model.network import Network
 from steepen.model.options import Multipliers, Options
 from steepen.model.products import Product
@@ -60,8 +61,10 @@ def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> N
     most = ARMS[name].passes.most
     for network in (plain, fast):
         grow(network, {}, most)
-    assert fast.fast is not None
-    fast.fast.adopt()
+        with torch.no_grad():  # cores that are copies of one another no more: each must use its own weights
+            for index, parameter in enumerate(network.parameters()):
+                parameter.mul_(1 + index / 100)
+        network.refresh()
     same(gradients(fast, most), gradients(plain, most))
 
 
@@ -80,6 +83,18 @@ def test_a_changed_weight_counts_after_a_refresh() -> None:
                 parameter.mul_(1.1)
     fast.refresh()
     same(gradients(fast, 1), gradients(plain, 1))
+
+
+def test_weights_copied_or_drawn_into_a_fast_network_count() -> None:
+    plain, fast = build("untied-2"), build("untied-2")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    saved = {name: 1.3 * p.detach() for name, p in plain.named_parameters()}
+    for network in (plain, fast):
+        initialise(network, embedding_std=0.5, input_scale=1.0, seed=7)
+    same(gradients(fast, 2), gradients(plain, 2))
+    for network in (plain, fast):
+        copy_weights(network, saved)
+    same(gradients(fast, 2), gradients(plain, 2))
 
 
 def test_without_gradients_only_the_loss_is_computed() -> None:

@@ -136,7 +136,6 @@ class _Run:
         begun = time.monotonic()
         with machine.fast_kernels(self.device), self.stopping.listening():
             position = self._restore()
-            self.network.refresh()
             self.step, self.resumed = position.step, position.resumed
             self.clock = Clock(self.device, position.seconds_training)
             self.total_before = position.seconds_total - begun
@@ -255,8 +254,6 @@ class _Run:
         before = self.network.passes
         self.optimizer.grow(passes)
         self.stepper.reset()
-        if self.network.fast is not None:
-            self.network.fast.adopt()
         if self.way.compiled:
             compile_blocks(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
