@@ -23,14 +23,16 @@ from steepen.training.optimizer import Optimizer
 from steepen.training.step import Stepper
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
+DEFAULT = OptimizerChoice()
+CHOICES = [DEFAULT, OptimizerChoice(neuron_norm=True), OptimizerChoice(cautious_decay=True, clip=0.5)]
 
 
-def make(fast: bool, graphs: bool = False) -> Stepper:
+def make(fast: bool, graphs: bool = False, choice: OptimizerChoice = DEFAULT) -> Stepper:
     arm = ARMS["untied-2"]
     network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fast:
         speed_up(network, partial(Product, dtype=torch.float64))
-    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), OptimizerChoice())
+    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), choice)
     return Stepper(network, optimizer, Accumulator(network, 4, 2, print), graphs=graphs, say=print)
 
 
@@ -50,10 +52,13 @@ def test_fast_steps_equal_plain_ones() -> None:
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("done", [0, 3])
-def test_a_rehearsal_leaves_no_trace(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_leaves_no_trace(
+    done: int, choice: OptimizerChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Stepper, "_record", lambda *_: None)  # recording needs a GPU
-    rehearsed, other = make(fast=True, graphs=True), make(fast=True)
+    rehearsed, other = make(fast=True, graphs=True, choice=choice), make(fast=True, choice=choice)
     for stepper in (rehearsed, other):
         for step in range(done):
             stepper(*batch(step), 2, 1.0)
