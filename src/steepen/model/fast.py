@@ -133,7 +133,7 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        flat = tokens.flatten()
+        flat = tokens.flatten().contiguous()
         n, rstd = kernels_for(table).embed_norm(flat, table, eps, dtype)
         ctx.table = table
         ctx.save_for_backward(flat, n, rstd)
@@ -183,7 +183,7 @@ class _Loss(torch.autograd.Function):
         eight = isinstance(head, Product8) and ctx.needs_input_grad[0]
         kernels = kernels_for(stream, eight=eight)
         n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
-        answers, count = targets.flatten(), targets.numel()
+        answers, count = targets.flatten().contiguous(), targets.numel()
         rows = piece_rows(count, head.rows * stream.element_size())
         losses: list[Tensor] = []
         for first in range(0, count, rows):
