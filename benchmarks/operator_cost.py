@@ -27,9 +27,8 @@ def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
     generator = torch.Generator(device).manual_seed(0)
-    with (
-        torch.no_grad()
-    ):  # products of the zeros that a network starts with run faster than training ever does
+    # Products of the zeros that a network starts with run faster than training ever does.
+    with torch.no_grad():
         for parameter in network.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device=device)
             parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)

@@ -109,7 +109,8 @@ def test_rotation_equals_its_twin(heads: int, size: int) -> None:
     table = torch.stack([angle.cos(), angle.sin()])
     qkv = draw(batch, time, 3, heads, size)
     rstd = eager.rotate_norm_(qkv, table, EPS)
-    dq, dk, dv = (draw(batch, heads, time, size, seed=seed).transpose(1, 2) for seed in (1, 2, 3))
+    dq, dv = (draw(batch, heads, time, size, seed=seed).transpose(1, 2) for seed in (1, 2))
+    dk = draw(batch, heads, size, time, seed=3).permute(0, 3, 1, 2)  # as plain products make the keys'
     ours, theirs = (k.rotate_norm_backward(dq, dk, dv, qkv, rstd, table) for k in (fused8, eager8))
     check(ours, theirs, GRADIENT)
 

@@ -61,8 +61,6 @@ def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
     for network in (plain, eight):
         if passes > network.passes:
             grow(network, {}, passes)
-            assert network.fast is not None
-            network.fast.adopt()
     (loss, want), (found, gradients) = loss_and_gradients(plain, passes), loss_and_gradients(eight, passes)
     assert want.keys() == gradients.keys()
     relative = {key: ((gradients[key] - want[key]).norm() / want[key].norm()).item() for key in want}
@@ -177,8 +175,6 @@ def test_on_a_gpu_gradients_in_eight_bits_are_those_of_bf16_up_to_rounding(name:
         prepare(network, precision, fast=True, compiled=False)
         if passes > network.passes:
             grow(network, {}, passes)
-            assert network.fast is not None
-            network.fast.adopt()
         found[precision] = loss_and_gradients(network, passes)
     if passes > exact.passes:
         grow(exact, {}, passes)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from steepen.model.arms import ARMS
+from steepen.model.block import TransformerBlock
 from steepen.model.fast import speed_up
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import initialise, materialise, on_meta
+from steepen.model.load import copy_weights
 from steepen.model.network import Network
 from steepen.model.options import Multipliers, Options
 from steepen.model.products import Product
@@ -20,8 +24,8 @@ SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
 
 
-def build(name: str, softcap: float | None = None) -> Network:
-    arm = ARMS[name]
+def build(name: str, softcap: float | None = None, block: str = "transformer") -> Network:
+    arm = replace(ARMS[name], block=block)
     bare = on_meta(arm.shape(6, SCALE), arm, MULTIPLIERS, Options(softcap=softcap))
     network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
@@ -30,9 +34,12 @@ def build(name: str, softcap: float | None = None) -> Network:
     return network
 
 
-def gradients(network: Network, passes: int, shares: tuple[float, ...] = (1.0,)) -> list[torch.Tensor]:
+def gradients(
+    network: Network, passes: int, shares: tuple[float, ...] = (1.0,), rows: int = 2
+) -> list[torch.Tensor]:
     network.zero_grad()
-    tokens = torch.randint(0, 40, (2, 13), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(0, 40, (rows, 13), generator=torch.Generator().manual_seed(2))
+    tokens = tokens.repeat_interleave(2, dim=1)[:, ::2]  # not side by side in memory
     losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, share=share) for share in shares]
     for loss in losses:
         loss.backward()
@@ -55,8 +62,10 @@ def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> N
     most = ARMS[name].passes.most
     for network in (plain, fast):
         grow(network, {}, most)
-    assert fast.fast is not None
-    fast.fast.adopt()
+        with torch.no_grad():  # cores that are copies of one another no more: each must use its own weights
+            for index, parameter in enumerate(network.parameters()):
+                parameter.mul_(1 + index / 100)
+        network.refresh()
     same(gradients(fast, most), gradients(plain, most))
 
 
@@ -77,6 +86,18 @@ def test_a_changed_weight_counts_after_a_refresh() -> None:
     same(gradients(fast, 1), gradients(plain, 1))
 
 
+def test_weights_copied_or_drawn_into_a_fast_network_count() -> None:
+    plain, fast = build("untied-2"), build("untied-2")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    saved = {name: 1.3 * p.detach() for name, p in plain.named_parameters()}
+    for network in (plain, fast):
+        initialise(network, embedding_std=0.5, input_scale=1.0, seed=7)
+    same(gradients(fast, 2), gradients(plain, 2))
+    for network in (plain, fast):
+        copy_weights(network, saved)
+    same(gradients(fast, 2), gradients(plain, 2))
+
+
 def test_without_gradients_only_the_loss_is_computed() -> None:
     plain, fast = build("loop-2"), build("loop-2")
     speed_up(fast, partial(Product, dtype=torch.float64))
@@ -93,3 +114,42 @@ def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatc
     speed_up(fast, partial(Product, dtype=torch.float64))
     monkeypatch.setattr("steepen.model.fast.piece_rows", lambda *_: 5)
     same(gradients(fast, 1), gradients(plain, 1))
+
+
+class Gained(TransformerBlock):
+    """A block of a user's own, with a gain: not rounded to bf16, it makes the stream fp32."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)  # type: ignore[arg-type]
+        self.gain = nn.Parameter(torch.empty(self.out.shape[0]))
+
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.gain * super().forward(x, rotary, mask)
+
+
+class Turned(TransformerBlock):
+    """A block whose result lies in memory channel by channel."""
+
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, rotary, mask).mT.contiguous().mT
+
+
+def test_a_block_of_a_users_own_may_widen_the_stream() -> None:
+    plain, fast = (build("operator-1", block=f"{__name__}:Gained").float() for _ in range(2))
+    for network in (plain, fast):
+        network.compute_dtype = torch.bfloat16
+    speed_up(fast, partial(Product, dtype=torch.bfloat16))
+    one, two = gradients(fast, 1)[0], gradients(plain, 1)[0]
+    assert one.item() == pytest.approx(two.item(), rel=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on Triton's interpreter")
+def test_kernels_read_tokens_and_stream_however_they_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from steepen.kernels import fused
+
+    plain, turned = build("operator-1").float(), build("operator-1", block=f"{__name__}:Turned").float()
+    speed_up(turned, partial(Product, dtype=torch.float32))
+    monkeypatch.setattr("steepen.model.fast.kernels_for", lambda *_, **__: fused)
+    for one, two in zip(gradients(turned, 1, rows=1), gradients(plain, 1, rows=1), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)

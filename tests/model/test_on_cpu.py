@@ -151,3 +151,21 @@ def test_the_cpu_block_has_the_gradients_of_finite_differences() -> None:
         return cpu.CpuBlock(block)(x, rotary)
 
     assert torch.autograd.gradcheck(run, (x, *weights))
+
+
+def test_without_gradients_the_head_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[tuple[int, ...]] = []
+    plain = torch.mm
+
+    def counted(one: Tensor, other: Tensor) -> Tensor:
+        products.append((*one.shape, other.shape[1]))
+        return plain(one, other)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    weight = nn.Parameter(torch.randn(7, 3))
+    stream, targets = torch.randn(5, 3), torch.randint(7, (5,))
+    head_loss(stream, weight, targets)
+    assert len(products) == 3
+    with torch.no_grad():
+        head_loss(stream, weight, targets)
+    assert products[3:] == [(7, 3, 5)]  # the logits alone

@@ -381,3 +381,24 @@ def test_two_processes_on_one_run_the_second_says_so_and_leaves(
     assert done.returncode == 1 and f"process {os.getpid()}" in done.stderr and "--wait" in done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
     assert train(spec, tiny_data, store, QUIET).tokens == 768
+
+
+def test_a_run_stopped_just_before_growth_warms_up_with_what_it_has(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels are compiled before the first step, that is before the network grows."""
+    monkeypatch.setattr("steepen.training.way.compile_network", lambda network: None)
+    monkeypatch.setattr(training_run, "compile_blocks", lambda network: None)
+    spec, options = make_spec("untied-grow"), replace(QUIET, compile=True)
+    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    train(spec, tiny_data, whole, options)
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "grow", killed)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, broken, options)
+    train(spec, tiny_data, broken, options)
+    assert_same_result(whole, broken, spec)

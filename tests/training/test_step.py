@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,14 +23,16 @@ from steepen.training.optimizer import Optimizer
 from steepen.training.step import Stepper
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
+DEFAULT = OptimizerChoice()
+CHOICES = [DEFAULT, OptimizerChoice(neuron_norm=True), OptimizerChoice(cautious_decay=True, clip=0.5)]
 
 
-def make(fast: bool, graphs: bool = False) -> Stepper:
+def make(fast: bool, graphs: bool = False, choice: OptimizerChoice = DEFAULT) -> Stepper:
     arm = ARMS["untied-2"]
     network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fast:
         speed_up(network, partial(Product, dtype=torch.float64))
-    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), OptimizerChoice())
+    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), choice)
     return Stepper(network, optimizer, Accumulator(network, 4, 2, print), graphs=graphs, say=print)
 
 
@@ -48,13 +52,41 @@ def test_fast_steps_equal_plain_ones() -> None:
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("done", [0, 3])
-def test_a_rehearsal_leaves_no_trace(done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehearsal_leaves_no_trace(
+    done: int, choice: OptimizerChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Stepper, "_record", lambda *_: None)  # recording needs a GPU
-    rehearsed, other = make(fast=True, graphs=True), make(fast=True)
+    rehearsed, other = make(fast=True, graphs=True, choice=choice), make(fast=True, choice=choice)
     for stepper in (rehearsed, other):
         for step in range(done):
             stepper(*batch(step), 2, 1.0)
     rehearsed.rehearse(*batch(7), 2)
     for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_memory_that_runs_out_while_recording_leaves_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    recording, plain = make(fast=True, graphs=True), make(fast=True)
+    forward, calls = recording.network.forward, 0
+
+    def full(*words: Any, **options: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # both micro-batches of the step fit; their repetition for the recording does not
+            raise torch.OutOfMemoryError("no memory for a graph")
+        return forward(*words, **options)
+
+    monkeypatch.setattr(recording.network, "forward", full)
+    said: list[str] = []
+    monkeypatch.setattr(recording, "say", said.append)
+    for stepper in (recording, plain):
+        stepper(*batch(0), 2, 1.0)
+    assert recording.accumulator.micro_batch == 2 and not recording.graphs and not recording.recorded
+    assert len(said) == 1 and "no memory for a graph" in said[0]
+    for one, two in zip(run(recording, 12), run(plain, 12), strict=True):
         assert torch.equal(one, two)

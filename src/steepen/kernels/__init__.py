@@ -11,15 +11,18 @@ import importlib
 import importlib.util
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from steepen.kernels import eager, eager8
 
 
 @functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed (CUDA builds of torch bring it)."""
-    return importlib.util.find_spec("triton") is not None
+def has_kernels(device: torch.device) -> bool:
+    """Whether this is a GPU that Triton compiles bf16 for, and Triton is here (torch for CUDA brings it)."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def kernels_for(x: Tensor, *, eight: bool = False) -> ModuleType:
@@ -27,6 +30,6 @@ def kernels_for(x: Tensor, *, eight: bool = False) -> ModuleType:
 
     With `eight`, the one whose products are in eight bits: what they take is a `Twice`.
     """
-    if x.is_cuda and has_triton():
+    if has_kernels(x.device):
         return importlib.import_module("steepen.kernels.fused8" if eight else "steepen.kernels.fused")
     return eager8 if eight else eager

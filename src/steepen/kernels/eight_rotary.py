@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors, room
+from steepen.kernels.rotary import along_heads
 from steepen.kernels.twice import GRADIENT, Twice, most
 
 
@@ -88,6 +89,7 @@ def rotate_norm_backward(
     batch, time, _, heads, size = qkv.shape
     out = torch.empty(batch * time, 3 * heads * size, dtype=qkv.dtype, device=qkv.device)
     small, scale = room(*out.shape, GRADIENT, qkv.device)
+    dq, dk, dv = (along_heads(d) for d in (dq, dk, dv))
     strides = [stride for d in (dq, dk, dv) for stride in d.stride()[:3]]
     across, along = triton.next_power_of_2(heads), triton.next_power_of_2(size // 2)
     _rotate_norm_backward8_kernel[(batch * time,)](

@@ -104,12 +104,18 @@ def rotate_norm_(qkv: Tensor, table: Tensor, eps: float) -> Tensor:
     return rstd
 
 
+def along_heads(d: Tensor) -> Tensor:
+    """d with each head's numbers side by side: of attention's backends the plainest may give others."""
+    return d if d.stride(-1) == 1 else d.contiguous()
+
+
 def rotate_norm_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
 ) -> Tensor:
     """As `eager.rotate_norm_backward`."""
     batch, time, _, heads, size = qkv.shape
     out = torch.empty_like(qkv)
+    dq, dk, dv = (along_heads(d) for d in (dq, dk, dv))
     strides = [stride for d in (dq, dk, dv) for stride in d.stride()[:3]]
     _rotate_norm_backward_kernel[(batch * time,)](
         dq, dk, dv, *strides, qkv, rstd, table, out, time, heads, size // 2, **_shape(heads, size // 2)

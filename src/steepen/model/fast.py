@@ -74,13 +74,18 @@ class FastBlock:
         return _apply(_Rest, attended, skip, self)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """(batch, time, width) as kernels take it: (tokens, width), row after row, however x lies in memory."""
+    return x.flatten(0, -2).contiguous()
+
+
 class _Queries(torch.autograd.Function):
     """Stream → queries, keys, values, and the stream again (so that its two gradients meet in one kernel)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FastBlock) -> tuple[Tensor, ...]:
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
-        n, rstd = kernels.rms_norm(x.flatten(0, 1), block.eps)
+        n, rstd = kernels.rms_norm(_rows(x), block.eps)
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
         sizes = kernels.rotate_norm_(qkv, rotary, block.eps)
         ctx.block = block
@@ -94,7 +99,7 @@ class _Queries(torch.autograd.Function):
         block: FastBlock = ctx.block
         d = kernels_for(skip, eight=block.eight).rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
         dn = block.qkv.back(d, n)
-        d = kernels_for(skip).rms_norm_backward(dn, n, rstd, skip.flatten(0, 1))
+        d = kernels_for(skip).rms_norm_backward(dn, n, rstd, _rows(skip))
         return d.view(skip.shape), None, None
 
 
@@ -104,9 +109,9 @@ class _Rest(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, attended: Tensor, x: Tensor, block: FastBlock) -> Tensor:
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
-        flat = attended.flatten(0, 1)
+        flat = _rows(attended)
         added = block.out(kernels.quantise_activation(flat))
-        middle, n, rstd = kernels.add_rms_norm(x.flatten(0, 1), added, block.eps)
+        middle, n, rstd = kernels.add_rms_norm(_rows(x), added, block.eps)
         gate_up = block.gate_up(n)
         block.down.add_to_(middle, kernels.swiglu(gate_up))
         ctx.block = block
@@ -119,7 +124,7 @@ class _Rest(torch.autograd.Function):
         flat, n, rstd, gate_up = ctx.saved_tensors
         block: FastBlock = ctx.block
         kernels = kernels_for(flat, eight=block.eight)
-        d = kernels.quantise_gradient(gradients[0].flatten(0, 1))
+        d = kernels.quantise_gradient(_rows(gradients[0]))
         product = block.down.to_input(d)
         d_gate_up = kernels.swiglu_backward_(gate_up, product)  # `product` is now the MLP's activation
         block.down.to_weight(d, product)
@@ -136,7 +141,7 @@ class _Embed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        flat = tokens.flatten()
+        flat = tokens.flatten().contiguous()
         n, rstd = kernels_for(table).embed_norm(flat, table, eps, dtype)
         ctx.table = table
         ctx.save_for_backward(flat, n, rstd)
@@ -148,7 +153,7 @@ class _Embed(torch.autograd.Function):
         table: nn.Parameter = ctx.table
         if table.grad is None:
             table.grad = torch.zeros_like(table)
-        d = gradients[0].flatten(0, 1)
+        d = _rows(gradients[0])
         kernels_for(d).embed_norm_backward_(table.grad, tokens, d, n, rstd)
         return None, None, None, None
 
@@ -158,8 +163,8 @@ class _NormInject(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, e: Tensor, alpha: float, eps: float) -> Tensor:
-        flat = h.flatten(0, 1)
-        out, rstd = kernels_for(h).norm_inject(flat, e.flatten(0, 1), alpha, eps)
+        flat = _rows(h)
+        out, rstd = kernels_for(h).norm_inject(flat, _rows(e), alpha, eps)
         ctx.alpha = alpha
         ctx.save_for_backward(flat, rstd)
         return out.view(h.shape)
@@ -168,7 +173,7 @@ class _NormInject(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
         h, rstd = ctx.saved_tensors
-        d = gradients[0].flatten(0, 1)
+        d = _rows(gradients[0])
         dh, de = kernels_for(d).norm_inject_backward(d, h, rstd, ctx.alpha)
         return dh.view(shape), de.view(shape), None, None
 
@@ -185,8 +190,8 @@ class _Loss(torch.autograd.Function):
     ) -> Tensor:
         eight = isinstance(head, Product8) and ctx.needs_input_grad[0]
         kernels = kernels_for(stream, eight=eight)
-        n, rstd = kernels.rms_norm(stream.flatten(0, -2), fast.eps)
-        answers, count = targets.flatten(), targets.numel()
+        n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
+        answers, count = targets.flatten().contiguous(), targets.numel()
         rows = piece_rows(count, head.rows * stream.element_size())
         losses: list[Tensor] = []
         for first in range(0, count, rows):
@@ -246,7 +251,8 @@ class FastNetwork:
 
     def loss(self, stream: Tensor, targets: Tensor, share: float) -> Tensor:
         """`share` times the mean cross-entropy."""
-        return _apply(_Loss, stream, targets, self.head, share, self)
+        # A block of a user's own may have widened the stream, as a gain in fp32 does.
+        return _apply(_Loss, stream.to(self.head.weight.dtype), targets, self.head, share, self)
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """The boundary operator."""

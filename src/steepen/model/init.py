@@ -45,6 +45,7 @@ def initialise(network: Network, *, embedding_std: float, input_scale: float, se
             fan_in = parameter.shape[-1] if parameter.ndim else 1
             bound = input_scale * math.sqrt(3.0 / fan_in)
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    network.refresh()
 
 
 def on_meta(

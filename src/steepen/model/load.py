@@ -37,6 +37,7 @@ def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
                     f"not {tuple(parameter.shape)}."
                 )
             parameter.copy_(weights[name])
+    network.refresh()
 
 
 def with_memory(network: Network, device: torch.device | str) -> Network:

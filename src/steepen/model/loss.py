@@ -33,6 +33,8 @@ def head_loss(
     """
     columns = stream.flatten(0, -2).t()
     weight = head_weight.to(stream.dtype)
+    if not torch.is_grad_enabled():  # of which a function of autograd's is not told: it would make gradients
+        columns, weight = columns.detach(), weight.detach()
     return cast("Tensor", _HeadLoss.apply(columns, weight, targets.flatten(), scale, softcap, chunk))
 
 

@@ -81,8 +81,11 @@ def keep_freed_memory() -> None:
         return
     import ctypes
 
-    for setting in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-        ctypes.CDLL(None).mallopt(setting, 2**30)
+    mallopt = ctypes.CDLL(None).mallopt
+    # M_MMAP_THRESHOLD of malloc.h, where older versions refuse more than 32 MiB; then M_TRIM_THRESHOLD. The
+    # latter alone would do harm: it stops the former from following what is asked for.
+    if mallopt(-3, 2**30) or mallopt(-3, 2**25):
+        mallopt(-1, 2**30)
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

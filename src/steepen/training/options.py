@@ -14,12 +14,10 @@ class TrainOptions:
 
     device: str = "auto"
     micro_batch: int | None = None  # sequences at a time; None finds what fits
-    fast: bool | None = None  # fused kernels; None: wherever they serve (a GPU, less than fp32)
-    compile: bool | None = (
-        None  # None: on a GPU what is not fast, on a CPU nothing (a tiny run is sooner done)
-    )
+    fast: bool | None = None  # blocks and loss written out; None: wherever that serves
+    compile: bool | None = None  # None: on a GPU what is not fast, on a CPU nothing (sooner done)
     validate_every: int | None = None  # steps; the end of the run is always validated
-    log_every: int | None = None  # steps between looks at the losses; None: 10 on a GPU, 1 on a CPU
+    log_every: int | None = None  # steps between looks at losses; None: 10 (GPU), 50 (recorded), 1 (CPU)
     checkpoint_every: int | None = None  # steps; None: a tenth of the run
     checkpoint_minutes: float = 10.0  # and at least this often
     keep_last: int = 2

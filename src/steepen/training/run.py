@@ -136,7 +136,6 @@ class _Run:
         begun = time.monotonic()
         with machine.fast_kernels(self.device), self.stopping.listening():
             position = self._restore()
-            self.network.refresh()
             self.step, self.resumed = position.step, position.resumed
             self.clock = Clock(self.device, position.seconds_training)
             self.total_before = position.seconds_total - begun
@@ -255,8 +254,6 @@ class _Run:
         before = self.network.passes
         self.optimizer.grow(passes)
         self.stepper.reset()
-        if self.network.fast is not None:
-            self.network.fast.adopt()
         if self.way.compiled:
             compile_blocks(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
@@ -363,7 +360,8 @@ class _Run:
         tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
         size = self.accumulator.micro_batch
         devices = [self.device] if self.device.type == "cuda" else []
-        passes = int(self.schedule.passes[self.step])
+        # At a checkpoint from just before growth the network has yet to grow.
+        passes = min(int(self.schedule.passes[self.step]), self.network.passes)
         with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
             self.accumulator(tokens[:size], tokens[:size], passes)
             self.optimizer.zero_grad()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steepen.model.network import Network
-from steepen.training.gradients import Accumulator
+from steepen.training.gradients import Accumulator, accumulate
 from steepen.training.optimizer import Optimizer
 
 
@@ -56,7 +56,8 @@ class Stepper:
             recorded.targets.copy_(targets, non_blocking=True)
             recorded.graph.replay()
             return recorded.loss.clone(), recorded.norm.clone()
-        loss, norm = self._gradients(inputs, targets, passes)
+        loss = self.accumulator(inputs, targets, passes)
+        norm = self.optimizer.gradient_norm()
         self.optimizer.step(factor)
         if self.graphs:
             self._record(inputs, targets, passes)
@@ -90,10 +91,6 @@ class Stepper:
         self.recorded.clear()
         self.pool = None  # it goes with the last graph that uses it
 
-    def _gradients(self, inputs: Tensor, targets: Tensor, passes: int) -> tuple[Tensor, Tensor]:
-        loss = self.accumulator(inputs, targets, passes)
-        return loss, self.optimizer.gradient_norm()
-
     def _record(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
         """Record a step like the one just made, whose gradients and optimizer state now have their places."""
         inputs, targets = inputs.clone(), targets.clone()
@@ -103,7 +100,10 @@ class Stepper:
         try:
             # Other threads (the one that prepares batches) may go on talking to the driver.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                loss, norm = self._gradients(inputs, targets, passes)
+                # Not by the accumulator: where memory runs out it would free gradients that the graph,
+                # already half recorded, goes on writing to.
+                loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
+                norm = self.optimizer.gradient_norm()
                 self.optimizer.apply()
                 self.optimizer.zero_grad(set_to_none=False)
         except RuntimeError as error:

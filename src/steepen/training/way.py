@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from steepen.errors import UsageError
-from steepen.kernels import has_triton
+from steepen.kernels import has_kernels
 from steepen.model import cpu
 from steepen.model.fast import speed_up
 from steepen.model.network import Network
@@ -35,14 +35,16 @@ def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compil
     """The fastest way there is, unless told otherwise."""
     on_gpu = device.type == "cuda"
     # On a GPU the kernels are Triton's, and for less than fp32.
-    serves = has_triton() and spec.precision != "fp32" if on_gpu else not compile
+    able = has_kernels(device)
+    serves = able and spec.precision != "fp32" if on_gpu else not compile
     if fast and not serves:
         raise UsageError(
-            "--fast needs Triton and --precision bf16 or fp8 on a GPU, no --compile on a CPU: leave it out."
+            "--fast needs a GPU of compute capability 8.0 or more with Triton and --precision bf16 or fp8, "
+            "or a CPU without --compile: leave it out."
         )
     fast = serves and fast is not False
     built_in = fast and spec.arm.block == "transformer"
-    compiled = on_gpu and not built_in if compile is None else compile
+    compiled = able and not built_in if compile is None else compile  # on a GPU the compiler needs Triton too
     small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS
     return Way(fast, compiled, graphs=on_gpu and built_in and small)
 
