@@ -71,6 +71,10 @@ def test_noise_hides_a_small_difference_and_the_answer_says_so(tiny: Bench) -> N
 def test_a_ladder_is_judged_per_second_too(paper: Bench) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
     assert answer.values["seconds"]["arms"]["operator-1"]["verdict"] == "steeper"
+    for by, unit, other in (("flops", "FLOPs", "seconds"), ("seconds", "seconds", "FLOPs")):
+        detail = answer.values[by]["arms"]["operator-1"]["verdict_detail"]
+        words = " ".join([detail["sentence"], *detail["would_decide"]])
+        assert detail["unit"] == unit and f" {unit}" in words and other not in words
     titles = [panel.title for panel in answer.panels]
     assert "Loss against time" in titles
     assert "Time multiplier over vanilla" in titles

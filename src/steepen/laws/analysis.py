@@ -40,6 +40,7 @@ class Request:
     seed: int = 0
     budget: float | None = None
     extrapolate: bool = False
+    unit: str = "FLOPs"  # what the ladders are measured along, for the sentences
 
     def __post_init__(self) -> None:
         if self.method not in ("both", "joint", "paper"):
@@ -155,6 +156,7 @@ def analyse(
             draws=request.draws,
             seed=request.seed,
             budget=request.budget,
+            unit=request.unit,
         )
         found = interpolated_multipliers(
             reference, ladder, sigma=verdicts[name].sigma, confidence=request.confidence, seed=request.seed

@@ -23,35 +23,35 @@ def sentence(verdict: Verdict) -> str:
         behind = (
             ""
             if v.multiplier >= 1
-            else f", though it still needs {_times(1 / v.multiplier)} the compute {_where(v)}"
+            else f", though it still needs {_times(1 / v.multiplier)} the {_cost(v)} {_where(v)}"
         )
         return f"{lead}. {gain}{more}{behind}."
     if v.word == "floor":
         return (
-            f"{lead}. It gains with compute because its floor is lower (ΔE = {v.delta_e:+.4f}); a better"
+            f"{lead}. It gains with {_cost(v)} because its floor is lower (ΔE = {v.delta_e:+.4f}); a better"
             " exponent above a"
             f" common floor is refuted (p = {v.p_exponent_reading:.2g})."
         )
     if v.word == "lower (constant)":
         drift = max(abs(low), abs(high)) / v.readings["constant"].gamma[0]
         return (
-            f"{lead}. It needs {_constant(v):.3f}× less compute at every rung; {gain}, so the factor drifts"
-            " by no more than"
+            f"{lead}. It needs {_constant(v):.3f}× less {_cost(v)} at every rung; {gain}, so the factor"
+            " drifts by no more than"
             f" ×{10**drift:.3f} a decade."
         )
     if v.word == "worse":
         if sloped:
             return f"{lead}. {gain}: the curve is shallower, {_standing(v)}."
-        return f"{lead}. It needs {1 / _constant(v):.3f}× the compute at every rung, and {gain}."
+        return f"{lead}. It needs {1 / _constant(v):.3f}× the {_cost(v)} at every rung, and {gain}."
     if sloped:
         far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
         return (
-            f"{lead}. It gains with compute, but a better exponent ({gain}; p = {v.p_exponent_reading:.2g})"
-            " and a lower floor"
+            f"{lead}. It gains with {_cost(v)}, but a better exponent"
+            f" ({gain}; p = {v.p_exponent_reading:.2g}) and a lower floor"
             f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_floor_reading:.2g}) are both"
             " tenable; at"
-            f" {plain(far[0][1].flops)} FLOPs they say {says}.{_small(v)}"
+            f" {plain(far[0][1].flops)} {v.unit} they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
         side = "lower" if _constant(v) > 1 else "higher"
@@ -77,9 +77,11 @@ def deciders(verdict: Verdict) -> list[str]:
                 " interval inside the"
                 " margin"
             )
-        lines.append("another decade of compute: a drift of the multiplier shows in proportion to the span")
+        lines.append(
+            f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span"
+        )
     for tolerance in v.tolerance:
-        where = f"top rung of {tolerance.ladder} ({plain(tolerance.flops)} FLOPs)"
+        where = f"top rung of {tolerance.ladder} ({plain(tolerance.flops)} {v.unit})"
         if tolerance.undoes_verdict is not None:
             lines.append(
                 f"re-sweep the learning rate at the {where}: a loss {tolerance.undoes_verdict:.4f} too high"
@@ -112,14 +114,14 @@ def _tie_breakers(v: Verdict) -> list[str]:
     d = v.decider
     if d.top_flops is not None and d.extra_decades:
         lines.append(
-            f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} FLOPs"
+            f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} {v.unit}"
             f" ({d.extra_runs} more runs) tell the readings apart with 90% power"
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
     if d.apart_flops is not None:
         lines.append(
-            f"one further rung of each at {plain(d.apart_flops)} FLOPs: there the readings differ by 3σ"
+            f"one further rung of each at {plain(d.apart_flops)} {v.unit}: there the readings differ by 3σ"
         )
     if d.runs_factor < 100:
         lines.append(f"more seeds or rungs in the same span: about {math.ceil(d.runs_factor)} times the runs")
@@ -131,20 +133,25 @@ def _tie_breakers(v: Verdict) -> list[str]:
 def _standing(v: Verdict) -> str:
     """Where a shallower arm stands now, and where it is overtaken."""
     if v.multiplier <= 1:
-        return f"and it already needs {1 / v.multiplier:.3f}× the compute {_where(v)}"
+        return f"and it already needs {1 / v.multiplier:.3f}× the {_cost(v)} {_where(v)}"
     exponent = v.readings["exponent"]
     gap = exponent.log_a[1] - exponent.log_a[0]
     slope = exponent.gamma[1] - exponent.gamma[0]
     further = gap / slope / math.log(10) - math.log10(v.multiplier_flops / v.c0)
     return (
-        f"though it still saves compute ({v.multiplier:.3f}×) {_where(v)}; by the exponent reading the saving"
-        f" is gone {further:.1f} decades further on"
+        f"though it still saves {_cost(v)} ({v.multiplier:.3f}×) {_where(v)}; by the exponent reading the"
+        f" saving is gone {further:.1f} decades further on"
     )
+
+
+def _cost(v: Verdict) -> str:
+    """What the ladders are measured along, as a word."""
+    return "compute" if v.unit == "FLOPs" else "time"
 
 
 def _where(v: Verdict) -> str:
     """The compute at which the verdict's multiplier is read."""
-    return f"at {plain(v.multiplier_flops)} FLOPs"
+    return f"at {plain(v.multiplier_flops)} {v.unit}"
 
 
 def _constant(v: Verdict) -> float:

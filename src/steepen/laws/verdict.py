@@ -85,6 +85,7 @@ class Verdict:
     decider: Decider
     tolerance: tuple[Tolerance, Tolerance]
     would_decide: tuple[str, ...]
+    unit: str = "FLOPs"  # of every `flops` here: what the ladders were measured along
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -104,6 +105,7 @@ def give_verdict(
     draws: int = 2000,
     seed: int = 0,
     budget: float | None = None,
+    unit: str = "FLOPs",
 ) -> Verdict:
     """Compare an arm with the reference. The other arms of a study play no part, so adding one changes
     nothing here.
@@ -126,7 +128,7 @@ def give_verdict(
     top = float(reference.flops[-1])
     where = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
     if budget is not None:
-        where.append((f"{budget:.3g} FLOPs", budget))
+        where.append((f"{budget:.3g} {unit}", budget))
     readings: dict[Reading, ReadingFit] = {
         name: _describe(name, fits, drawn, tests, where=where, c0=c0, confidence=settings.confidence)
         for name in READINGS
@@ -149,7 +151,7 @@ def give_verdict(
         p_floor_reading=float(tests.p_floor_reading[0]), sigma=sigma, multiplier=multiplier,
         multiplier_flops=end, c0=c0,
         readings=readings, bootstraps=resampled, left_out=left_out, decider=decider,
-        tolerance=tolerance, would_decide=(),
+        tolerance=tolerance, would_decide=(), unit=unit,
     )  # fmt: skip
     return replace(draft, sentence=sentence(draft), would_decide=tuple(deciders(draft)))
 

@@ -157,7 +157,8 @@ def judge(
     ladders = ladders_of(measured, by)
     # Per second only the table and the curves are shown: fewer draws will do.
     draws = DRAWS if by == "flops" else max(100, DRAWS // 10)
-    request = Request(reference=reference, noise=noise, draws=draws)
+    unit = "FLOPs" if by == "flops" else by
+    request = Request(reference=reference, noise=noise, draws=draws, unit=unit)
     try:
         return Judged(analyse(ladders, request, hold_out), ladders)
     except UsageError as problem:
