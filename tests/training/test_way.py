@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.kernels import has_kernels
 from steepen.runs.spec import RunSpec
+from steepen.runs.store import Store
+from steepen.training.options import TrainOptions
+from steepen.training.run import train
 from steepen.training.way import Way, choose_way
 
 MakeSpec = Callable[..., RunSpec]
@@ -61,3 +66,13 @@ def test_on_a_cpu_blocks_are_fast_unless_compiled_or_told_otherwise(make_spec: M
     assert choose_way(spec, CPU, fast=None, compile=True) == COMPILED
     with pytest.raises(UsageError, match="without --compile"):
         choose_way(spec, CPU, fast=True, compile=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"fast": True, "compile": True}])
+def test_a_run_that_cannot_be_computed_here_leaves_nothing_behind(
+    options: dict[str, bool], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec() if options else replace(make_spec(), precision="fp8")
+    with pytest.raises(UsageError, match="--fast needs" if options else "fp8 needs a CUDA GPU"):
+        train(spec, tiny_data, Store(tmp_path / "runs"), TrainOptions(device="cpu", quiet=True, **options))
+    assert not list(tmp_path.rglob("*.json"))

@@ -35,7 +35,7 @@ from steepen.training.schedule import build_schedule
 from steepen.training.step import Stepper
 from steepen.training.stopping import Interrupted, Stopping
 from steepen.training.trackers import Trackers
-from steepen.training.way import choose_way, compile_blocks, prepare
+from steepen.training.way import check_way, choose_way, compile_blocks, prepare
 
 
 class Diverged(SteepenError):
@@ -45,7 +45,7 @@ class Diverged(SteepenError):
 def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
-    machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
+    device = machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
     if spec.code != code_digest(spec.arm):
         raise UsageError(
             f"the code behind arm {spec.arm.name!r} is not what it was when this spec was made; "
@@ -57,6 +57,8 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
             f"{dataset.identity[:16]}; give the data set the spec was made for."
         )
     directory = store.run(spec)
+    if directory.record() is None:  # what cannot be trained here leaves nothing behind
+        check_way(spec, device, fast=options.fast, compile=options.compile)
     with directory.lock(options.wait):
         finished = directory.record()
         if finished is not None:

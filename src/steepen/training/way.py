@@ -49,6 +49,13 @@ def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compil
     return Way(fast, compiled, graphs=on_gpu and built_in and small)
 
 
+def check_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compile: bool | None) -> None:
+    """Refuse a run that this device cannot compute as its spec asks."""
+    way = choose_way(spec, device, fast=fast, compile=compile)
+    if spec.precision == "fp8":
+        require_eight_bits(device, fast=way.fast)
+
+
 def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
     """Set a network's precision and the way it computes."""
     device = network.embedding.device
