@@ -26,8 +26,9 @@ from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
 from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
 from steepen.training.clock import Clock, process_seconds
-from steepen.training.display import Display, Moment
+from steepen.training.display import Display
 from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
+from steepen.training.losses import Losses
 from steepen.training.metrics import Metrics
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
@@ -124,14 +125,11 @@ class _Run:
         self.batches.require(spec.steps)
         self.validation = Validation(dataset, shape.context, spec.validation_tokens)
         self.schedule = build_schedule(spec)
-        self.spent = self.schedule.cumulative_flops(spec.arm, shape, spec.batch_tokens)
         self.peak = machine.peak_flops(self.device)
         self.scores: list[Score] = []
         self.stopping = Stopping()
-        self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.step = 0  # steps done
         self.save_seconds = 0.0  # that the last checkpoint took
-        self.waited = 0.0  # seconds for the next batch since the losses were last looked at
 
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
@@ -151,6 +149,8 @@ class _Run:
             )
             self.trackers = Trackers(self.options.trackers, self.spec, self.directory.path, self.display.say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
+            listeners = (self.metrics, self.trackers, self.display)
+            self.losses = Losses(self.spec, self.schedule, self.peak, self.clock, listeners, self._diverged)
             try:
                 if self.way.compiled or self.device.type == "cuda":
                     self._warm_up()
@@ -171,7 +171,7 @@ class _Run:
         with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
             asked = time.perf_counter()
             for step, inputs, targets in feed:
-                self.waited += time.perf_counter() - asked
+                self.losses.waited += time.perf_counter() - asked
                 if schedule.grown[step] > self.network.passes:
                     self._grow(int(schedule.grown[step]))
                 self.clock.start()
@@ -179,9 +179,9 @@ class _Run:
                     inputs, targets, int(schedule.passes[step]), float(schedule.factor[step])
                 )
                 self.step = step + 1
-                self.pending.append((step, loss, norm))
+                self.losses.add(step, loss, norm)
                 if self.step % self.log_every == 0 or self.step == spec.steps:
-                    self._drain()
+                    self.losses.drain()
                 self._attend()
                 asked = time.perf_counter()
 
@@ -201,42 +201,6 @@ class _Run:
             self._save("final" if ended else "growth" if growing else "regular")
         if self.stopping.signal and not ended:
             raise Interrupted(self.stopping.signal, step)
-
-    def _drain(self) -> None:
-        """Look at the losses of the last steps, all at once: a look makes the device catch up."""
-        if not self.pending:
-            return
-        steps = [step for step, _, _ in self.pending]
-        losses = torch.stack([loss.double() for _, loss, _ in self.pending]).tolist()
-        norms = torch.stack([norm.double() for _, _, norm in self.pending]).tolist()
-        self.pending.clear()
-        seconds = self.clock.lap()
-        rate = len(steps) * self.spec.batch_tokens / max(seconds, 1e-9)
-        waiting, self.waited = self.waited / max(seconds, 1e-9), 0.0
-        tensors = zip(steps, losses, norms, strict=True)
-        for step, loss, norm in tensors:
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._diverged(step, f"the loss is {loss}, the gradient's norm {norm}")
-            values = {
-                "loss": loss,
-                "lr": self.spec.hyperparameters.glr * float(self.schedule.factor[step]),
-                "passes": int(self.schedule.passes[step]),
-                "gradient_norm": norm,
-                "tokens_per_second": rate,
-                "data_wait": waiting,  # share of the time spent waiting for batches
-            }
-            self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
-            self.trackers.log(step + 1, values)
-        self._show(steps[-1], losses[-1], rate, seconds, len(steps))
-
-    def _show(self, step: int, loss: float, rate: float, seconds: float, steps: int) -> None:
-        spec, schedule = self.spec, self.schedule
-        done, before = self.spent[step + 1], self.spent[step + 1 - steps]
-        speed = float(done - before) / max(seconds, 1e-9)  # FLOPs per second, so that growth is in the ETA
-        left = float(self.spent[-1] - done) / max(speed, 1e-9)
-        mfu = speed / self.peak if self.peak else None
-        lr = spec.hyperparameters.glr * float(schedule.factor[step])
-        self.display.show(Moment(step + 1, loss, lr, int(schedule.passes[step]), rate, mfu, left))
 
     def _diverged(self, step: int, what: str) -> Diverged:
         good = [c for c in checkpoints.list_checkpoints(self.directory.checkpoints) if c.step <= step]
@@ -261,7 +225,7 @@ class _Run:
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> Score:
-        self._drain()
+        self.losses.drain()
         self.clock.pause()
         passes = int(self.schedule.evaluated[max(0, self.step - 1)])
         loss = mean_loss(self.network, self._validation_pairs(), passes)
@@ -289,7 +253,7 @@ class _Run:
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _save(self, kind: str) -> None:
-        self._drain()
+        self.losses.drain()
         self.clock.pause()
         started = time.monotonic()
         size = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
