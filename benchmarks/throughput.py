@@ -310,8 +310,8 @@ def breakdown(step: Any, batch: Batch, seconds: float) -> dict[str, float]:
     return shares | {"other": 1 - sum(shares.values())}
 
 
-def measure(label: str, depth: int, make: Callable[[], Any], cost: float, shape: Any, given: Any) -> Row:
-    """Build a stepper, warm it up, time it, profile it."""
+def measure(label: str, depth: int, make: Callable[[], Any], cost: float, given: Any) -> Row:
+    """Build a stepper, warm it up, time it whole and in parts."""
     batches = given.batches
     gc.collect()
     if DEVICE.type == "cuda":
@@ -338,9 +338,7 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, shape:
 def plain_row(depth: int, scale: Scale, device: torch.device, given: Any) -> Row:
     ours = build("vanilla", depth, scale, device, given.weights)
     cost = flops_per_token(ours.arm, ours.shape, 1).total
-    row = measure(
-        "plain", depth, lambda: PlainStepper(ours, device, given.rows, given.lr), cost, ours.shape, given
-    )
+    row = measure("plain", depth, lambda: PlainStepper(ours, device, given.rows, given.lr), cost, given)
     torch._dynamo.reset()
     return row
 
@@ -355,8 +353,7 @@ def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: An
     speed_up(network, partial(make, dtype=torch.bfloat16))
     batch = given.batch_tokens // given.context
     return measure(
-        name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost,
-        network.shape, given,
+        name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost, given,
     )  # fmt: skip
 
 

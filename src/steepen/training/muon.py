@@ -35,11 +35,11 @@ SAFETY = {"newton-schulz": 1.0, "polar-express": 1.02}
 COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
 TINY = 1e-7  # guards the norm: with output projections at zero the first gradients are exactly zero
 
-# Rows from which the kernels for symmetric products are worth it. Below, their few tiles leave most of a GPU
-# idle, and torch's batched product is as fast.
+# Rows from which the kernels for symmetric products are used: at 384 they are faster than torch's batched
+# product (docs/performance.md), smaller matrices were not measured.
 SYMMETRIC_FROM = 256
 # Numbers in all matrices together up to which shapes are stepped side by side: a small model's products leave
-# most of a GPU idle. Those of a large one fill it, and would only hold more memory at once.
+# most of a GPU idle, a large one's would only hold more memory at once. Where to draw the line is a guess.
 OVERLAP_UP_TO = 2**24
 
 
