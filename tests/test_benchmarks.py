@@ -1,4 +1,4 @@
-"""The benchmark that needs a GPU still runs to its end without one, at a size that says nothing."""
+"""The benchmarks that need a GPU still run to their end without one, at a size that says nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -23,3 +25,44 @@ def test_the_throughput_table_can_be_made() -> None:
     for row in rows:
         assert row["tokens_per_second"] > 0
         assert abs(sum(row["shares"].values()) - 1) < 1e-6
+
+
+def ceilings(*words: str, program: str = "ceilings.main()") -> subprocess.CompletedProcess[str]:
+    """The benchmark of ceilings in a process of its own; `program` is what it does once imported."""
+    folders = [str(REPOSITORY / "src"), str(REPOSITORY / "benchmarks")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    quick = ["--tiny", "--seconds", "0.02", "--sustained", "0.02"]
+    command = [sys.executable, "-c", f"import ceilings; {program}", *quick, *words]
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None:
+    done = ceilings("--json", str(tmp_path / "found.json"))
+    assert done.returncode == 0, done.stderr
+    sections = json.loads((tmp_path / "found.json").read_text())["sections"]
+    assert list(sections) == [
+        "products", "floor", "attention", "streams", "cross-entropy", "splits", "profile"
+    ]  # fmt: skip
+    for name, section in sections.items():
+        assert name in done.stdout
+        if "rows" in section:
+            times = [value for row in section["rows"] for key, value in row.items() if key == "ms"]
+            assert all(value > 0 for value in times)
+        else:
+            assert name in ("attention", "streams") and "GPU" in section["left_out"]
+    assert len(sections["products"]["rows"]) == 5 * 3 + 1
+    whole, *parts = sections["floor"]["rows"]
+    assert whole["TFLOP/s"] * whole["ms"] == pytest.approx(sum(r["TFLOP/s"] * r["ms"] for r in parts))
+    profile = {row["kernels, a micro-batch"]: row for row in sections["profile"]["rows"]}
+    assert profile["products"]["hot ms"] > 0
+    assert profile["together"]["hot share"] == 1
+
+
+def test_a_ceiling_that_cannot_be_measured_leaves_the_others(tmp_path: Path) -> None:
+    words = ["--only", "floor", "--only", "cross-entropy", "--json", str(tmp_path / "found.json")]
+    done = ceilings(*words, program="ceilings.SECTIONS['floor'] = lambda given: 1 / 0; ceilings.main()")
+    assert done.returncode == 1
+    sections = json.loads((tmp_path / "found.json").read_text())["sections"]
+    assert sections["floor"] == {"error": "ZeroDivisionError: division by zero"}
+    assert "ZeroDivisionError" in done.stdout
+    assert len(sections["cross-entropy"]["rows"]) == 4

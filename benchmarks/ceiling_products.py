@@ -1,0 +1,109 @@
+"""A micro-batch's products and attention with nothing around them, for `ceilings.py` to time.
+
+Numbers are random, never zero: products of zeros draw less power.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from throughput import DEVICE
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from steepen.model.fast import piece_rows
+from steepen.model.products import accumulate_
+from steepen.model.shape import Shape
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(size, dtype=torch.bfloat16, device=DEVICE)
+
+
+@dataclass
+class Matrix:
+    """A matrix and its three products as training makes them, into memory that is there already."""
+
+    weight: Tensor
+    total: Tensor  # its gradient, summed in fp32
+    x: Tensor
+    d: Tensor
+    y: Tensor
+    dx: Tensor
+    adds: bool = False  # to the stream, as the MLP's last product does
+
+    @property
+    def flops(self) -> int:
+        """Of each of the three."""
+        return 2 * len(self.x) * self.weight.numel()
+
+    def forward(self) -> None:
+        if self.adds:
+            self.y.addmm_(self.x, self.weight.t())
+        else:
+            torch.mm(self.x, self.weight.t(), out=self.y)
+
+    def to_input(self) -> None:
+        torch.mm(self.d, self.weight, out=self.dx)
+
+    def to_weight(self) -> None:
+        accumulate_(self.total, self.d.t(), self.x, 1.0)
+
+
+class MicroBatch:
+    """The matrices of so many blocks by name, and the head's, once for each piece of the logits.
+
+    Blocks have weights of their own and share what flows through them, which is too much for a cache.
+    """
+
+    def __init__(self, shape: Shape, tokens: int, blocks: int) -> None:
+        w, h = shape.width, shape.hidden
+        x = {n: normal(tokens, n) for n in (w, h)}
+        d = {n: normal(tokens, n) for n in (w, 3 * w, 2 * h)}
+        dx, y = ({n: torch.zeros_like(t) for n, t in like.items()} for like in (x, d))
+
+        def weight_and_total(out: int, inner: int) -> tuple[Tensor, Tensor]:
+            return normal(out, inner) * inner**-0.5, torch.zeros(out, inner, device=DEVICE)
+
+        def matrix(out: int, inner: int, adds: bool = False) -> Matrix:
+            return Matrix(*weight_and_total(out, inner), x[inner], d[out], y[out], dx[inner], adds)
+
+        self.blocks = [
+            {
+                "qkv": matrix(3 * w, w),
+                "out": matrix(w, w),
+                "gate_up": matrix(2 * h, w),
+                "down": matrix(w, h, adds=True),
+            }
+            for _ in range(blocks)
+        ]
+        head = weight_and_total(shape.vocabulary, w)
+        rows = piece_rows(tokens, shape.vocabulary * x[w].element_size())
+        logits, d_logits = normal(rows, shape.vocabulary), normal(rows, shape.vocabulary)
+        self.head = [
+            Matrix(*head, piece, d_logits[: len(piece)], logits[: len(piece)], d_piece)
+            for piece, d_piece in zip(x[w].split(rows), dx[w].split(rows), strict=True)
+        ]
+
+
+class Attention:
+    """One block's causal attention, on queries, keys and values as they lie in training."""
+
+    def __init__(self, shape: Shape, rows: int, backend: SDPBackend) -> None:
+        qkv = normal(rows, shape.context, 3, shape.heads, shape.head_dim)
+        self.inputs = [part.transpose(1, 2).detach().requires_grad_() for part in qkv.unbind(2)]
+        self.d = normal(rows, shape.context, shape.heads, shape.head_dim).transpose(1, 2)
+        self.backend = backend
+        self.kept: list[Tensor] = []  # what forward gave; backward takes the last first
+
+    def forward(self) -> None:
+        with sdpa_kernel(self.backend) if DEVICE.type == "cuda" else contextlib.nullcontext():
+            self.kept.append(functional.scaled_dot_product_attention(*self.inputs, is_causal=True))
+
+    def backward(self, keep: bool = False) -> None:
+        torch.autograd.grad(self.kept[-1], self.inputs, self.d, retain_graph=keep)
+        if not keep:
+            self.kept.pop()
