@@ -70,6 +70,11 @@ def test_norms_equal_their_twins(draw: Draw, width: int) -> None:
     n, rstd = eager.rms_norm(x, EPS)
     for skip in (None, y):
         draw.agree(fused.rms_norm_backward(d, n, rstd, skip), eager.rms_norm_backward(d, n, rstd, skip))
+    factor = draw(5).float()
+    expected = eager.rms_norm_backward(d, n, rstd, factor=factor)
+    result = fused.rms_norm_backward(d, n, rstd, factor=factor, out=n)  # where n was
+    assert result is n
+    draw.agree(n, expected)
     for ours, theirs in zip(
         fused.norm_inject_backward(d, x, rstd, 0.7),
         eager.norm_inject_backward(d, x, rstd, 0.7),

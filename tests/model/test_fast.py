@@ -116,6 +116,16 @@ def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatc
     same(gradients(fast, 1), gradients(plain, 1))
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_gpus_without_the_joined_head_give_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch, softcap: float | None
+) -> None:
+    plain, fast = build("vanilla", softcap), build("vanilla", softcap)
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    monkeypatch.setattr("steepen.kernels.eager.has_odds", lambda *_: False)
+    same(gradients(fast, 1), gradients(plain, 1))
+
+
 class Gained(TransformerBlock):
     """A block of a user's own, with a gain: not rounded to bf16, it makes the stream fp32."""
 

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Above the target's logit, what another's counts for at most in `odds`: e^60 times a batch's tokens and a
+# vocabulary's is still a number, and so is one over it.
+MOST_NATS = 60.0
+
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
@@ -41,11 +45,25 @@ def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tens
     return (total, *rms_norm(total, eps))
 
 
-def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> Tensor:
-    """The gradient of a norm's input from that of its output n; `skip` is what else flows into the input."""
+def rms_norm_backward(
+    dn: Tensor,
+    n: Tensor,
+    rstd: Tensor,
+    skip: Tensor | None = None,
+    *,
+    factor: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The gradient of a norm's input from that of its output n; `skip` is what else flows into the input.
+
+    A `factor` for each row of dn is multiplied first. `out` may be n.
+    """
     d, y = _wide(dn), _wide(n)
+    if factor is not None:
+        d = d * factor[:, None]
     dx = rstd[:, None] * (d - y * (d * y).mean(-1, keepdim=True))
-    return (dx if skip is None else dx + _wide(skip)).to(dn.dtype)
+    dx = (dx if skip is None else dx + _wide(skip)).to(dn.dtype)
+    return dx if out is None else out.copy_(dx)
 
 
 def norm_inject(h: Tensor, e: Tensor, alpha: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -132,6 +150,36 @@ def cross_entropy_(
     if softcap is not None:
         gradient = gradient * (1 - (x / softcap).square())
     return losses, logits.copy_(gradient * scale)
+
+
+def has_odds(n: Tensor, weight: Tensor) -> bool:
+    """Whether `odds` takes these."""
+    del n, weight
+    return True
+
+
+def odds(
+    n: Tensor, weight: Tensor, targets: Tensor, scale: float, softcap: float | None, *, gradient: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+    """Each row's cross-entropy with logits n @ weight.T, and what their gradient times `scale` is made of.
+
+    That is: a matrix, a factor for each of its rows, and n with its rows times their factors. A target that
+    another logit exceeds by more than `MOST_NATS` has the loss of one exceeded by that.
+    """
+    x = _wide(n) @ _wide(weight).t()
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    right = targets[:, None]
+    raised = torch.exp((x - x.gather(1, right)).clamp(max=MOST_NATS)).scatter(1, right, 0.0)
+    others = raised.sum(-1)
+    losses = torch.log1p(others)
+    if not gradient:
+        return losses, None
+    raised = raised.scatter(1, right, -others[:, None])
+    if softcap is not None:
+        raised = raised * (1 - (x / softcap).square())
+    factor = scale / (1 + others)
+    return losses, (raised.to(n.dtype), factor, (_wide(n) * factor[:, None]).to(n.dtype))
 
 
 def gram(x: Tensor, out: Tensor | None = None) -> Tensor:

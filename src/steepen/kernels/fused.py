@@ -14,6 +14,7 @@ from steepen.kernels.norm import (
     rms_norm,
     rms_norm_backward,
 )
+from steepen.kernels.odds import has_odds, odds
 from steepen.kernels.rotary import rotate_norm_, rotate_norm_backward
 from steepen.kernels.swiglu import swiglu, swiglu_backward_
 from steepen.kernels.symmetric import gram, symmetric_polynomial
@@ -25,9 +26,11 @@ __all__ = [
     "embed_norm",
     "embed_norm_backward_",
     "gram",
+    "has_odds",
     "momentum_into",
     "norm_inject",
     "norm_inject_backward",
+    "odds",
     "quantise_activation",
     "quantise_gradient",
     "rms_norm",

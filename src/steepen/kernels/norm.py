@@ -33,17 +33,22 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _rms_norm_backward_kernel(
-    d_ptr, n_ptr, rstd_ptr, skip_ptr, dx_ptr, width, SKIP: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    d = tl.load(d_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    n = tl.load(n_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    dx = tl.load(rstd_ptr + row) * (d - n * (tl.sum(d * n) / width))
+    d_ptr, n_ptr, rstd_ptr, skip_ptr, factor_ptr, dx_ptr, rows, width,
+    SKIP: tl.constexpr, FACTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = (row[:, None] < rows) & (column < width)
+    place = row[:, None] * width + column
+    d = tl.load(d_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    n = tl.load(n_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+    if FACTOR:
+        d *= tl.load(factor_ptr + row, mask=row < rows, other=0.0)[:, None]
+    dx = rstd[:, None] * (d - n * (tl.sum(d * n, axis=1) / width)[:, None])
     if SKIP:
-        dx += tl.load(skip_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dx_ptr + row * width + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dx += tl.load(skip_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -136,12 +141,23 @@ def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tens
     return total, n, rstd
 
 
-def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> Tensor:
+def rms_norm_backward(
+    dn: Tensor,
+    n: Tensor,
+    rstd: Tensor,
+    skip: Tensor | None = None,
+    *,
+    factor: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """As `eager.rms_norm_backward`."""
     rows, width = dn.shape
-    dx = torch.empty_like(dn)
-    other = dn if skip is None else skip
-    _rms_norm_backward_kernel[(rows,)](dn, n, rstd, other, dx, width, SKIP=skip is not None, **_block(width))
+    dx = torch.empty_like(dn) if out is None else out
+    tile = _tile(width)
+    _rms_norm_backward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        dn, n, rstd, dn if skip is None else skip, rstd if factor is None else factor, dx, rows, width,
+        SKIP=skip is not None, FACTOR=factor is not None, **tile,
+    )  # fmt: skip
     return dx
 
 

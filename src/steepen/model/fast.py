@@ -188,23 +188,21 @@ class _Loss(torch.autograd.Function):
     def forward(
         ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
     ) -> Tensor:
-        eight = isinstance(head, Product8) and ctx.needs_input_grad[0]
-        kernels = kernels_for(stream, eight=eight)
+        gradient = ctx.needs_input_grad[0]
+        kernels = kernels_for(stream, eight=isinstance(head, Product8) and gradient)
         n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
         answers, count = targets.flatten().contiguous(), targets.numel()
         rows = piece_rows(count, head.rows * stream.element_size())
         losses: list[Tensor] = []
         for first in range(0, count, rows):
             piece = slice(first, first + rows)
-            loss, d = kernels.cross_entropy_(head(n[piece]), answers[piece], share / count, fast.softcap)
+            loss, dn, factor = _head(n[piece], answers[piece], head, share / count, fast.softcap, gradient)
             losses.append(loss)
-            if ctx.needs_input_grad[0]:
+            if dn is not None:  # no one needs this piece again: the stream's gradient takes its place
                 normed = exact(n)[piece]
-                dn = head.back(d, n[piece])
-                # No one needs this piece again: the stream's gradient takes its place.
-                normed.copy_(kernels_for(dn).rms_norm_backward(dn, normed, rstd[piece]))
-            del d
-        if ctx.needs_input_grad[0]:
+                kernels_for(dn).rms_norm_backward(dn, normed, rstd[piece], factor=factor, out=normed)
+            del dn
+        if gradient:
             ctx.save_for_backward(exact(n))
             ctx.shape = stream.shape
         return torch.cat(losses).mean() * share
@@ -215,6 +213,28 @@ class _Loss(torch.autograd.Function):
         if d.is_cuda:  # the thread of the backward begins here, and its first product would warn otherwise
             torch.cuda.set_device(d.device)
         return d.view(ctx.shape), None, None, None, None
+
+
+def _head(
+    n: Any, targets: Tensor, head: Product, scale: float, softcap: float | None, gradient: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Losses of some tokens, the gradient of n times `scale` and what its rows are yet to be multiplied by.
+
+    The head's own gradient is added to `.grad`.
+    """
+    if isinstance(n, Tensor):
+        kernels = kernels_for(n)
+        if kernels.has_odds(n, head.weight):
+            losses, parts = kernels.odds(n, head.weight, targets, scale, softcap, gradient=gradient)
+            if parts is None:
+                return losses, None, None
+            odds, factor, scaled = parts
+            head.to_weight(odds, scaled)
+            return losses, head.to_input(odds), factor
+    else:
+        kernels = kernels_for(n.small, eight=True)
+    losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap)
+    return losses, head.back(d, n) if gradient else None, None
 
 
 class FastNetwork:
