@@ -38,11 +38,11 @@ def _capped(x, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _slope(x, cap, CAPPED: tl.constexpr):
-    """What the cap, where there is one, leaves of a gradient: x is capped already."""
+def _uncapped(d, x, cap, CAPPED: tl.constexpr):
+    """The gradient before the cap, where there is one, from that after it: x is what came out."""
     if CAPPED:
-        return 1 - (x / cap) * (x / cap)
-    return 1.0
+        return d * (1 - (x / cap) * (x / cap))
+    return d
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def _odds_kernel(
         odds = tl.where((column == target[:, None]) | (column >= vocabulary), 0.0, odds)
         tl.store(part_ptr + j * rows + row, tl.sum(odds, axis=1), mask=row < rows)
         if STORE:
-            odds_tiles.store([i * ROWS, j * COLUMNS], (odds * _slope(x, cap, CAPPED)).to(odds_tiles.dtype))
+            odds_tiles.store([i * ROWS, j * COLUMNS], _uncapped(odds, x, cap, CAPPED).to(odds_tiles.dtype))
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _finish_kernel(
         wide = row.to(tl.int64)
         target = tl.load(target_ptr + row, mask=inside, other=0)
         right = tl.load(right_ptr + row, mask=inside, other=0.0)
-        own = -others * _slope(right, cap, CAPPED)
+        own = _uncapped(-others, right, cap, CAPPED)
         tl.store(odds_ptr + wide * vocabulary + target, own.to(odds_ptr.dtype.element_ty), mask=inside)
         factor = scale / (1 + others)
         tl.store(factor_ptr + row, factor, mask=inside)
