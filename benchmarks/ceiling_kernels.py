@@ -23,6 +23,7 @@ GROUPS = {  # of kernels by what their names hold, the first that fits; `aten` a
     "products": ("nvjet", "gemm", "cutlass", "cublas", "aten::mm", "aten::addmm"),
     "SwiGLU, forward": ("_swiglu_kernel",),
     "SwiGLU, backward": ("_swiglu_backward_kernel",),
+    "head, its product and loss in one": ("_odds_kernel", "_target_kernel", "_finish_kernel"),
     "cross-entropy": ("_cross_entropy_kernel",),
     "rotation, forward": ("_rotate_norm_kernel",),
     "rotation, backward": ("_rotate_norm_backward_kernel",),
