@@ -61,7 +61,9 @@ def test_rounding_keeps_each_number_to_its_bits_whatever_its_row(dtype: torch.dt
     small, scale = eager8.rounded(x, dtype)
     back = small.float() * scale
     assert torch.isfinite(back).all() and (back[3] == 0).all()
-    assert small.float().abs().amax(-1).ne(most(dtype)).sum() == 1  # the row of zeros alone
+    largest = small.float().abs().amax(-1)
+    assert (largest >= most(dtype) / 2).sum() == 39 and largest[3] == 0  # all but the row of zeros
+    assert torch.equal(torch.frexp(scale).mantissa, torch.full_like(scale, 0.5))  # powers of two
     large = x.abs() > 2e-5 * x.abs().amax(-1, keepdim=True) * (1000 if dtype == ACTIVATION else 1)
     assert ((back - x).abs()[large] / x.abs()[large]).max() <= ROUNDING[dtype] * 1.001
 
@@ -93,13 +95,14 @@ def test_rounding_alone_equals_its_twin(width: int) -> None:
 def test_swiglu_equals_its_twin(hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden, seed=1)
     check(fused8.swiglu(gate_up), eager8.swiglu(gate_up), ACTIVATION)
-    results: list[tuple[Twice, Tensor]] = []
+    results: list[tuple[Twice, Twice]] = []
     for kernels in (fused8, eager8):
-        x, d = gate_up.clone(), dh.clone()
-        results.append((kernels.swiglu_backward_(x, d), d))
-        assert exact(results[-1][0]).data_ptr() == x.data_ptr()
+        results.append(kernels.swiglu_backward_(gate_up.clone(), dh.clone()))
     check(results[0][0], results[1][0], GRADIENT)
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=2**-6, atol=1e-4)
+    check(results[0][1], results[1][1], ACTIVATION)
+    assert torch.equal(
+        results[0][1].small.float(), fused8.swiglu(gate_up).small.float()
+    )  # as forward made it
 
 
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32)])
@@ -126,16 +129,53 @@ def test_cross_entropy_equals_its_twin(vocabulary: int, softcap: float | None) -
     share = 1 / 3000
     found: list[tuple[Tensor, Twice]] = []
     for kernels in (fused8, eager8):
-        x = logits.clone()
-        found.append(kernels.cross_entropy_(x, targets, share, softcap))
-        assert exact(found[-1][1]).data_ptr() == x.data_ptr()
+        found.append(kernels.cross_entropy_(logits.clone(), targets, share, softcap))
     (losses, ours), (want, theirs) = found
     torch.testing.assert_close(losses, want, rtol=1e-4, atol=1e-5)
-    check(ours, theirs, LOGITS, share * (eager8.MARGIN - torch.expm1(-want)))
+    check(ours, theirs, LOGITS)
     # The bound holds, and where nothing is capped it is met.
     assert ours.small.float().abs().max() <= most(LOGITS) and torch.isfinite(ours.small.float()).all()
     if softcap is None:
-        assert (ours.small.float().abs().amax(-1)[1:] > 0.9 * most(LOGITS)).all()
+        assert (ours.small.float().abs().amax(-1)[1:] > 0.45 * most(LOGITS)).all()
+
+
+@pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
+@pytest.mark.parametrize("kind", [GRADIENT, LOGITS, None], ids=str)
+def test_a_matrix_turned_on_its_side_equals_its_twin(
+    kind: torch.dtype | None, shape: tuple[int, int]
+) -> None:
+    x = draw(*shape)
+    if kind is None:
+        given = eager8.normed(eager.rms_norm(x, EPS)[0])
+        size, bound = given.size, ROUNDING[ACTIVATION]
+        wanted = given.exact.float()
+    else:
+        given = Twice(None, *eager8.rounded(x, kind))
+        size, bound = eager8.size_of(given), 0.0  # from one power of two to another
+        wanted = given.small.float() * given.scale
+    ours, theirs = (k.turn(given, size) for k in (fused8, eager8))
+    assert ours.shape == (shape[1], -(-shape[0] // 16) * 16)
+    assert torch.equal(ours.float(), theirs.float()) and (ours[:, shape[0] :].float() == 0).all()
+    back = ours[:, : shape[0]].float().t() * size
+    least = 2.0**-6 if ours.dtype == ACTIVATION else 2.0**-14  # below it there are fewer bits
+    large = wanted.abs() > least * size
+    assert ((back - wanted).abs()[large] <= bound * 1.001 * wanted.abs()[large]).all()
+    assert torch.isfinite(back).all() and (back - wanted).abs().max() <= max(bound * wanted.abs().max(), size)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the product is its library's")
+def test_the_sum_over_tokens_equals_its_twin() -> None:
+    for kind in (GRADIENT, LOGITS):
+        d, x = (
+            Twice(None, *eager8.rounded(draw(130, 96), kind)),
+            eager8.quantise_activation(draw(130, 48, seed=1)),
+        )
+        sizes = eager8.size_of(d), eager8.size_of(x)
+        turned = eager8.turn(d, sizes[0]), eager8.turn(x, sizes[1])
+        want = eager8.multiply_turned(*turned, *sizes)
+        found = fused8.multiply_turned(*turned, *sizes)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
 
 
 def weights(kernels: ModuleType, weight: Tensor) -> list[Tensor]:

@@ -67,7 +67,7 @@ def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
     return abs(found - loss), relative
 
 
-def test_a_product_rounds_forward_and_to_the_input_and_not_to_the_weight() -> None:
+def test_a_product_rounds_forward_to_the_input_and_to_the_weight() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(2, 64, 128, generator=generator))
     x, d = (torch.randn(96, 128, generator=generator) for _ in range(2))
@@ -87,9 +87,10 @@ def test_a_product_rounds_forward_and_to_the_input_and_not_to_the_weight() -> No
         product.to_weight(d, x) if product is plain else product.to_weight(
             eager8.quantise_gradient(d), eager8.quantise_activation(x)
         )
+        product.to_weight(d, x)  # and once more, in the compute precision
         assert parameter.grad is not None
         grads.append(parameter.grad)
-    assert torch.equal(*grads)
+    assert 0.01 < (grads[1] - grads[0]).norm() / grads[0].norm() < 0.045
 
 
 @pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2"])

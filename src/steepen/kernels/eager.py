@@ -32,6 +32,23 @@ def quantise_gradient(d: Tensor) -> Tensor:
     return d
 
 
+def size_of(x: Tensor) -> Tensor | None:
+    """What to keep of x, for `whole`, where only the matrix it was made from is kept: nothing."""
+    del x
+    return None
+
+
+def whole(x: Tensor, size: Tensor | None) -> Tensor:
+    """x as the product that makes a weight's gradient takes it: as it is."""
+    del size
+    return x
+
+
+def normed(n: Tensor) -> Tensor:
+    """The same for what came out of a norm: as it is."""
+    return n
+
+
 def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x divided by its root mean square, row by row, and the reciprocal of that."""
     wide = _wide(x)
@@ -125,17 +142,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return (functional.silu(_wide(gate)) * _wide(up)).to(gate_up.dtype)
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Tensor:
-    """Put the gradient of gate and up in their place, and the product swiglu made in that of its gradient.
-
-    Returns the former.
-    """
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of gate and up, in their place, and the product swiglu made, in that of its gradient."""
     gate, up = (_wide(part) for part in gate_up.chunk(2, dim=-1))
     share, d = torch.sigmoid(gate), _wide(dh)
     silu = gate * share
     both = torch.cat([d * up * share * (1 + gate * (1 - share)), d * silu], dim=-1)
-    dh.copy_(silu * up)
-    return gate_up.copy_(both)
+    activated = dh.copy_(silu * up)  # before `up` is overwritten
+    return gate_up.copy_(both), activated
 
 
 def cross_entropy_(

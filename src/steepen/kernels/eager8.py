@@ -1,22 +1,28 @@
 """The plain twins of the kernels that also round to eight bits, under the names `eager` has them.
 
 What a product takes comes as a `Twice`: activations, weights and gradients in e4m3, the gradient of logits in
-e5m2, each row divided by a scale of its own that brings its largest number to the type's largest.
+e5m2, each row divided by a scale of its own that brings its largest number near the type's largest. Scales of
+rows are powers of two, so that to go from one to another loses nothing but the least of the small.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from steepen.kernels import eager
 from steepen.kernels.eager import rotate_norm_
-from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, most
+from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, Whole, most
 
 __all__ = [
     "add_rms_norm",
     "cross_entropy_",
     "multiply",
+    "multiply_turned",
+    "normed",
     "quantise_activation",
     "quantise_gradient",
     "quantise_weight_",
@@ -24,18 +30,23 @@ __all__ = [
     "rms_norm_backward",
     "rotate_norm_",
     "rotate_norm_backward",
+    "size_of",
     "swiglu",
     "swiglu_backward_",
+    "turn",
+    "whole",
 ]
 
 MARGIN = 2.0**-20  # of a probability: what fp32 may have lost of it
+TOKENS = 16  # a sum over tokens is of a multiple of these, for the GPU's products in eight bits
 
 
 def rounded(x: Tensor, dtype: torch.dtype, largest: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x in eight bits and the scales of its rows; `largest` is a bound on each row where one is known."""
     wide = x.float()
     largest = (wide.abs().amax(-1) if largest is None else largest.float()).clamp_min(TINY)
-    return (wide * (most(dtype) / largest)[:, None]).to(dtype), (largest / most(dtype))[:, None]
+    factor = torch.ldexp(torch.ones_like(largest), torch.frexp(most(dtype) / largest).exponent - 1)[:, None]
+    return (wide * factor).to(dtype), 1 / factor
 
 
 def quantise_activation(x: Tensor) -> Twice:
@@ -92,8 +103,8 @@ def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None =
 def rotate_norm_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
 ) -> Twice:
-    """As `eager.rotate_norm_backward`."""
-    return quantise_gradient(eager.rotate_norm_backward(dq, dk, dv, qkv, rstd, table))
+    """As `eager.rotate_norm_backward`, in eight bits only."""
+    return Twice(None, *rounded(eager.rotate_norm_backward(dq, dk, dv, qkv, rstd, table), GRADIENT))
 
 
 def swiglu(gate_up: Tensor) -> Twice:
@@ -101,15 +112,50 @@ def swiglu(gate_up: Tensor) -> Twice:
     return Twice(None, *rounded(eager.swiglu(gate_up), ACTIVATION))
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Twice:
-    """As `eager.swiglu_backward_`."""
-    return quantise_gradient(eager.swiglu_backward_(gate_up, dh))
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
+    """As `eager.swiglu_backward_`, in eight bits only."""
+    d, h = eager.swiglu_backward_(gate_up, dh)
+    return Twice(None, *rounded(d, GRADIENT)), Twice(None, *rounded(h, ACTIVATION))
 
 
 def cross_entropy_(
     logits: Tensor, targets: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Twice]:
-    """As `eager.cross_entropy_`. The largest of a row's gradient is the target's: 1 − p, p = exp(−loss)."""
+    """As `eager.cross_entropy_`, in eight bits only.
+
+    The largest of a row's gradient is the target's: 1 − p, p = exp(−loss).
+    """
     losses, d = eager.cross_entropy_(logits, targets, scale, softcap)
     bound = abs(scale) * (MARGIN - torch.expm1(-losses))
-    return losses, Twice(d, *rounded(d, LOGITS, bound))
+    return losses, Twice(None, *rounded(d, LOGITS, bound))
+
+
+def size_of(x: Twice) -> Tensor:
+    """The scale that all of x fits."""
+    return x.scale.amax()
+
+
+def whole(x: Tensor, size: Tensor) -> Whole:
+    """x as the product that makes a weight's gradient takes it; `size` is what `size_of` gave of it."""
+    return Whole(x, size)
+
+
+def normed(n: Tensor) -> Whole:
+    """The same for what came out of a norm: none of it exceeds the root of its width."""
+    return Whole(n, torch.full((), n.shape[1] ** 0.5 / most(ACTIVATION), device=n.device))
+
+
+def turn(x: Twice | Whole, size: Tensor) -> Tensor:
+    """The transpose of x in eight bits, all with the scale `size`, and zeros to a multiple of `TOKENS`."""
+    wide, kind = (x.exact, ACTIVATION) if isinstance(x, Whole) else (x.small.float() * x.scale, x.small.dtype)
+    return functional.pad((wide.float() / size).t(), (0, padded(len(wide)) - len(wide))).to(kind)
+
+
+def padded(rows: int) -> int:
+    """How many tokens a sum over so many takes."""
+    return math.ceil(rows / TOKENS) * TOKENS
+
+
+def multiply_turned(d: Tensor, x: Tensor, d_size: Tensor, x_size: Tensor) -> Tensor:
+    """What `turn` made of d times the transpose of what it made of x, in fp32."""
+    return (d.float() @ x.float().t()) * (d_size * x_size)

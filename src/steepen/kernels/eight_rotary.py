@@ -1,4 +1,4 @@
-"""The way back through RoPE and the norm of queries and keys, with the result also in eight bits."""
+"""The way back through RoPE and the norm of queries and keys, with the result in eight bits."""
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,8 +16,8 @@ from steepen.kernels.twice import GRADIENT, Twice, most
 
 
 @triton.jit
-def _turned_back(d_place, y_place, rstd, cos, sin, inside, half, KIND: tl.constexpr):
-    """The gradient of one part's two halves, rounded as it will be stored."""
+def _turned_back(d_place, y_place, rstd, cos, sin, inside, half):
+    """The gradient of one part's two halves."""
     first = tl.load(d_place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(d_place + half, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(y_place, mask=inside, other=0.0).to(tl.float32)
@@ -26,27 +25,25 @@ def _turned_back(d_place, y_place, rstd, cos, sin, inside, half, KIND: tl.conste
     mean = tl.sum(first * y + second * z, axis=1) / (2 * half)
     first = rstd[:, None] * (first - y * mean[:, None])
     second = rstd[:, None] * (second - z * mean[:, None])
-    return (first * cos + second * sin).to(KIND), (second * cos - first * sin).to(KIND)
+    return first * cos + second * sin, second * cos - first * sin
 
 
 @triton.jit
 def _larger(first, second):
-    return tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32)))
+    return tl.maximum(tl.abs(first), tl.abs(second))
 
 
 @triton.jit
-def _write(out_ptr, small_ptr, offset, first, second, factor, inside, half):
-    tl.store(out_ptr + offset, first, mask=inside)
-    tl.store(out_ptr + offset + half, second, mask=inside)
+def _write(small_ptr, offset, first, second, factor, inside, half):
     kind = small_ptr.dtype.element_ty
-    tl.store(small_ptr + offset, (first.to(tl.float32) * factor).to(kind), mask=inside)
-    tl.store(small_ptr + offset + half, (second.to(tl.float32) * factor).to(kind), mask=inside)
+    tl.store(small_ptr + offset, (first * factor).to(kind), mask=inside)
+    tl.store(small_ptr + offset + half, (second * factor).to(kind), mask=inside)
 
 
 @triton.jit
 def _rotate_norm_backward8_kernel(
     dq_ptr, dk_ptr, dv_ptr, qb, qt, qh, kb, kt, kh, vb, vt, vh,
-    qkv_ptr, rstd_ptr, table_ptr, out_ptr, small_ptr, scale_ptr, time, heads, half,
+    qkv_ptr, rstd_ptr, table_ptr, small_ptr, scale_ptr, time, heads, half,
     MOST: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -62,24 +59,23 @@ def _rotate_norm_backward8_kernel(
     offset = token * (6 * heads * half) + head * (2 * half) + column
     step = 2 * heads * half
     sizes = rstd_ptr + token * (2 * heads) + index
-    kind = out_ptr.dtype.element_ty
 
     rstd = tl.load(sizes, mask=index < heads, other=0.0)
     place = dq_ptr + batch * qb + moment * qt + head * qh + column
-    q1, q2 = _turned_back(place, qkv_ptr + offset, rstd, cos, sin, inside, half, kind)
+    q1, q2 = _turned_back(place, qkv_ptr + offset, rstd, cos, sin, inside, half)
     rstd = tl.load(sizes + heads, mask=index < heads, other=0.0)
     place = dk_ptr + batch * kb + moment * kt + head * kh + column
-    k1, k2 = _turned_back(place, qkv_ptr + offset + step, rstd, cos, sin, inside, half, kind)
+    k1, k2 = _turned_back(place, qkv_ptr + offset + step, rstd, cos, sin, inside, half)
     place = dv_ptr + batch * vb + moment * vt + head * vh + column
-    v1 = tl.load(place, mask=inside, other=0.0)
-    v2 = tl.load(place + half, mask=inside, other=0.0)
+    v1 = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    v2 = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
 
     larger = tl.maximum(_larger(q1, q2), tl.maximum(_larger(k1, k2), _larger(v1, v2)))
     factor, scale = factors(tl.max(larger), MOST)
     tl.store(scale_ptr + token, scale)
-    _write(out_ptr, small_ptr, offset, q1, q2, factor, inside, half)
-    _write(out_ptr, small_ptr, offset + step, k1, k2, factor, inside, half)
-    _write(out_ptr, small_ptr, offset + 2 * step, v1, v2, factor, inside, half)
+    _write(small_ptr, offset, q1, q2, factor, inside, half)
+    _write(small_ptr, offset + step, k1, k2, factor, inside, half)
+    _write(small_ptr, offset + 2 * step, v1, v2, factor, inside, half)
 
 
 def rotate_norm_backward(
@@ -87,13 +83,12 @@ def rotate_norm_backward(
 ) -> Twice:
     """As `eager8.rotate_norm_backward`."""
     batch, time, _, heads, size = qkv.shape
-    out = torch.empty(batch * time, 3 * heads * size, dtype=qkv.dtype, device=qkv.device)
-    small, scale = room(*out.shape, GRADIENT, qkv.device)
+    small, scale = room(batch * time, 3 * heads * size, GRADIENT, qkv.device)
     dq, dk, dv = (along_heads(d) for d in (dq, dk, dv))
     strides = [stride for d in (dq, dk, dv) for stride in d.stride()[:3]]
     across, along = triton.next_power_of_2(heads), triton.next_power_of_2(size // 2)
     _rotate_norm_backward8_kernel[(batch * time,)](
-        dq, dk, dv, *strides, qkv, rstd, table, out, small, scale, time, heads, size // 2,
+        dq, dk, dv, *strides, qkv, rstd, table, small, scale, time, heads, size // 2,
         MOST=most(GRADIENT), HEADS=across, HALF=along, num_warps=min(max(across * along // 256, 1), 8),
     )  # fmt: skip
-    return Twice(out, small, scale)
+    return Twice(None, small, scale)

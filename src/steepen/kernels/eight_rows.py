@@ -14,6 +14,7 @@ from torch import Tensor
 from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
 
 LEAST = tl.constexpr(TINY)
+EXPONENT = tl.constexpr(0x7F800000)  # the bits that fp32 keeps its power of two in
 # A thread takes as many neighbours of what it writes in eight bits as of what it reads in sixteen: sixteen
 # bytes of the latter. Left alone, the compiler would have it write sixteen bytes too, and every number change
 # threads on the way.
@@ -22,9 +23,10 @@ TOGETHER = tl.constexpr(8)
 
 @triton.jit
 def factors(largest, MOST: tl.constexpr):
-    """What to multiply a row by whose largest number this is, and the scale that undoes it."""
-    largest = tl.maximum(largest, LEAST)
-    return MOST / largest, largest / MOST
+    """What to multiply a row by whose largest number this is, and the scale that undoes it: powers of two."""
+    factor = (MOST / tl.maximum(largest, LEAST)).to(tl.int32, bitcast=True) & EXPONENT
+    factor = factor.to(tl.float32, bitcast=True)
+    return factor, 1.0 / factor
 
 
 @triton.jit

@@ -33,8 +33,8 @@ def _swiglu8_kernel(
 
 @triton.jit
 def _swiglu_backward8_kernel(
-    x_ptr, d_ptr, small_ptr, scale_ptr, rows, hidden,
-    MOST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, d_ptr, small_ptr, scale_ptr, h_ptr, h_scale_ptr, rows, hidden,
+    MOST: tl.constexpr, MOST_H: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
@@ -42,17 +42,15 @@ def _swiglu_backward8_kernel(
     place = row[:, None] * (2 * hidden) + column
     gate = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + place + hidden, mask=inside, other=0.0).to(tl.float32)
-    product = d_ptr + row[:, None] * hidden + column
-    d = tl.load(product, mask=inside, other=0.0).to(tl.float32)
+    product = row[:, None] * hidden + column
+    d = tl.load(d_ptr + product, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
     silu = gate * share
-    kind = x_ptr.dtype.element_ty
-    tl.store(product, (silu * up).to(kind), mask=inside)
-    dgate = (d * up * share * (1 + gate * (1 - share))).to(kind)
-    dup = (d * silu).to(kind)
-    tl.store(x_ptr + place, dgate, mask=inside)
-    tl.store(x_ptr + place + hidden, dup, mask=inside)
-    dgate, dup = dgate.to(tl.float32), dup.to(tl.float32)
+    # Rounded to sixteen bits on the way, as forward rounds it: the same eight come out.
+    h = (silu * up).to(x_ptr.dtype.element_ty).to(tl.float32)
+    write_rows(h, h_ptr, h_scale_ptr, row, rows, product, inside, MOST_H)
+    dgate = d * up * share * (1 + gate * (1 - share))
+    dup = d * silu
     factor, scale = factors(tl.max(tl.maximum(tl.abs(dgate), tl.abs(dup)), axis=1), MOST)
     tl.store(scale_ptr + row, scale, mask=row < rows)
     there = tl.max_contiguous(small_ptr + place, [1, TOGETHER])
@@ -70,12 +68,14 @@ def swiglu(gate_up: Tensor) -> Twice:
     return Twice(None, small, scale)
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Twice:
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
     """As `eager8.swiglu_backward_`."""
     rows, hidden = dh.shape
     small, scale = room(rows, 2 * hidden, GRADIENT, dh.device)
+    h, h_scale = room(rows, hidden, ACTIVATION, dh.device)
     size = tile(hidden, NUMBERS)
     _swiglu_backward8_kernel[grid(rows, size)](
-        gate_up, dh, small, scale, rows, hidden, MOST=most(GRADIENT), **size
-    )
-    return Twice(gate_up, small, scale)
+        gate_up, dh, small, scale, h, h_scale, rows, hidden,
+        MOST=most(GRADIENT), MOST_H=most(ACTIVATION), **size,
+    )  # fmt: skip
+    return Twice(None, small, scale), Twice(None, h, h_scale)

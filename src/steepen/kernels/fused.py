@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steepen.kernels.cross_entropy import cross_entropy_
-from steepen.kernels.eager import quantise_activation, quantise_gradient
+from steepen.kernels.eager import normed, quantise_activation, quantise_gradient, size_of, whole
 from steepen.kernels.momentum import decay_and_add, momentum_into
 from steepen.kernels.norm import (
     add_rms_norm,
@@ -30,6 +30,7 @@ __all__ = [
     "momentum_into",
     "norm_inject",
     "norm_inject_backward",
+    "normed",
     "odds",
     "quantise_activation",
     "quantise_gradient",
@@ -37,7 +38,9 @@ __all__ = [
     "rms_norm_backward",
     "rotate_norm_",
     "rotate_norm_backward",
+    "size_of",
     "swiglu",
     "swiglu_backward_",
     "symmetric_polynomial",
+    "whole",
 ]

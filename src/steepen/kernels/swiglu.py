@@ -56,8 +56,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return h
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> Tensor:
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     """As `eager.swiglu_backward_`."""
     rows, hidden = dh.shape
     _swiglu_backward_kernel[_grid(rows, hidden)](gate_up, dh, rows, hidden, **TILE)
-    return gate_up
+    return gate_up, dh

@@ -1,4 +1,4 @@
-"""A matrix in eight bits, with a scale for each row, beside the matrix it was rounded from."""
+"""A matrix in eight bits, with a scale for each row, beside what it was rounded from; and one yet to be."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ class Twice:
     def __getitem__(self, rows: slice) -> Twice:
         """Some of the rows."""
         return Twice(None if self.exact is None else self.exact[rows], self.small[rows], self.scale[rows])
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A matrix yet to be rounded to eight bits, and the one scale (fp32, no dimensions) that fits it."""
+
+    exact: Tensor
+    size: Tensor
 
 
 def exact(x: Tensor | Twice) -> Tensor:

@@ -97,8 +97,9 @@ class _Queries(torch.autograd.Function):
         dq, dk, dv, skip = gradients
         n, rstd, qkv, sizes, rotary = ctx.saved_tensors
         block: FastBlock = ctx.block
-        d = kernels_for(skip, eight=block.eight).rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
-        dn = block.qkv.back(d, n)
+        kernels = kernels_for(skip, eight=block.eight)
+        d = kernels.rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
+        dn = block.qkv.back(d, kernels.normed(n))
         d = kernels_for(skip).rms_norm_backward(dn, n, rstd, _rows(skip))
         return d.view(skip.shape), None, None
 
@@ -110,30 +111,32 @@ class _Rest(torch.autograd.Function):
     def forward(ctx: Any, attended: Tensor, x: Tensor, block: FastBlock) -> Tensor:
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         flat = _rows(attended)
-        added = block.out(kernels.quantise_activation(flat))
+        taken = kernels.quantise_activation(flat)
+        added = block.out(taken)
         middle, n, rstd = kernels.add_rms_norm(_rows(x), added, block.eps)
         gate_up = block.gate_up(n)
         block.down.add_to_(middle, kernels.swiglu(gate_up))
         ctx.block = block
-        ctx.save_for_backward(flat, exact(n), rstd, gate_up)
+        ctx.save_for_backward(flat, kernels.size_of(taken), exact(n), rstd, gate_up)
         return middle.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
-        flat, n, rstd, gate_up = ctx.saved_tensors
+        flat, size, n, rstd, gate_up = ctx.saved_tensors
         block: FastBlock = ctx.block
         kernels = kernels_for(flat, eight=block.eight)
         d = kernels.quantise_gradient(_rows(gradients[0]))
         product = block.down.to_input(d)
-        d_gate_up = kernels.swiglu_backward_(gate_up, product)  # `product` is now the MLP's activation
-        block.down.to_weight(d, product)
-        del product
-        dn = block.gate_up.back(d_gate_up, n)
+        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product)
+        del product, gate_up
+        block.down.to_weight(d, activated)
+        del activated
+        dn = block.gate_up.back(d_gate_up, kernels.normed(n))
         del d_gate_up
         d = kernels.rms_norm_backward(dn, n, rstd, exact(d))
         del dn
-        return block.out.back(d, flat).view(shape), exact(d).view(shape), None
+        return block.out.back(d, kernels.whole(flat, size)).view(shape), exact(d).view(shape), None
 
 
 class _Embed(torch.autograd.Function):
@@ -189,10 +192,12 @@ class _Loss(torch.autograd.Function):
         ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
-        kernels = kernels_for(stream, eight=isinstance(head, Product8) and gradient)
+        eight = isinstance(head, Product8) and gradient
+        kernels = kernels_for(stream, eight=eight)
         n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
         answers, count = targets.flatten().contiguous(), targets.numel()
-        rows = piece_rows(count, head.rows * stream.element_size())
+        # In eight bits the head's gradient is added piece by piece, by itself: fewer pieces, then.
+        rows = piece_rows(count, head.rows * stream.element_size() // (4 if eight else 1))
         losses: list[Tensor] = []
         for first in range(0, count, rows):
             piece = slice(first, first + rows)

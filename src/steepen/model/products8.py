@@ -1,7 +1,7 @@
-"""Products in eight bits: forward and to the input. The weight's gradient stays in the compute precision.
+"""Products in eight bits: forward, to the input, to the weight.
 
 Each row of the first factor has a scale, and each column of the second: both come out of a sum over the
-width. Out of the sum over tokens that makes the weight's gradient they would not.
+width. Out of the sum over tokens that makes the weight's gradient they would not: there each factor has one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from steepen.kernels import kernels_for
-from steepen.kernels.twice import ACTIVATION, Twice, exact
+from steepen.kernels.twice import ACTIVATION, Twice, Whole
 from steepen.model.products import Product
 
 MULTIPLE = 16  # of both sides of a matrix, for the GPU's products in eight bits
+# Numbers in a sum that a GPU may make in fewer bits than fp32's, on the way back: those of all but the head.
+FAST_UP_TO = 8192
 
 
 class Product8(Product):
@@ -46,13 +48,26 @@ class Product8(Product):
         """The gradient of x."""
         if isinstance(d, Tensor):
             return super().to_input(d)
-        return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=False)
+        fast = self.rows <= FAST_UP_TO
+        return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=fast)
 
-    def to_weight(self, d: Tensor | Twice, x: Tensor | Twice) -> None:
-        """Add the weight's gradient to the parameter's, from what was not rounded."""
-        super().to_weight(exact(d), exact(x))
+    def to_weight(self, d: Tensor | Twice, x: Tensor | Twice | Whole) -> None:
+        """Add the weight's gradient to the parameter's: summed in fp32, and added in it."""
+        if isinstance(d, Tensor):
+            assert isinstance(x, Tensor), "of two factors in the compute precision or two in eight bits"
+            return super().to_weight(d, x)
+        assert not isinstance(x, Tensor), "of two factors in the compute precision or two in eight bits"
+        kernels, parameter = self._kernels, self.parameter
+        d_size = kernels.size_of(d)
+        x_size = x.size if isinstance(x, Whole) else kernels.size_of(x)
+        across, along = kernels.turn(d, d_size), kernels.turn(x, x_size)
+        gradient = kernels.multiply_turned(across, along, d_size * self.factor, x_size)
+        if parameter.grad is None:
+            parameter.grad = gradient.view(parameter.shape)
+        else:
+            parameter.grad += gradient.view(parameter.shape)
 
-    def back(self, d: Tensor | Twice, x: Tensor | Twice) -> Tensor:
+    def back(self, d: Tensor | Twice, x: Tensor | Twice | Whole) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
         self.to_weight(d, x)
         return self.to_input(d)
