@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=50_304)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=["operator-1", "loop-2", "untied-2"])
     parser.add_argument("--device", default="auto")
@@ -71,9 +71,10 @@ def main() -> None:
         for network in networks.values():  # warm up, compile
             once(network)
             once(network)
-        for _ in range(given.rounds):
-            for name, network in networks.items():
-                times[name].append(once(network))
+        for turn in range(given.rounds):
+            first = turn % len(names)  # no arm always follows the same one
+            for name in [*names[first:], *names[:first]]:
+                times[name].append(once(networks[name]))
 
     peak = peak_flops(device)
     batch = f"{given.rows}×{given.context} tokens"

@@ -93,6 +93,17 @@ def test_a_product_rounds_forward_to_the_input_and_to_the_weight() -> None:
     assert 0.01 < (grads[1] - grads[0]).norm() / grads[0].norm() < 0.045
 
 
+def test_the_heads_own_gradient_is_not_rounded() -> None:
+    generator = torch.Generator().manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(64, 128, generator=generator))
+    x, d = torch.randn(96, 128, generator=generator), torch.randn(96, 64, generator=generator)
+    plain, eight = (kind(parameter, 0.7, torch.float32, head=True) for kind in (Product, Product8))
+    plain.to_weight(d, x)
+    want, parameter.grad = parameter.grad, None
+    eight.to_weight(eager8.quantise_gradient(d), eager8.quantise_activation(x))
+    assert want is not None and parameter.grad is not None and torch.equal(parameter.grad, want)
+
+
 @pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2"])
 def test_gradients_in_eight_bits_are_those_of_fp32_up_to_rounding(name: str) -> None:
     loss, gradients = errors(name, ARMS[name].passes.most)

@@ -2,7 +2,7 @@
 
 A short row waits in the registers of its program between the two. A long one is read again, from the cache:
 few rows are under way at once, and each tile is asked for while the one before it is worked on. For products
-in eight bits, whose largest number is MOST, the gradient is written in them alone, elsewhere.
+in eight bits, whose largest number is MOST, the gradient is written in them too.
 """
 
 # Triton's language is untyped.
@@ -45,10 +45,10 @@ def _factor(size_ptr, loss, scale, MOST: tl.constexpr):
 
 @triton.jit
 def _write(place, small, d, factor, inside, MOST: tl.constexpr):
-    if MOST is None:
-        tl.store(place, d.to(place.dtype.element_ty), mask=inside)
-    else:
-        tl.store(small, (d * factor).to(small.dtype.element_ty), mask=inside)
+    d = d.to(place.dtype.element_ty)
+    tl.store(place, d, mask=inside)
+    if MOST is not None:
+        tl.store(small, (d.to(tl.float32) * factor).to(small.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def launch(
     softcap: float | None,
     eight: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The losses; the gradient is written over the logits, or in eight bits where there is room for it."""
+    """The losses; the gradient is written over the logits, and in eight bits where there is room for it."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     small, sizes = eight or (logits, losses)

@@ -121,13 +121,10 @@ def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
 def cross_entropy_(
     logits: Tensor, targets: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Twice]:
-    """As `eager.cross_entropy_`, in eight bits only.
-
-    The largest of a row's gradient is the target's: 1 − p, p = exp(−loss).
-    """
+    """As `eager.cross_entropy_`. The largest of a row's gradient is the target's: 1 − p, p = exp(−loss)."""
     losses, d = eager.cross_entropy_(logits, targets, scale, softcap)
     bound = abs(scale) * (MARGIN - torch.expm1(-losses))
-    return losses, Twice(None, *rounded(d, LOGITS, bound))
+    return losses, Twice(d, *rounded(d, LOGITS, bound))
 
 
 def size_of(x: Twice) -> Tensor:

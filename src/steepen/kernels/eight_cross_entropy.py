@@ -1,4 +1,4 @@
-"""Cross-entropy whose gradient is written in eight bits."""
+"""Cross-entropy whose gradient is also written in eight bits."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def cross_entropy_(
     """As `eager8.cross_entropy_`."""
     rows, vocabulary = logits.shape
     small, sizes = room(rows, vocabulary, LOGITS, logits.device)
-    return launch(logits, targets, scale, softcap, (small, sizes)), Twice(None, small, sizes)
+    return launch(logits, targets, scale, softcap, (small, sizes)), Twice(logits, small, sizes)

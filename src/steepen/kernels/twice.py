@@ -34,7 +34,7 @@ class Whole:
     size: Tensor
 
 
-def exact(x: Tensor | Twice) -> Tensor:
+def exact(x: Tensor | Twice | Whole) -> Tensor:
     """The matrix before it was rounded to eight bits, where it was."""
     if isinstance(x, Tensor):
         return x

@@ -31,12 +31,16 @@ def normalise(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
 
 def inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     """h + α·e."""
-    return alpha * e if h is None else h + alpha * e
+    return _injected(e, alpha) if h is None else h + alpha * e
 
 
 def normalise_and_inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     """BO(h, e) = Norm(h) + α·e (Equation "boundary-operator")."""
-    return alpha * e if h is None else norm(h) + alpha * e
+    return _injected(e, alpha) if h is None else norm(h) + alpha * e
+
+
+def _injected(e: Tensor, alpha: float) -> Tensor:
+    return e if alpha == 1.0 else alpha * e  # a pass over memory saved
 
 
 _BUILT_IN: dict[str, Boundary] = {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from steepen.model.network import Network
 
 LOGIT_BYTES = 2**29  # of logits that exist at once
+Make = Callable[..., Product]  # of a parameter and a factor, and whether it is the head
 
 
 def piece_rows(rows: int, row_bytes: int) -> int:
@@ -43,7 +44,7 @@ def piece_rows(rows: int, row_bytes: int) -> int:
 class FastBlock:
     """A `TransformerBlock`, fast. It stays valid when the block is copied with it."""
 
-    def __init__(self, block: TransformerBlock, make: Callable[[nn.Parameter, float], Product]) -> None:
+    def __init__(self, block: TransformerBlock, make: Make) -> None:
         self.heads, self.eps, self.scale = block.heads, block.eps, block.attention_scale
         self.qkv, self.out = make(block.qkv, 1.0), make(block.out, block.residual)
         self.gate_up, self.down = make(block.gate_up, 1.0), make(block.down, block.residual)
@@ -192,12 +193,10 @@ class _Loss(torch.autograd.Function):
         ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
-        eight = isinstance(head, Product8) and gradient
-        kernels = kernels_for(stream, eight=eight)
+        kernels = kernels_for(stream, eight=isinstance(head, Product8) and gradient)
         n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
         answers, count = targets.flatten().contiguous(), targets.numel()
-        # In eight bits the head's gradient is added piece by piece, by itself: fewer pieces, then.
-        rows = piece_rows(count, head.rows * stream.element_size() // (4 if eight else 1))
+        rows = piece_rows(count, head.rows * stream.element_size())
         losses: list[Tensor] = []
         for first in range(0, count, rows):
             piece = slice(first, first + rows)
@@ -245,10 +244,10 @@ def _head(
 class FastNetwork:
     """What `Network` hands its work to once `speed_up` has been called on it."""
 
-    def __init__(self, network: Network, make: Callable[[nn.Parameter, float], Product]) -> None:
+    def __init__(self, network: Network, make: Make) -> None:
         self.network, self.make = network, make
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
-        self.head = make(network.head, network.multipliers.output)
+        self.head = make(network.head, network.multipliers.output, head=True)
         self.products: list[Product] = []
         self.adopt()
 
@@ -288,6 +287,6 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-def speed_up(network: Network, make: Callable[[nn.Parameter, float], Product]) -> None:
+def speed_up(network: Network, make: Make) -> None:
     """Have a network compute on its fast path: built-in blocks, embedding, boundary and loss."""
     network.fast = FastNetwork(network, make)

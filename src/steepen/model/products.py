@@ -10,10 +10,15 @@ from torch import Tensor, nn
 
 
 class Product:
-    """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision."""
+    """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision.
 
-    def __init__(self, parameter: nn.Parameter, factor: float, dtype: torch.dtype) -> None:
-        self.parameter, self.factor = parameter, factor
+    `head` says that logits come out.
+    """
+
+    def __init__(
+        self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+    ) -> None:
+        self.parameter, self.factor, self.head = parameter, factor, head
         self.rows = parameter.numel() // parameter.shape[-1]
         self.weight = torch.empty(
             self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device

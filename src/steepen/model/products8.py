@@ -2,6 +2,9 @@
 
 Each row of the first factor has a scale, and each column of the second: both come out of a sum over the
 width. Out of the sum over tokens that makes the weight's gradient they would not: there each factor has one.
+
+The head is spared twice. Its sums are the longest, over the vocabulary on the way back, and are made in fp32;
+and its own gradient, which holds what little is known of rare tokens, is in the compute precision.
 """
 
 from __future__ import annotations
@@ -12,19 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from steepen.kernels import kernels_for
-from steepen.kernels.twice import ACTIVATION, Twice, Whole
+from steepen.kernels.twice import ACTIVATION, Twice, Whole, exact
 from steepen.model.products import Product
 
 MULTIPLE = 16  # of both sides of a matrix, for the GPU's products in eight bits
-# Numbers in a sum that a GPU may make in fewer bits than fp32's, on the way back: those of all but the head.
-FAST_UP_TO = 8192
 
 
 class Product8(Product):
     """A `Product` that computes in eight bits what it is given in eight bits, and the rest as ever."""
 
-    def __init__(self, parameter: nn.Parameter, factor: float, dtype: torch.dtype) -> None:
-        super().__init__(parameter, factor, dtype)
+    def __init__(
+        self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+    ) -> None:
+        super().__init__(parameter, factor, dtype, head=head)
         rows, columns = self.weight.shape
         device = parameter.device
         # All filled by `quantised`. `turned` is the transpose: a product takes both factors along the sum.
@@ -48,15 +51,13 @@ class Product8(Product):
         """The gradient of x."""
         if isinstance(d, Tensor):
             return super().to_input(d)
-        fast = self.rows <= FAST_UP_TO
+        fast = not self.head
         return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=fast)
 
     def to_weight(self, d: Tensor | Twice, x: Tensor | Twice | Whole) -> None:
         """Add the weight's gradient to the parameter's: summed in fp32, and added in it."""
-        if isinstance(d, Tensor):
-            assert isinstance(x, Tensor), "of two factors in the compute precision or two in eight bits"
-            return super().to_weight(d, x)
-        assert not isinstance(x, Tensor), "of two factors in the compute precision or two in eight bits"
+        if isinstance(d, Tensor) or isinstance(x, Tensor) or self.head:
+            return super().to_weight(exact(d), exact(x))
         kernels, parameter = self._kernels, self.parameter
         d_size = kernels.size_of(d)
         x_size = x.size if isinstance(x, Whole) else kernels.size_of(x)
@@ -83,11 +84,13 @@ class Product8(Product):
         return kernels_for(self.weight, eight=True)
 
 
-def eight_where_it_fits(parameter: nn.Parameter, factor: float, dtype: torch.dtype) -> Product:
+def eight_where_it_fits(
+    parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
+) -> Product:
     """A product in eight bits, or as ever where the matrix has sides that those do not take."""
     columns = parameter.shape[-1]
     fits = columns % MULTIPLE == 0 and parameter.numel() // columns % MULTIPLE == 0
-    return (Product8 if fits else Product)(parameter, factor, dtype)
+    return (Product8 if fits else Product)(parameter, factor, dtype, head=head)
 
 
 def quantised(products: list[Product]) -> None:
