@@ -10,6 +10,7 @@ floor          all products and attention of a micro-batch in training's order, 
 attention      cuDNN's against flash, forward and backward of one block
 streams        products and memory-bound sums one after the other, and on two streams
 cross-entropy  our kernel against torch's, forward and backward; bytes are one reading and one writing
+head           the logits' product and then that kernel, against the two in one (odds); a piece of the tokens
 splits         gradients of weights cut up in other ways
 profile        the kernels of a step of our own network by group, cold and hot
 
@@ -179,6 +180,40 @@ def cross_entropy(given: Any) -> list[Row]:
     ]
 
 
+def head(given: Any) -> list[Row]:
+    piece = MicroBatch(given.shape, given.tokens, blocks=1).head[0]
+    n, weight, logits = piece.x, piece.weight, piece.y
+    targets = torch.randint(len(weight), (len(n),), device=DEVICE)
+    kernels = kernels_for(n)
+
+    def apart() -> torch.Tensor:
+        torch.mm(n, weight.t(), out=logits)
+        return kernels.cross_entropy_(logits, targets, 1.0, None)[0]
+
+    def in_one() -> torch.Tensor:
+        return kernels.odds(n, weight, targets, 1.0, None, gradient=True)[0]
+
+    if not kernels.has_odds(n, weight):
+        raise RuntimeError("this GPU, or this size, has no such kernel")
+    gap = (apart() - in_one()).abs().max().item()
+    assert gap < 0.1, f"losses differ by {gap:.2g}"  # logits rounded to bf16 and logits that are not
+    calls: dict[str, Call] = {
+        "product": lambda: torch.mm(n, weight.t(), out=logits),
+        "product, then cross-entropy": apart,
+        "the two in one": in_one,
+    }
+    found, sampled = hot(calls, given.seconds, given.warm_up)
+    return [
+        {
+            f"{len(n):,} × {len(weight):,} logits": name,
+            "ms": 1e3 * s,
+            "TFLOP/s": piece.flops / s / 1e12,
+            **sampled,
+        }
+        for name, s in found.items()
+    ]
+
+
 def splits(given: Any) -> list[Row]:
     block = MicroBatch(given.shape, given.tokens, blocks=1).blocks[0]
     return [row for name in ("qkv", "gate_up") for row in splits_of(name, block[name], given)]
@@ -226,6 +261,7 @@ SECTIONS: dict[str, Callable[[Any], list[Row]]] = {
     "attention": attention,
     "streams": streams,
     "cross-entropy": cross_entropy,
+    "head": head,
     "splits": splits,
     "profile": profile,
 }

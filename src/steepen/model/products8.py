@@ -3,8 +3,8 @@
 Each row of the first factor has a scale, and each column of the second: both come out of a sum over the
 width. Out of the sum over tokens that makes the weight's gradient they would not: there each factor has one.
 
-The head is spared twice. Its sums are the longest, over the vocabulary on the way back, and are made in fp32;
-and its own gradient, which holds what little is known of rare tokens, is in the compute precision.
+The head is spared twice. Its sum on the way back, over the vocabulary, is made in fp32: in fewer bits that
+costs loss (docs/performance.md). And its own gradient is in the compute precision, for rare tokens' sake.
 """
 
 from __future__ import annotations
