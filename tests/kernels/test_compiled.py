@@ -167,6 +167,9 @@ def call_block(width: int, *, eight: bool) -> None:
         scale, turned_scale = (empty(1, side, dtype=torch.float32) for side in (hidden, width))
         largest = empty(hidden + width, dtype=torch.int32)
         kernels.quantise_weight_(small, scale, turned, turned_scale, largest, empty(hidden, width))
+        gradient = kernels.quantise_gradient(x)
+        kernels.turn(gradient, kernels.size_of(gradient))
+        kernels.turn(kernels.normed(x), empty(dtype=torch.float32))
     else:
         tokens, rows_of_all = empty(rows, dtype=torch.int64), empty(8_192, width, dtype=torch.float32)
         kernels.embed_norm(tokens, rows_of_all, EPS, torch.bfloat16)
