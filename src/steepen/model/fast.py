@@ -113,12 +113,14 @@ class _Rest(torch.autograd.Function):
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         flat = _rows(attended)
         taken = kernels.quantise_activation(flat)
+        size = kernels.size_of(taken)
         added = block.out(taken)
         middle, n, rstd = kernels.add_rms_norm(_rows(x), added, block.eps)
+        del taken, added  # memory is scarcest here, in the last block
         gate_up = block.gate_up(n)
         block.down.add_to_(middle, kernels.swiglu(gate_up))
         ctx.block = block
-        ctx.save_for_backward(flat, kernels.size_of(taken), exact(n), rstd, gate_up)
+        ctx.save_for_backward(flat, size, exact(n), rstd, gate_up)
         return middle.view(x.shape)
 
     @staticmethod
