@@ -43,9 +43,13 @@ def test_on_a_gpu_small_steps_are_fast_and_recorded(
     spec = replace(make_spec(), precision="bf16")
     assert choose_way(spec, GPU, fast=None, compile=None) == Way(fast=True, compiled=False, graphs=True)
     assert choose_way(spec, GPU, fast=False, compile=None) == COMPILED
+    assert choose_way(spec, GPU, fast=None, compile=True) == COMPILED  # who asks for it gets it
+    with pytest.raises(UsageError, match="and no --compile"):
+        choose_way(spec, GPU, fast=True, compile=True)
     assert choose_way(replace(spec, precision="fp32"), GPU, fast=None, compile=None) == COMPILED
     own = replace(spec, arm=replace(spec.arm, block="steepen.model.block:TransformerBlock"))
-    assert choose_way(own, GPU, fast=None, compile=None) == Way(fast=True, compiled=True, graphs=False)
+    for compile in (None, True):
+        assert choose_way(own, GPU, fast=None, compile=compile) == Way(fast=True, compiled=True, graphs=False)
 
 
 @pytest.mark.parametrize(("capability", "triton"), [((7, 5), True), ((9, 0), False)])
@@ -64,7 +68,7 @@ def test_on_a_cpu_blocks_are_fast_unless_compiled_or_told_otherwise(make_spec: M
     assert choose_way(spec, CPU, fast=None, compile=None) == Way(fast=True, compiled=False, graphs=False)
     assert choose_way(spec, CPU, fast=False, compile=None) == PLAIN
     assert choose_way(spec, CPU, fast=None, compile=True) == COMPILED
-    with pytest.raises(UsageError, match="without --compile"):
+    with pytest.raises(UsageError, match="and no --compile"):
         choose_way(spec, CPU, fast=True, compile=True)
 
 

@@ -63,7 +63,7 @@ def train(
         bool | None, typer.Option(help="Fused kernels and recorded steps (by default wherever they serve).")
     ] = None,
     compile: Annotated[
-        bool | None, typer.Option(help="Compile the blocks (on a GPU by default, where not fast).")
+        bool | None, typer.Option(help="Compile the blocks instead (on a GPU by default, where not fast).")
     ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     validation_tokens: Annotated[int | None, typer.Option(help="Size of the validation set.")] = None,

@@ -36,14 +36,16 @@ def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compil
     on_gpu = device.type == "cuda"
     # On a GPU the kernels are Triton's, and for less than fp32.
     able = has_kernels(device)
-    serves = able and spec.precision != "fp32" if on_gpu else not compile
+    # Of the built-in block the fast path leaves nothing to compile: who asks for that is not given this.
+    built_in = spec.arm.block == "transformer"
+    serves = able and spec.precision != "fp32" and not (built_in and compile) if on_gpu else not compile
     if fast and not serves:
         raise UsageError(
             "--fast needs a GPU of compute capability 8.0 or more with Triton and --precision bf16 or fp8, "
-            "or a CPU without --compile: leave it out."
+            "or a CPU, and no --compile: leave it out."
         )
     fast = serves and fast is not False
-    built_in = fast and spec.arm.block == "transformer"
+    built_in = built_in and fast
     compiled = able and not built_in if compile is None else compile  # on a GPU the compiler needs Triton too
     small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS
     return Way(fast, compiled, graphs=on_gpu and built_in and small)
@@ -86,7 +88,8 @@ def require_eight_bits(device: torch.device, *, fast: bool) -> None:
         )
     if not fast:
         raise UsageError(
-            "precision fp8 needs the fast path: install Triton and leave out --no-fast, or use bf16."
+            "precision fp8 needs the fast path: install Triton and leave out --no-fast and --compile, "
+            "or use bf16."
         )
 
 
