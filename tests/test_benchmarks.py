@@ -41,7 +41,7 @@ def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     sections = json.loads((tmp_path / "found.json").read_text())["sections"]
     assert list(sections) == [
-        "products", "floor", "attention", "streams", "cross-entropy", "splits", "profile"
+        "products", "floor", "attention", "streams", "cross-entropy", "head", "splits", "profile"
     ]  # fmt: skip
     for name, section in sections.items():
         assert name in done.stdout

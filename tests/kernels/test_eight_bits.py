@@ -142,7 +142,7 @@ def test_cross_entropy_equals_its_twin(vocabulary: int, softcap: float | None) -
 
 
 @pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
-@pytest.mark.parametrize("kind", [GRADIENT, LOGITS, None], ids=str)
+@pytest.mark.parametrize("kind", [GRADIENT, None], ids=str)
 def test_a_matrix_turned_on_its_side_equals_its_twin(
     kind: torch.dtype | None, shape: tuple[int, int]
 ) -> None:
@@ -159,25 +159,20 @@ def test_a_matrix_turned_on_its_side_equals_its_twin(
     assert ours.shape == (shape[1], -(-shape[0] // 16) * 16)
     assert torch.equal(ours.float(), theirs.float()) and (ours[:, shape[0] :].float() == 0).all()
     back = ours[:, : shape[0]].float().t() * size
-    least = 2.0**-6 if ours.dtype == ACTIVATION else 2.0**-14  # below it there are fewer bits
-    large = wanted.abs() > least * size
+    large = wanted.abs() > 2.0**-6 * size  # below there are fewer bits
     assert ((back - wanted).abs()[large] <= bound * 1.001 * wanted.abs()[large]).all()
     assert torch.isfinite(back).all() and (back - wanted).abs().max() <= max(bound * wanted.abs().max(), size)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the product is its library's")
 def test_the_sum_over_tokens_equals_its_twin() -> None:
-    for kind in (GRADIENT, LOGITS):
-        d, x = (
-            Twice(None, *eager8.rounded(draw(130, 96), kind)),
-            eager8.quantise_activation(draw(130, 48, seed=1)),
-        )
-        sizes = eager8.size_of(d), eager8.size_of(x)
-        turned = eager8.turn(d, sizes[0]), eager8.turn(x, sizes[1])
-        want = eager8.multiply_turned(*turned, *sizes)
-        found = fused8.multiply_turned(*turned, *sizes)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+    d, x = eager8.quantise_gradient(draw(130, 96)), eager8.quantise_activation(draw(130, 48, seed=1))
+    sizes = eager8.size_of(d), eager8.size_of(x)
+    turned = eager8.turn(d, sizes[0]), eager8.turn(x, sizes[1])
+    want = eager8.multiply_turned(*turned, *sizes)
+    found = fused8.multiply_turned(*turned, *sizes)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
 
 
 def weights(kernels: ModuleType, weight: Tensor) -> list[Tensor]:

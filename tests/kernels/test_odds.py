@@ -15,8 +15,11 @@ from steepen.kernels import fused
 # Without a GPU the kernels run on Triton's interpreter, which multiplies fp16 but not bf16.
 DEVICE, HALF = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float16)
 SOFTCAPS = pytest.mark.parametrize("softcap", [None, 5.0])
-# Tiles filled to the last and not, along rows, vocabulary and width; more tiles than programs.
-SIZES = pytest.mark.parametrize("size", [(5, 64, 16), (128, 256, 64), (130, 520, 72), (300, 264, 200)])
+# Tiles filled to the last and not, along rows, vocabulary and width; more tiles than programs; more than the
+# eight rows of tiles that are taken together.
+SIZES = pytest.mark.parametrize(
+    "size", [(5, 64, 16), (128, 256, 64), (130, 520, 72), (300, 264, 200), (1040, 264, 16)]
+)
 
 
 def draw(size: tuple[int, int, int], dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,18 +76,29 @@ def test_the_kernel_gives_them_too(size: tuple[int, int, int], softcap: float | 
 
 @pytest.mark.parametrize("kernels", [eager, fused], ids=["eager", "fused"])
 def test_a_hopeless_target_has_a_finite_gradient_that_points_away_from_the_favourite(kernels: object) -> None:
-    n, weight, targets = draw((8, 64, 16), HALF, DEVICE)
+    # fp16, which the interpreter computes in, holds no e^60: there only the loss is looked at.
+    dtype = torch.bfloat16 if kernels is eager else HALF
+    n, weight, targets = draw((8, 64, 16), dtype, DEVICE)
     weight.zero_()
     weight[3] = 40 * n[0] / n[0].norm()
     targets.fill_(5)
     n[0] *= 100 / n[0].norm()  # its favourite is 4,000 nats above the target
     losses, (odds, factor, scaled) = kernels.odds(n, weight, targets, 1 / 65_536, None, gradient=True)  # type: ignore[attr-defined]
     assert losses[0].item() == pytest.approx(eager.MOST_NATS, abs=0.01)
-    if n.is_cuda:  # fp16, which the interpreter computes in, holds no e^60
+    if dtype == torch.bfloat16:
         gradient = odds[0].double() * factor[0].double() * 65_536
         assert gradient[3].item() == pytest.approx(1, rel=0.01)
         assert gradient[5].item() == pytest.approx(-1, rel=0.01)
         assert torch.isfinite(scaled).all() and scaled[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("kernels", [eager, fused], ids=["eager", "fused"])
+def test_what_is_no_number_is_not_hidden_by_the_limit(kernels: object) -> None:
+    n, weight, targets = draw((8, 64, 16), HALF, DEVICE)
+    n[3] = float("nan")
+    for gradient in (False, True):
+        losses, _ = kernels.odds(n, weight, targets, 1.0, None, gradient=gradient)  # type: ignore[attr-defined]
+        assert losses.isnan().nonzero().flatten().tolist() == [3]
 
 
 def test_rows_the_copy_engine_cannot_fetch_are_left_to_others() -> None:

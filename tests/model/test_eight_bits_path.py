@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -87,10 +88,41 @@ def test_a_product_rounds_forward_to_the_input_and_to_the_weight() -> None:
         product.to_weight(d, x) if product is plain else product.to_weight(
             eager8.quantise_gradient(d), eager8.quantise_activation(x)
         )
-        product.to_weight(d, x)  # and once more, in the compute precision
         assert parameter.grad is not None
+        place = parameter.grad.data_ptr()
+        product.to_weight(d, x)  # once more, in the compute precision
+        product.to_weight(d, x) if product is plain else product.to_weight(
+            eager8.quantise_gradient(d), eager8.quantise_activation(x)
+        )
+        assert parameter.grad.data_ptr() == place  # a recorded step writes where it wrote
         grads.append(parameter.grad)
     assert 0.01 < (grads[1] - grads[0]).norm() / grads[0].norm() < 0.045
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_the_sum_over_a_vocabulary_is_made_in_fp32(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fewer bits it costs loss; sums forward, and back in blocks, do not."""
+    asked: list[bool] = []
+    multiply = eager8.multiply
+
+    def spy(*words: Any, fast: bool) -> Tensor:
+        asked.append(fast)
+        return multiply(*words, fast=fast)
+
+    monkeypatch.setattr(eager8, "multiply", spy)
+    product = Product8(torch.nn.Parameter(torch.randn(64, 128)), 1.0, torch.float32, head=head)
+    rounded([product])
+    quantised([product])
+    product(eager8.quantise_activation(torch.randn(32, 128)))
+    product.to_input(eager8.quantise_gradient(torch.randn(32, 64)))
+    assert asked == [True, not head]
+
+
+def test_the_network_knows_its_head() -> None:
+    network = build("vanilla")
+    speed_up(network, partial(eight_where_it_fits, dtype=torch.float32))
+    assert network.fast is not None
+    assert [product.head for product in network.fast.products] == [True, *[False] * 16]
 
 
 def test_the_heads_own_gradient_is_not_rounded() -> None:

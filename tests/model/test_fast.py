@@ -24,9 +24,13 @@ SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
 
 
-def build(name: str, softcap: float | None = None, block: str = "transformer") -> Network:
+def build(
+    name: str, softcap: float | None = None, block: str = "transformer", injection: float = 0.8
+) -> Network:
     arm = replace(ARMS[name], block=block)
-    bare = on_meta(arm.shape(6, SCALE), arm, MULTIPLIERS, Options(softcap=softcap))
+    bare = on_meta(
+        arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), Options(softcap=softcap)
+    )
     network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():  # away from the zeros of the start
@@ -67,6 +71,13 @@ def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> N
                 parameter.mul_(1 + index / 100)
         network.refresh()
     same(gradients(fast, most), gradients(plain, most))
+
+
+@pytest.mark.parametrize("name", ["operator-1", "loop-2", "untied-2-inject-only"])
+def test_an_injection_of_one_leaves_the_preludes_output_whole(name: str) -> None:
+    plain, fast = build(name, injection=1.0), build(name, injection=1.0)
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
 
 
 def test_gradients_of_shares_add_up() -> None:

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.runtime import interpreter
 
 GIB = 2**30
-WORKSPACE = 0.09 * GIB  # of the libraries: what five measured peaks exceed their count by (0.074 to 0.084)
+WORKSPACE = 0.09 * GIB  # of the libraries: five measured peaks exceed their count by 0.074 to 0.084
 
 
 class Counting(TorchDispatchMode):
@@ -123,11 +123,13 @@ def test_a_micro_batch_takes_no_more_than_three_fifths_of_a_plain_models_memory(
 
 @pytest.mark.usefixtures("nothing_is_computed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is measured: benchmarks/throughput.py")
-def test_another_pass_keeps_three_blocks_more_and_no_copy_of_the_stream() -> None:
+def test_another_pass_keeps_three_blocks_more_and_the_stream_at_two_boundaries() -> None:
     arm = find_arm("loop-2")
     shape = arm.shape(8, Scale())
     # Of a block: normed inputs, queries, keys and values, attention's output, gate and up, in bf16.
     block = 2 * 32 * 2048 * (6 * shape.width + 2 * shape.hidden)
+    stream = 2 * 32 * 2048 * shape.width
     more = peak("loop-2", 8) - peak("vanilla", 8)
     blocks = shape.split.executed(2) - 8
-    assert blocks == 3 and blocks * block < more < 1.15 * blocks * block
+    # A boundary keeps what it norms, and there are two. The peaks are at other places: hence the margin.
+    assert blocks == 3 and 2 * stream <= more - blocks * block < 3 * stream

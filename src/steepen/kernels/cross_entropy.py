@@ -23,11 +23,20 @@ SPARE = tl.constexpr(MARGIN)
 
 
 @triton.jit
-def _capped(raw, cap, CAPPED: tl.constexpr):
+def capped(raw, cap, CAPPED: tl.constexpr):
+    """A logit, softly capped where that is asked for."""
     # tanh(z) = 2·sigmoid(2z) − 1
     if CAPPED:
         return cap * (2 * tl.sigmoid(2 * raw / cap) - 1)
     return raw
+
+
+@triton.jit
+def uncapped(d, x, cap, CAPPED: tl.constexpr):
+    """The gradient before the cap, where there is one, from that after it: x is what came out."""
+    if CAPPED:
+        return d * (1 - (x / cap) * (x / cap))
+    return d
 
 
 @triton.jit
@@ -60,18 +69,17 @@ def _short_cross_entropy_kernel(
     x_ptr += row * VOCABULARY
     small_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
-    right = _capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
+    right = capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
     column = tl.arange(0, BLOCK)
     inside = column < VOCABULARY
     x = tl.load(x_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
-    x = tl.where(inside, _capped(x, cap, CAPPED), -float("inf"))
+    x = tl.where(inside, capped(x, cap, CAPPED), -float("inf"))
     top = tl.max(x)
     whole = tl.log(tl.sum(tl.exp(x - top))) + top
     tl.store(loss_ptr + row, whole - right)
     factor = _factor(size_ptr + row, whole - right, scale, MOST)
     d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
-    if CAPPED:
-        d = d * (1 - (x / cap) * (x / cap))
+    d = uncapped(d, x, cap, CAPPED)
     small = tl.max_contiguous(small_ptr + column, TOGETHER)
     _write(x_ptr + column, small, d * scale, factor, inside, MOST)
 
@@ -86,7 +94,7 @@ def _long_cross_entropy_kernel(
     x_ptr += row * VOCABULARY
     small_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
-    right = _capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
+    right = capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
     offset = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
     STEP: tl.constexpr = LANES * EACH
     # Each lane keeps its own running maximum and sum: no lane waits for another until the end.
@@ -94,7 +102,7 @@ def _long_cross_entropy_kernel(
     total = tl.zeros([LANES], tl.float32)
     following = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=-float("inf"))
     for start in range(0, VOCABULARY, STEP):
-        x = _capped(following.to(tl.float32), cap, CAPPED)
+        x = capped(following.to(tl.float32), cap, CAPPED)
         if CAPPED:
             x = tl.where(start + offset < VOCABULARY, x, -float("inf"))
         column = start + STEP + offset
@@ -109,13 +117,12 @@ def _long_cross_entropy_kernel(
     tl.debug_barrier()  # the target's logit has been read by all before anyone overwrites it
     following = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=0.0)
     for start in range(0, VOCABULARY, STEP):
-        x = _capped(following.to(tl.float32), cap, CAPPED)
+        x = capped(following.to(tl.float32), cap, CAPPED)
         column = start + STEP + offset
         following = tl.load(x_ptr + column, mask=column < VOCABULARY, other=0.0)
         column = start + offset
         d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
-        if CAPPED:
-            d = d * (1 - (x / cap) * (x / cap))
+        d = uncapped(d, x, cap, CAPPED)
         small = tl.max_contiguous(small_ptr + column, [1, TOGETHER])
         _write(x_ptr + column, small, d * scale, factor, column < VOCABULARY, MOST)
 

@@ -45,7 +45,9 @@ def rounded(x: Tensor, dtype: torch.dtype, largest: Tensor | None = None) -> tup
     """x in eight bits and the scales of its rows; `largest` is a bound on each row where one is known."""
     wide = x.float()
     largest = (wide.abs().amax(-1) if largest is None else largest.float()).clamp_min(TINY)
-    factor = torch.ldexp(torch.ones_like(largest), torch.frexp(most(dtype) / largest).exponent - 1)[:, None]
+    exact = most(dtype) / largest
+    factor = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 1)
+    factor = factor.where(exact != 0, 0.0)[:, None]  # a row that holds infinity becomes one of no numbers
     return (wide * factor).to(dtype), 1 / factor
 
 

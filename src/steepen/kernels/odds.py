@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from steepen.kernels.cross_entropy import capped, uncapped
 from steepen.kernels.eager import MOST_NATS
 
 LIMIT = tl.constexpr(MOST_NATS)
@@ -27,22 +28,6 @@ PER_NAT = tl.constexpr(1.4426950408889634)  # bits: the GPU raises two to a powe
 # for the next tile while it raises and stores this one, for which three steps' factors must fit beside it.
 TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
 SHARED_MEMORY = 214_100  # bytes that takes, on Hopper and on Blackwell
-
-
-@triton.jit
-def _capped(x, cap, CAPPED: tl.constexpr):
-    # tanh(z) = 2·sigmoid(2z) − 1
-    if CAPPED:
-        return cap * (2 * tl.sigmoid(2 * x / cap) - 1)
-    return x
-
-
-@triton.jit
-def _uncapped(d, x, cap, CAPPED: tl.constexpr):
-    """The gradient before the cap, where there is one, from that after it: x is what came out."""
-    if CAPPED:
-        return d * (1 - (x / cap) * (x / cap))
-    return d
 
 
 @triton.jit
@@ -61,7 +46,7 @@ def _target_kernel(
         n = tl.load(n_ptr + row.to(tl.int64)[:, None] * width + column, mask=there, other=0.0)
         weight = tl.load(weight_ptr + target[:, None] * width + column, mask=there, other=0.0)
         total += n.to(tl.float32) * weight.to(tl.float32)
-    tl.store(right_ptr + row, _capped(tl.sum(total, axis=1), cap, CAPPED), mask=inside)
+    tl.store(right_ptr + row, capped(tl.sum(total, axis=1), cap, CAPPED), mask=inside)
 
 
 @triton.jit
@@ -83,16 +68,17 @@ def _odds_kernel(
             n = n_tiles.load([i * ROWS, start])
             weight = weight_tiles.load([j * COLUMNS, start])
             x = tl.dot(n, weight.T, x)
-        x = _capped(x, cap, CAPPED)
+        x = capped(x, cap, CAPPED)
         row = i * ROWS + tl.arange(0, ROWS)
         right = tl.load(right_ptr + row, mask=row < rows, other=0.0)
         target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int32)
         column = j * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        odds = tl.exp2(tl.minimum(x - right[:, None], LIMIT) * PER_NAT)
+        above = tl.minimum(x - right[:, None], LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        odds = tl.exp2(above * PER_NAT)
         odds = tl.where((column == target[:, None]) | (column >= vocabulary), 0.0, odds)
         tl.store(part_ptr + j * rows + row, tl.sum(odds, axis=1), mask=row < rows)
         if STORE:
-            odds_tiles.store([i * ROWS, j * COLUMNS], _uncapped(odds, x, cap, CAPPED).to(odds_tiles.dtype))
+            odds_tiles.store([i * ROWS, j * COLUMNS], uncapped(odds, x, cap, CAPPED).to(odds_tiles.dtype))
 
 
 @triton.jit
@@ -114,7 +100,7 @@ def _finish_kernel(
         wide = row.to(tl.int64)
         target = tl.load(target_ptr + row, mask=inside, other=0)
         right = tl.load(right_ptr + row, mask=inside, other=0.0)
-        own = _uncapped(-others, right, cap, CAPPED)
+        own = uncapped(-others, right, cap, CAPPED)
         tl.store(odds_ptr + wide * vocabulary + target, own.to(odds_ptr.dtype.element_ty), mask=inside)
         factor = scale / (1 + others)
         tl.store(factor_ptr + row, factor, mask=inside)

@@ -3,10 +3,11 @@
 It computes what `TransformerBlock` and `Network` do, in one compute precision, and differs in how:
 - weights are rounded to the compute precision once per optimizer step, not at every use;
 - gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
-- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits
-  exist for a few thousand tokens at a time, never in fp32;
-- with products in eight bits (`Product8`), what they take is rounded by the kernel that makes it. Without
-  gradients, as in validation, there are no eight bits: all is in the compute precision.
+- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits, or
+  the odds that stand for them, exist for a few thousand tokens at a time, never in fp32;
+- with products in eight bits (`Product8`), what they take is rounded by the kernel that makes it, and the
+  gradients of weights are added to `.grad` apart. Without gradients, as in validation, there are no eight
+  bits: all is in the compute precision.
 So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`;
 and who changes the weights says so with `Network.refresh`.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from steepen.model.block import TransformerBlock
     from steepen.model.network import Network
 
-LOGIT_BYTES = 2**29  # of logits that exist at once
+LOGIT_BYTES = 2**29  # of logits, or odds, that exist at once
 Make = Callable[..., Product]  # of a parameter and a factor, and whether it is the head
 
 
@@ -132,7 +133,7 @@ class _Rest(torch.autograd.Function):
         d = kernels.quantise_gradient(_rows(gradients[0]))
         product = block.down.to_input(d)
         d_gate_up, activated = kernels.swiglu_backward_(gate_up, product)
-        del product, gate_up
+        del product
         block.down.to_weight(d, activated)
         del activated
         dn = block.gate_up.back(d_gate_up, kernels.normed(n))

@@ -22,8 +22,8 @@ from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.text import load_yaml
 
 SPEC_VERSION = 1
-# What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products of
-# activations and of gradients to inputs in eight bits.
+# What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products in
+# eight bits, but for the head's own gradient.
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
