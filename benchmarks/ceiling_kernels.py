@@ -27,7 +27,7 @@ GROUPS = {  # of kernels by what their names hold, the first that fits; `aten` a
     "cross-entropy": ("_cross_entropy_kernel",),
     "rotation, forward": ("_rotate_norm_kernel",),
     "rotation, backward": ("_rotate_norm_backward_kernel",),
-    "norms": ("_rms_norm", "_embed_norm"),
+    "norms": ("rms_norm", "_embed_norm"),
 }
 OPTIMIZER = "optimizer, of a whole step"
 Row = dict[str, Any]

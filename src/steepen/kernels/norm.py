@@ -1,4 +1,7 @@
-"""RMSNorm and what stands beside it: a residual sum, the boundary's injection, the embedding's rows."""
+"""RMSNorm and what stands beside it: a residual sum, the boundary's injection, the embedding's rows.
+
+For products in eight bits, whose largest number is MOST, norms and their inputs' gradients are in them too.
+"""
 
 # Triton's language is untyped.
 # pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false, reportReturnType=false
@@ -10,12 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from steepen.kernels.eight_rows import write_rows
+
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, rows, width, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def rms_norm_kernel(
+    x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, small_ptr, scale_ptr, rows, width, eps,
+    ADD: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The norm of x, or of x + y."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row[:, None] < rows) & (column < width)
@@ -28,14 +34,18 @@ def _rms_norm_kernel(
         x = total.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / width + eps)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
-    tl.store(n_ptr + place, (x * rstd[:, None]).to(n_ptr.dtype.element_ty), mask=inside)
+    n = (x * rstd[:, None]).to(n_ptr.dtype.element_ty)
+    tl.store(n_ptr + place, n, mask=inside)
+    if MOST is not None:
+        write_rows(n.to(tl.float32), small_ptr, scale_ptr, row, rows, place, inside, MOST)
 
 
 @triton.jit
-def _rms_norm_backward_kernel(
-    d_ptr, n_ptr, rstd_ptr, skip_ptr, factor_ptr, dx_ptr, rows, width,
-    SKIP: tl.constexpr, FACTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def rms_norm_backward_kernel(
+    d_ptr, n_ptr, rstd_ptr, skip_ptr, factor_ptr, dx_ptr, small_ptr, scale_ptr, rows, width,
+    SKIP: tl.constexpr, FACTOR: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The gradient of a norm's input, and what else flows into that."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row[:, None] < rows) & (column < width)
@@ -48,7 +58,10 @@ def _rms_norm_backward_kernel(
     dx = rstd[:, None] * (d - n * (tl.sum(d * n, axis=1) / width)[:, None])
     if SKIP:
         dx += tl.load(skip_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    dx = dx.to(dx_ptr.dtype.element_ty)
+    tl.store(dx_ptr + place, dx, mask=inside)
+    if MOST is not None:
+        write_rows(dx.to(tl.float32), small_ptr, scale_ptr, row, rows, place, inside, MOST)
 
 
 @triton.jit
@@ -124,8 +137,8 @@ def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     n, rstd = torch.empty_like(x), _reciprocals(x)
     tile = _tile(width)
-    _rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, x, x, n, rstd, rows, width, eps, ADD=False, **tile
+    rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, x, x, n, rstd, n, rstd, rows, width, eps, ADD=False, MOST=None, **tile
     )
     return n, rstd
 
@@ -135,8 +148,8 @@ def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tens
     rows, width = x.shape
     total, n, rstd = torch.empty_like(x), torch.empty_like(x), _reciprocals(x)
     tile = _tile(width)
-    _rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, y, total, n, rstd, rows, width, eps, ADD=True, **tile
+    rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        x, y, total, n, rstd, n, rstd, rows, width, eps, ADD=True, MOST=None, **tile
     )
     return total, n, rstd
 
@@ -154,9 +167,9 @@ def rms_norm_backward(
     rows, width = dn.shape
     dx = torch.empty_like(dn) if out is None else out
     tile = _tile(width)
-    _rms_norm_backward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        dn, n, rstd, dn if skip is None else skip, rstd if factor is None else factor, dx, rows, width,
-        SKIP=skip is not None, FACTOR=factor is not None, **tile,
+    rms_norm_backward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        dn, n, rstd, dn if skip is None else skip, rstd if factor is None else factor, dx, dx, rstd,
+        rows, width, SKIP=skip is not None, FACTOR=factor is not None, MOST=None, **tile,
     )  # fmt: skip
     return dx
 
