@@ -11,7 +11,7 @@ attention      cuDNN's against flash, forward and backward of one block
 streams        products and memory-bound sums one after the other, and on two streams
 cross-entropy  our kernel against torch's, forward and backward; bytes are one reading and one writing
 head           the logits' product and then that kernel, against the two in one (odds); a piece of the tokens
-splits         gradients of weights cut up in other ways
+splits         gradients of weights cut up in other ways: in two at every 512th row, on their side, over tokens
 profile        the kernels of a step of our own network by group, cold and hot
 
 Hot is after --warm-up seconds of large products; what is compared takes turns, so a drift of the clock meets
@@ -219,7 +219,7 @@ def has_odds(given: Any) -> bool:
 
 def splits(given: Any) -> list[Row]:
     block = MicroBatch(given.shape, given.tokens, blocks=1).blocks[0]
-    return [row for name in ("qkv", "gate_up") for row in splits_of(name, block[name], given)]
+    return [row for name, matrix in block.items() for row in splits_of(name, matrix, given)]
 
 
 def splits_of(name: str, matrix: Matrix, given: Any) -> list[Row]:
@@ -239,9 +239,9 @@ def splits_of(name: str, matrix: Matrix, given: Any) -> list[Row]:
             torch.bmm(left.float(), right.float(), out=several)
         total.add_(torch.sum(several, 0, out=sums))
 
-    calls: dict[str, Call] = {"whole": matrix.to_weight, "halves of rows": partial(cut, height // 2)}
-    if height > given.cut:
-        calls[f"{given.cut} + {height - given.cut} rows"] = partial(cut, given.cut)
+    calls: dict[str, Call] = {"whole": matrix.to_weight}
+    for at in range(given.cut, height, given.cut):
+        calls[f"{at} + {height - at} rows"] = partial(cut, at)
     calls["transposed"] = partial(accumulate_, turned, x.t(), d, 1.0)
     calls[f"{CHUNKS} batches over tokens, and a sum"] = batched
     whole = torch.zeros_like(total)
@@ -332,11 +332,11 @@ def main() -> None:
     if given.json and not given.json.parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
     scale = Scale(context=given.context, vocabulary=given.vocabulary)
-    logits, cut = [(65_536, 8_192), (8_192, given.vocabulary)], 3072
+    logits, cut = [(65_536, 8_192), (8_192, given.vocabulary)], 512
     if given.tiny:
         given.depth, given.rows, given.warm_up, given.idle = 2, 4, 0.0, 0.0
         scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
-        logits, cut = [(32, 64), (16, 256)], 128
+        logits, cut = [(32, 64), (16, 256)], 32
     arm = find_arm("vanilla")
     given.scale, given.shape, given.logits, given.cut = scale, arm.shape(given.depth, scale), logits, cut
     given.cost, given.blocks = flops_per_token(arm, given.shape, 1), given.shape.split.executed(1)
