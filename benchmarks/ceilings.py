@@ -11,7 +11,7 @@ attention      cuDNN's against flash, forward and backward of one block
 streams        products and memory-bound sums one after the other, and on two streams
 cross-entropy  our kernel against torch's, forward and backward; bytes are one reading and one writing
 head           the logits' product and then that kernel, against the two in one (odds); a piece of the tokens
-splits         gradients of weights cut up in other ways: in two at every 512th row, on their side, over tokens
+splits         gradients of weights cut up in other ways: in two at every 512th row, on their side, by tokens
 profile        the kernels of a step of our own network by group, cold and hot
 
 Hot is after --warm-up seconds of large products; what is compared takes turns, so a drift of the clock meets
