@@ -11,21 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors, room
-from steepen.kernels.rotary import along_heads
+from steepen.kernels.rotary import along_heads, turned_back
 from steepen.kernels.twice import GRADIENT, Twice, most
-
-
-@triton.jit
-def _turned_back(d_place, y_place, rstd, cos, sin, inside, half):
-    """The gradient of one part's two halves."""
-    first = tl.load(d_place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(d_place + half, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(y_place, mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(y_place + half, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(first * y + second * z, axis=1) / (2 * half)
-    first = rstd[:, None] * (first - y * mean[:, None])
-    second = rstd[:, None] * (second - z * mean[:, None])
-    return first * cos + second * sin, second * cos - first * sin
 
 
 @triton.jit
@@ -62,10 +49,10 @@ def _rotate_norm_backward8_kernel(
 
     rstd = tl.load(sizes, mask=index < heads, other=0.0)
     place = dq_ptr + batch * qb + moment * qt + head * qh + column
-    q1, q2 = _turned_back(place, qkv_ptr + offset, rstd, cos, sin, inside, half)
+    q1, q2 = turned_back(place, qkv_ptr + offset, rstd, cos, sin, inside, half)
     rstd = tl.load(sizes + heads, mask=index < heads, other=0.0)
     place = dk_ptr + batch * kb + moment * kt + head * kh + column
-    k1, k2 = _turned_back(place, qkv_ptr + offset + step, rstd, cos, sin, inside, half)
+    k1, k2 = turned_back(place, qkv_ptr + offset + step, rstd, cos, sin, inside, half)
     place = dv_ptr + batch * vb + moment * vt + head * vh + column
     v1 = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     v2 = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)

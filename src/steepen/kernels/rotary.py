@@ -1,7 +1,8 @@
 """RoPE and the norm of queries and keys, in place; and back."""
 
 # Triton's language is untyped.
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false, reportReturnType=false
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportReturnType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -38,21 +39,24 @@ def _rotate_norm_kernel(
 
 
 @triton.jit
-def _back(
-    d_ptr, batch_stride, time_stride, head_stride, out, place, rstd, cos, sin, row, column, inside, half
-):  # fmt: skip
-    batch, moment, head = row
-    d_place = d_ptr + batch * batch_stride + moment * time_stride + head * head_stride + column
+def turned_back(d_place, y_place, rstd, cos, sin, inside, half):
+    """The gradient of the two halves of queries' or keys' heads."""
     first = tl.load(d_place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(d_place + half, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    z = tl.load(place + half, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(y_place, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(y_place + half, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(first * y + second * z, axis=1) / (2 * half)
     first = rstd[:, None] * (first - y * mean[:, None])
     second = rstd[:, None] * (second - z * mean[:, None])
+    return first * cos + second * sin, second * cos - first * sin
+
+
+@triton.jit
+def _back(d_place, y_place, out, rstd, cos, sin, inside, half):
+    first, second = turned_back(d_place, y_place, rstd, cos, sin, inside, half)
     kind = out.dtype.element_ty
-    tl.store(out, (first * cos + second * sin).to(kind), mask=inside)
-    tl.store(out + half, (second * cos - first * sin).to(kind), mask=inside)
+    tl.store(out, first.to(kind), mask=inside)
+    tl.store(out + half, second.to(kind), mask=inside)
 
 
 @triton.jit
@@ -72,16 +76,15 @@ def _rotate_norm_backward_kernel(
     cos = tl.load(angle, mask=there, other=0.0).to(tl.float32)
     sin = tl.load(angle + time * half, mask=there, other=0.0).to(tl.float32)
     offset = token * (6 * heads * half) + head * (2 * half) + column
-    row = (batch, moment, head)
     sizes = rstd_ptr + token * (2 * heads) + index
     rstd = tl.load(sizes, mask=index < heads, other=0.0)
     place = qkv_ptr + offset
-    _back(dq_ptr, qb, qt, qh, out_ptr + offset, place, rstd, cos, sin, row, column, inside, half)
+    query = dq_ptr + batch * qb + moment * qt + head * qh + column
+    _back(query, place, out_ptr + offset, rstd, cos, sin, inside, half)
     step = 2 * heads * half
     rstd = tl.load(sizes + heads, mask=index < heads, other=0.0)
-    _back(
-        dk_ptr, kb, kt, kh, out_ptr + offset + step, place + step, rstd, cos, sin, row, column, inside, half
-    )
+    key = dk_ptr + batch * kb + moment * kt + head * kh + column
+    _back(key, place + step, out_ptr + offset + step, rstd, cos, sin, inside, half)
     value = dv_ptr + batch * vb + moment * vt + head * vh + column
     out = out_ptr + offset + 2 * step
     tl.store(out, tl.load(value, mask=inside), mask=inside)
