@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steepen.kernels.eight_rows import grid, room, tile
+from steepen.kernels.eight_rows import room
 from steepen.kernels.norm import rms_norm_backward_kernel, rms_norm_kernel
+from steepen.kernels.rows import grid, tile
 from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, most
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from steepen.kernels.rows import grid, tile
 from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
 
 LEAST = tl.constexpr(TINY)
@@ -48,21 +49,6 @@ def _quantise_kernel(
     place = row[:, None] * width + column
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     write_rows(x, small_ptr, scale_ptr, row, rows, place, inside, MOST)
-
-
-def tile(width: int, numbers: int = 2048) -> dict[str, int]:
-    """Rows and columns of a program that takes whole rows, several where they are short.
-
-    A thread takes two times eight numbers, so that it has two reads under way.
-    """
-    block = triton.next_power_of_2(width)
-    rows = max(1, numbers // block)
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(max(rows * block // 512, 1), 16)}
-
-
-def grid(rows: int, size: dict[str, int]) -> tuple[int]:
-    """One program per tile of rows."""
-    return (triton.cdiv(rows, size["ROWS"]),)
 
 
 def room(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steepen.kernels.eight_rows import TOGETHER, factors, grid, room, tile, write_rows
+from steepen.kernels.eight_rows import TOGETHER, factors, room, write_rows
+from steepen.kernels.rows import grid, tile
 from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, most
 
 NUMBERS = 4096  # of a program's share of the hidden width, at least

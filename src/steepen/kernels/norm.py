@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import write_rows
+from steepen.kernels.rows import grid, tile
 
 
 @triton.jit
@@ -121,13 +122,6 @@ def _block(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": min(max(block // 256, 1), 16)}
 
 
-def _tile(width: int) -> dict[str, int]:
-    """Several short rows to a program: one alone is too little to read at a time."""
-    block = triton.next_power_of_2(width)
-    rows = max(1, 2048 // block)
-    return {"ROWS": rows, "BLOCK": block, "num_warps": min(max(rows * block // 256, 1), 16)}
-
-
 def _reciprocals(x: Tensor) -> Tensor:
     return torch.empty(len(x), dtype=torch.float32, device=x.device)
 
@@ -136,9 +130,9 @@ def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """As `eager.rms_norm`."""
     rows, width = x.shape
     n, rstd = torch.empty_like(x), _reciprocals(x)
-    tile = _tile(width)
-    rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, x, x, n, rstd, n, rstd, rows, width, eps, ADD=False, MOST=None, **tile
+    size = tile(width, each=8)
+    rms_norm_kernel[grid(rows, size)](
+        x, x, x, n, rstd, n, rstd, rows, width, eps, ADD=False, MOST=None, **size
     )
     return n, rstd
 
@@ -147,9 +141,9 @@ def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tens
     """As `eager.add_rms_norm`."""
     rows, width = x.shape
     total, n, rstd = torch.empty_like(x), torch.empty_like(x), _reciprocals(x)
-    tile = _tile(width)
-    rms_norm_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-        x, y, total, n, rstd, n, rstd, rows, width, eps, ADD=True, MOST=None, **tile
+    size = tile(width, each=8)
+    rms_norm_kernel[grid(rows, size)](
+        x, y, total, n, rstd, n, rstd, rows, width, eps, ADD=True, MOST=None, **size
     )
     return total, n, rstd
 
@@ -166,10 +160,10 @@ def rms_norm_backward(
     """As `eager.rms_norm_backward`."""
     rows, width = dn.shape
     dx = torch.empty_like(dn) if out is None else out
-    tile = _tile(width)
-    rms_norm_backward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+    size = tile(width, each=8)
+    rms_norm_backward_kernel[grid(rows, size)](
         dn, n, rstd, dn if skip is None else skip, rstd if factor is None else factor, dx, dx, rstd,
-        rows, width, SKIP=skip is not None, FACTOR=factor is not None, MOST=None, **tile,
+        rows, width, SKIP=skip is not None, FACTOR=factor is not None, MOST=None, **size,
     )  # fmt: skip
     return dx
 

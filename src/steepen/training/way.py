@@ -42,7 +42,7 @@ def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compil
     if fast and not serves:
         raise UsageError(
             "--fast needs a GPU of compute capability 8.0 or more with Triton and --precision bf16 or fp8, "
-            "or a CPU, and no --compile: leave it out."
+            "or a CPU, and no --compile beside it: leave --fast out."
         )
     fast = serves and fast is not False
     built_in = built_in and fast
