@@ -47,7 +47,6 @@ def profile(given: Any) -> list[Row]:
         step.accumulator(inputs, targets, 1)
 
     def optimize() -> None:
-        step.optimizer.gradient_norm()
         step.optimizer.step(1.0)
 
     gradients()

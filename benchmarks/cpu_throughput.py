@@ -175,7 +175,6 @@ class Ours:
         return loss.item()
 
     def update(self) -> None:
-        self.optimizer.gradient_norm()
         self.optimizer.step(1.0)
         self.optimizer.zero_grad()
 

@@ -177,6 +177,7 @@ def call_block(width: int, *, eight: bool) -> None:
         tokens, rows_of_all = empty(rows, dtype=torch.int64), empty(8_192, width, dtype=torch.float32)
         kernels.embed_norm(tokens, rows_of_all, EPS, torch.bfloat16)
         kernels.embed_norm_backward_(rows_of_all, tokens, x, x, rstd)
+        kernels.swiglu_backward_(empty(rows, 2 * hidden), empty(rows, hidden), empty(rows, hidden))
         kernels.norm_inject(x, x, 0.7, EPS)
         kernels.norm_inject_backward(x, x, rstd, 0.7)
 

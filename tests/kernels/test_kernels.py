@@ -129,6 +129,13 @@ def test_swiglu_equals_its_twin(draw: Draw, hidden: int) -> None:
     draw.agree(results[0][1], results[1][1])
 
 
+def test_swiglu_gives_back_what_was_kept(draw: Draw) -> None:
+    gate_up, dh, h = draw(9, 512), draw(9, 256), draw(9, 256)
+    both = [k.swiglu_backward_(gate_up.clone(), dh.clone(), h) for k in (fused, eager)]
+    assert all(given is h for _, given in both)
+    draw.agree(both[0][0], both[1][0])
+
+
 @pytest.mark.parametrize("softcap", [None, 15.0])
 @pytest.mark.parametrize("vocabulary", [256, 1000, 19_300])
 def test_cross_entropy_equals_its_twin(draw: Draw, vocabulary: int, softcap: float | None) -> None:

@@ -137,6 +137,15 @@ def test_gpus_without_the_joined_head_give_the_same_loss(
     same(gradients(fast, 1), gradients(plain, 1))
 
 
+def test_networks_too_large_to_keep_the_activation_give_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, fast = build("vanilla"), build("vanilla")
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    monkeypatch.setattr("steepen.model.fast.KEPT_UP_TO", 0)
+    same(gradients(fast, 1), gradients(plain, 1))
+
+
 class Gained(TransformerBlock):
     """A block of a user's own, with a gain: not rounded to bf16, it makes the stream fp32."""
 

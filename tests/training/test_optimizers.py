@@ -325,7 +325,7 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 def test_a_captured_step_replays_at_the_rates_set_since(
     variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.training.muon.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
+    monkeypatch.setattr("steepen.training.optimizer.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
     torch.manual_seed(0)
     networks = [on_gpu(), on_gpu()]
     networks[1].load_state_dict(networks[0].state_dict())

@@ -70,12 +70,13 @@ def test_weights_that_are_no_numbers_are_never_saved(
     spec, store = make_spec("vanilla"), Store(tmp_path)
     original, count = Optimizer.step, 0
 
-    def ruinous(self: Optimizer, factor: float) -> None:
+    def ruinous(self: Optimizer, factor: float) -> torch.Tensor:
         nonlocal count
-        original(self, factor)
+        norm = original(self, factor)
         count += 1
         if count == 6:
             self.network.embedding.data.fill_(float("inf"))
+        return norm
 
     monkeypatch.setattr(Optimizer, "step", ruinous)
     with pytest.raises(Diverged, match=r"weights.*00000003"):
@@ -134,7 +135,7 @@ def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
 def test_memory_that_runs_out_in_the_optimizer_is_said_too(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(self: Optimizer, factor: float) -> None:
+    def step(self: Optimizer, factor: float) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate…")
 
     monkeypatch.setattr(Optimizer, "step", step)

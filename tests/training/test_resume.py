@@ -192,12 +192,12 @@ def test_a_signal_saves_and_says_how_to_go_on(
     train(spec, tiny_data, whole, QUIET)
     original, count = Optimizer.step, 0
 
-    def step(self: Optimizer, factor: float) -> None:
+    def step(self: Optimizer, factor: float) -> Tensor:
         nonlocal count
         count += 1
         if count == 5:
             os.kill(os.getpid(), number)
-        original(self, factor)
+        return original(self, factor)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", step)
@@ -222,7 +222,7 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
-        original(self, factor)
+        return original(self, factor)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", killed_at_ten)
@@ -262,7 +262,7 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept(
         def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
             if len(read_metrics(store.run(spec).metrics_file)) >= step:
                 raise Killed
-            original(self, factor)
+            return original(self, factor)
 
         with monkeypatch.context() as patch:
             patch.setattr(Optimizer, "step", deadly)
@@ -326,7 +326,7 @@ def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_distu
     def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
-        original(self, factor)
+        return original(self, factor)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", deadly)

@@ -142,13 +142,16 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return (functional.silu(_wide(gate)) * _wide(up)).to(gate_up.dtype)
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of gate and up, in their place, and the product swiglu made, in that of its gradient."""
+def swiglu_backward_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The gradient of gate and up, in their place, and the product swiglu made, in that of its gradient.
+
+    Where that product was kept, as h, it is given back and not made again.
+    """
     gate, up = (_wide(part) for part in gate_up.chunk(2, dim=-1))
     share, d = torch.sigmoid(gate), _wide(dh)
     silu = gate * share
     both = torch.cat([d * up * share * (1 + gate * (1 - share)), d * silu], dim=-1)
-    activated = dh.copy_(silu * up)  # before `up` is overwritten
+    activated = dh.copy_(silu * up) if h is None else h  # before `up` is overwritten
     return gate_up.copy_(both), activated
 
 

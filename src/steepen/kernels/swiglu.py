@@ -27,7 +27,9 @@ def _swiglu_kernel(x_ptr, h_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.c
 
 
 @triton.jit
-def _swiglu_backward_kernel(x_ptr, d_ptr, rows, hidden, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _swiglu_backward_kernel(
+    x_ptr, d_ptr, rows, hidden, AGAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (row < rows) & (column < hidden)
@@ -41,7 +43,8 @@ def _swiglu_backward_kernel(x_ptr, d_ptr, rows, hidden, ROWS: tl.constexpr, COLU
     kind = x_ptr.dtype.element_ty
     tl.store(place, (d * up * share * (1 + gate * (1 - share))).to(kind), mask=inside)
     tl.store(place + hidden, (d * silu).to(kind), mask=inside)
-    tl.store(product, (silu * up).to(kind), mask=inside)
+    if AGAIN:
+        tl.store(product, (silu * up).to(kind), mask=inside)
 
 
 def _grid(rows: int, hidden: int) -> tuple[int, int]:
@@ -56,8 +59,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return h
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
+def swiglu_backward_(gate_up: Tensor, dh: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """As `eager.swiglu_backward_`."""
     rows, hidden = dh.shape
-    _swiglu_backward_kernel[_grid(rows, hidden)](gate_up, dh, rows, hidden, **TILE)
-    return gate_up, dh
+    _swiglu_backward_kernel[_grid(rows, hidden)](gate_up, dh, rows, hidden, AGAIN=h is None, **TILE)
+    return gate_up, dh if h is None else h

@@ -3,8 +3,9 @@
 It computes what `TransformerBlock` and `Network` do, in one compute precision, and differs in how:
 - weights are rounded to the compute precision once per optimizer step, not at every use;
 - gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
-- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP), and logits, or
-  the odds that stand for them, exist for a few thousand tokens at a time, never in fp32;
+- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP but in small
+  networks), and logits, or the odds that stand for them, exist for a few thousand tokens at a time, never
+  in fp32;
 - with products in eight bits (`Product8`), what they take is rounded by the kernel that makes it, and the
   gradients of weights are added to `.grad` apart. Without gradients, as in validation, there are no eight
   bits: all is in the compute precision.
@@ -26,6 +27,7 @@ from steepen.kernels import kernels_for
 from steepen.kernels.twice import exact
 from steepen.model.products import Product, rounded
 from steepen.model.products8 import Product8, quantised
+from steepen.model.shape import KEPT_UP_TO
 
 if TYPE_CHECKING:
     from steepen.model.block import TransformerBlock
@@ -119,20 +121,22 @@ class _Rest(torch.autograd.Function):
         middle, n, rstd = kernels.add_rms_norm(_rows(x), added, block.eps)
         del taken, added  # memory is scarcest here, in the last block
         gate_up = block.gate_up(n)
-        block.down.add_to_(middle, kernels.swiglu(gate_up))
+        activated = kernels.swiglu(gate_up)
+        block.down.add_to_(middle, activated)
+        kept = activated if isinstance(activated, Tensor) and activated.shape[1] <= KEPT_UP_TO else None
         ctx.block = block
-        ctx.save_for_backward(flat, size, exact(n), rstd, gate_up)
+        ctx.save_for_backward(flat, size, exact(n), rstd, gate_up, kept)
         return middle.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
-        flat, size, n, rstd, gate_up = ctx.saved_tensors
+        flat, size, n, rstd, gate_up, kept = ctx.saved_tensors
         block: FastBlock = ctx.block
         kernels = kernels_for(flat, eight=block.eight)
         d = kernels.quantise_gradient(_rows(gradients[0]))
         product = block.down.to_input(d)
-        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product)
+        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product, *(() if kept is None else (kept,)))
         del product
         block.down.to_weight(d, activated)
         del activated

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from steepen.kernels.tiles import multiply
+
 
 class Product:
     """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision.
@@ -26,15 +28,15 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x times the transposed matrix."""
-        return x @ self.weight.t()
+        return multiply(x, self.weight.t())
 
     def add_to_(self, total: Tensor, x: Tensor) -> Tensor:
         """Add x times the transposed matrix to `total`, rounding once."""
-        return total.addmm_(x, self.weight.t())
+        return multiply(x, self.weight.t(), onto=total)
 
     def to_input(self, d: Tensor) -> Tensor:
         """The gradient of x."""
-        return d @ self.weight
+        return multiply(d, self.weight)
 
     def to_weight(self, d: Tensor, x: Tensor) -> None:
         """Add the weight's gradient to the parameter's, summing in fp32 throughout."""

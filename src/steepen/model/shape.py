@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 
 from steepen.errors import UsageError
 
+# The hidden width up to which training on a GPU keeps the MLP's activation for the backward: in networks so
+# small there is memory for it, in larger ones it is made again.
+KEPT_UP_TO = 1536
+
 
 def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
     """Refuse a bad value at construction, naming the field, the value and what would be accepted."""

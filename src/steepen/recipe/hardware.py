@@ -6,6 +6,7 @@ import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
+from steepen.model.shape import KEPT_UP_TO
 from steepen.recipe.recipe import Rung
 
 
@@ -66,9 +67,9 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
 
     Muon keeps one fp32 number per block weight beside weight and gradient (12 bytes), AdamW two per embedding
     and head weight (16 bytes). Sharding divides these by the GPUs; two gathered blocks in bf16 remain.
-    Activations are what the fast path keeps in bf16: 6 widths and 2 hidden widths per token and executed
-    block, 4 widths at the ends; half a gibibyte of logits at a time, and as much again of libraries'
-    workspaces. A block of your own keeps about twice as much. Measured peaks are in docs/performance.md.
+    Activations are what the fast path keeps in bf16: 6 widths and 2 hidden widths (in small networks 3) per
+    token and executed block, 4 widths at the ends; half a gibibyte of logits at a time, and as much again of
+    libraries' workspaces. A block of your own keeps about twice as much. Peaks: docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.most
     ends = 2 * shape.vocabulary * shape.width
@@ -76,10 +77,11 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
     share = gpus if sharded else 1
     block = blocks / max(1, rung.arm.stored_blocks(shape.split, passes))
     tokens, executed = micro_batch * shape.context, shape.split.executed(passes)
+    kept = 6 * shape.width + (3 if shape.hidden <= KEPT_UP_TO else 2) * shape.hidden
     return Memory(
         state=(12 * blocks + 16 * ends) / share,
         compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
-        activations=2.0 * tokens * (executed * (6 * shape.width + 2 * shape.hidden) + 4 * shape.width),
+        activations=2.0 * tokens * (executed * kept + 4 * shape.width),
         logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**29,
     )
 

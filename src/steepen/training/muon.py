@@ -38,9 +38,6 @@ TINY = 1e-7  # guards the norm: with output projections at zero the first gradie
 # Rows from which the kernels for symmetric products are used: at 384 they are faster than torch's batched
 # product (docs/performance.md), smaller matrices were not measured.
 SYMMETRIC_FROM = 256
-# Numbers in all matrices together up to which shapes are stepped side by side: a small model's products leave
-# most of a GPU idle, a large one's would only hold more memory at once. Where to draw the line is a guess.
-OVERLAP_UP_TO = 2**24
 
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
@@ -67,17 +64,18 @@ class Muon:
         self.choice = choice
         self.parameters = parameters
         self.state: State = {}
-        self.sides: list[torch.cuda.Stream] = []
 
-    @torch.no_grad()
     def step(self, lr: float | Tensor, weight_decay: float) -> None:
-        """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd.
+        """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd."""
+        for work in self.works(lr, weight_decay):
+            work()
+
+    def works(self, lr: float | Tensor, weight_decay: float) -> list[Callable[[], None]]:
+        """A step's parts, one for each shape of matrix, in any order or at once.
 
         A rate that is a tensor stays on its device, so that a captured step can be replayed at another rate.
         """
         named = {name: p for name, p in self.parameters.items() if p.grad is not None}
-        if not named:
-            return
         for name, parameter in named.items():
             if name not in self.state:
                 self.state[name] = {"momentum": torch.zeros_like(parameter)}
@@ -85,33 +83,12 @@ class Muon:
         for name, parameter in named.items():
             rows, columns = sorted(parameter.shape[-2:])
             buckets[rows, columns].append(name)
-        works = [
+        return [
             functools.partial(self._step_bucket, names, *shape, lr, weight_decay)
             for shape, names in buckets.items()
         ]
-        small = sum(p.numel() for p in named.values()) <= OVERLAP_UP_TO
-        device = next(iter(named.values())).device
-        if device.type == "cuda" and small and not self.choice.neuron_norm:
-            self._side_by_side(works, device)
-        else:
-            for work in works:
-                work()
 
-    def _side_by_side(self, works: list[Callable[[], None]], device: torch.device) -> None:
-        """Do the works at once, all but the first on streams of their own; the current one waits for all."""
-        here = torch.cuda.current_stream(device)
-        first, *others = works
-        while len(self.sides) < len(others):
-            self.sides.append(torch.cuda.Stream(device))
-        sides = self.sides[: len(others)]
-        for side, work in zip(sides, others, strict=True):
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                work()
-        first()
-        for side in sides:
-            here.wait_stream(side)
-
+    @torch.no_grad()
     def _step_bucket(
         self, names: list[str], rows: int, columns: int, lr: float | Tensor, weight_decay: float
     ) -> None:

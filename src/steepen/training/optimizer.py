@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,12 @@ from steepen.model.network import Network
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.runs.spec import OptimizerChoice
 from steepen.training.muon import Muon, decay
+from steepen.training.streams import SideBySide
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
+# Weights up to which the parts of a step are done side by side: a small network's leave most of a GPU idle,
+# a large one's would only hold more memory at once. Where to draw the line is a guess.
+OVERLAP_UP_TO = 2**25
 
 
 def route(network: Network) -> dict[str, str]:
@@ -58,6 +63,7 @@ class Optimizer:
             self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
         for group in self.adam.param_groups:
             group["lr"] = self.lr[group["name"]]
+        self.side_by_side = SideBySide()
         self.names: dict[str, nn.Parameter] = {}
         self.adopt()
 
@@ -80,10 +86,10 @@ class Optimizer:
         peak = {"embedding": hyper.embedding_lr, "head": hyper.head_lr}
         return {group: peak.get(group, hyper.glr) for group in GROUPS}
 
-    def step(self, factor: float) -> None:
-        """One step at this share of the peak learning rates; returns nothing, changes weights and state."""
+    def step(self, factor: float) -> Tensor:
+        """One step at this share of the peak learning rates; returns what `apply` does."""
         self.set_rates(factor)
-        self.apply()
+        return self.apply()
 
     def set_rates(self, factor: float) -> None:
         """Have the next steps taken at this share of the peak rates: all that differs from step to step."""
@@ -94,20 +100,29 @@ class Optimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.lr[group["name"]]
 
-    def apply(self) -> None:
-        """One step at the rates that were set. On a GPU it can be captured in a graph and replayed.
+    def apply(self) -> Tensor:
+        """One step at the rates that were set; returns the norm of all gradients together, before clipping.
 
-        State is created by the first step, and growing or loading state replaces it: capture after a step
-        was taken, and again after those.
+        On a GPU it can be captured in a graph and replayed. State is created by the first step, and growing
+        or loading state replaces it: capture after a step was taken, and again after those.
         """
+        norms: list[Tensor] = []
+        works: list[Callable[[], object]] = []
         if self.choice.clip is not None:
-            nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
-        self.muon.step(self.lr["matrices"], self.hyper.wd)
-        if self.choice.cautious_decay:
-            self._cautious_adam()
+            norms.append(nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip))
         else:
-            self.adam.step()
+            gradients = [p.grad for p in self.names.values() if p.grad is not None]
+            works.append(lambda: norms.append(nn.utils.get_total_norm(gradients)))
+        works += [self._step_adam, *self.muon.works(self.lr["matrices"], self.hyper.wd)]
+        device = self.network.embedding.device
+        small = sum(p.numel() for p in self.names.values()) <= OVERLAP_UP_TO
+        if device.type == "cuda" and small and not self.choice.neuron_norm:
+            self.side_by_side(works, device)
+        else:
+            for work in works:
+                work()
         self.network.refresh()
+        return norms[0]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; a captured step needs them zeroed where they are instead."""
@@ -118,10 +133,6 @@ class Optimizer:
             return
         for parameter in self.names.values():
             parameter.grad = None
-
-    def gradient_norm(self) -> Tensor:
-        """The norm of all gradients together, left on the device."""
-        return nn.utils.get_total_norm([p.grad for p in self.names.values() if p.grad is not None])
 
     def grow(self, passes: int) -> dict[str, str]:
         """Grow the network and give its new cores their state by the chosen policy."""
@@ -154,7 +165,10 @@ class Optimizer:
                     for key, value in tensors.items()
                 }
 
-    def _cautious_adam(self) -> None:
+    def _step_adam(self) -> None:
+        if not self.choice.cautious_decay:
+            self.adam.step()
+            return
         groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.adam.param_groups]
         before = [[p.detach().clone() for p in parameters] for _, parameters in groups]
         self.adam.step()

@@ -57,8 +57,7 @@ class Stepper:
             recorded.graph.replay()
             return recorded.loss.clone(), recorded.norm.clone()
         loss = self.accumulator(inputs, targets, passes)
-        norm = self.optimizer.gradient_norm()
-        self.optimizer.step(factor)
+        norm = self.optimizer.step(factor)
         if self.graphs:
             self._record(inputs, targets, passes)
         self.optimizer.zero_grad()
@@ -103,8 +102,7 @@ class Stepper:
                 # Not by the accumulator: where memory runs out it would free gradients that the graph,
                 # already half recorded, goes on writing to.
                 loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
-                norm = self.optimizer.gradient_norm()
-                self.optimizer.apply()
+                norm = self.optimizer.apply()
                 self.optimizer.zero_grad(set_to_none=False)
         except RuntimeError as error:
             self.graphs = False
