@@ -6,6 +6,7 @@ Numbers are random, never zero: products of zeros draw less power.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,40 +15,43 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steepen.kernels.tiles import multiply
 from steepen.model.fast import piece_rows
 from steepen.model.products import accumulate_
 from steepen.model.shape import Shape
+
+Multiply = Callable[..., Tensor]
 
 
 def normal(*size: int) -> Tensor:
     return torch.randn(size, dtype=torch.bfloat16, device=DEVICE)
 
 
+def multiply_as_torch(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor:
+    """As `steepen.kernels.tiles.multiply`, with the algorithm that torch has cuBLAS choose."""
+    return x @ weight if onto is None else onto.addmm_(x, weight)
+
+
 @dataclass
 class Matrix:
-    """A matrix and its three products as training makes them, into memory that is there already."""
+    """A matrix and its three products as training makes them."""
 
     weight: Tensor
     total: Tensor  # its gradient, summed in fp32
     x: Tensor
     d: Tensor
-    y: Tensor
-    dx: Tensor
-    adds: bool = False  # to the stream, as the MLP's last product does
+    stream: Tensor | None = None  # what the product is added to, as the MLP's last is
 
     @property
     def flops(self) -> int:
         """Of each of the three."""
         return 2 * len(self.x) * self.weight.numel()
 
-    def forward(self) -> None:
-        if self.adds:
-            self.y.addmm_(self.x, self.weight.t())
-        else:
-            torch.mm(self.x, self.weight.t(), out=self.y)
+    def forward(self, multiply: Multiply = multiply) -> None:
+        multiply(self.x, self.weight.t(), onto=self.stream)
 
-    def to_input(self) -> None:
-        torch.mm(self.d, self.weight, out=self.dx)
+    def to_input(self, multiply: Multiply = multiply) -> None:
+        multiply(self.d, self.weight)
 
     def to_weight(self) -> None:
         accumulate_(self.total, self.d.t(), self.x, 1.0)
@@ -63,30 +67,27 @@ class MicroBatch:
         w, h = shape.width, shape.hidden
         x = {n: normal(tokens, n) for n in (w, h)}
         d = {n: normal(tokens, n) for n in (w, 3 * w, 2 * h)}
-        dx, y = ({n: torch.zeros_like(t) for n, t in like.items()} for like in (x, d))
 
         def weight_and_total(out: int, inner: int) -> tuple[Tensor, Tensor]:
             return normal(out, inner) * inner**-0.5, torch.zeros(out, inner, device=DEVICE)
 
-        def matrix(out: int, inner: int, adds: bool = False) -> Matrix:
-            return Matrix(*weight_and_total(out, inner), x[inner], d[out], y[out], dx[inner], adds)
+        def matrix(out: int, inner: int, stream: Tensor | None = None) -> Matrix:
+            return Matrix(*weight_and_total(out, inner), x[inner], d[out], stream)
 
+        stream = normal(tokens, w)
         self.blocks = [
             {
                 "qkv": matrix(3 * w, w),
                 "out": matrix(w, w),
                 "gate_up": matrix(2 * h, w),
-                "down": matrix(w, h, adds=True),
+                "down": matrix(w, h, stream),
             }
             for _ in range(blocks)
         ]
         head = weight_and_total(shape.vocabulary, w)
         rows = piece_rows(tokens, shape.vocabulary * x[w].element_size())
-        logits, d_logits = normal(rows, shape.vocabulary), normal(rows, shape.vocabulary)
-        self.head = [
-            Matrix(*head, piece, d_logits[: len(piece)], logits[: len(piece)], d_piece)
-            for piece, d_piece in zip(x[w].split(rows), dx[w].split(rows), strict=True)
-        ]
+        d_logits = normal(rows, shape.vocabulary)
+        self.head = [Matrix(*head, piece, d_logits[: len(piece)]) for piece in x[w].split(rows)]
 
 
 class Attention:

@@ -5,6 +5,7 @@
     python benchmarks/ceilings.py --json ceilings.json
 
 products       every product of a micro-batch, cold (a burst after idling) and hot
+tiles          products with a weight as training makes them against torch's choice, in turns and each kept up
 floor          all products and attention of a micro-batch in training's order, back to back, and nothing
                else: what a step would take if the rest, optimizer included, were free
 attention      cuDNN's against flash, forward and backward of one block
@@ -33,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ceiling_clocks import ON_GPU, Call, cold, hot, power
+from ceiling_clocks import ON_GPU, Call, cold, hot, load, power
 from ceiling_kernels import Row, profile
-from ceiling_products import Attention, Matrix, MicroBatch, normal
+from ceiling_products import Attention, Matrix, MicroBatch, multiply_as_torch, normal
 from throughput import DEVICE, Sampler, time_calls
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
@@ -50,7 +51,15 @@ from steepen.training.device import fast_kernels, peak_flops
 WAYS = ("forward", "to_input", "to_weight")
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 CHUNKS = 4  # of tokens, for batched gradients of weights
-FORMATS = {"ms": ".3f", "TFLOP/s": ".1f", "TB/s": ".2f", "tokens/s": ",.0f", "MFU": ".1%", "share": ".1%"}
+FORMATS = {
+    "ms": ".3f",
+    "TFLOP/s": ".1f",
+    "TB/s": ".2f",
+    "tokens/s": ",.0f",
+    "MFU": ".1%",
+    "share": ".1%",
+    "ratio": ".3f",
+}
 
 
 def products(given: Any) -> list[Row]:
@@ -81,6 +90,28 @@ def products(given: Any) -> list[Row]:
         }
         for row in flops
     ]
+
+
+def tiles(given: Any) -> list[Row]:
+    batch = MicroBatch(given.shape, given.tokens, blocks=1)
+    rows = list[Row]()
+    load(given.warm_up)
+    for name, matrix in (batch.blocks[0] | {"head": batch.head[0]}).items():
+        for way in ("forward", "to_input"):
+            ours: Call = getattr(matrix, way)
+            calls = {"torch": partial(ours, multiply_as_torch), "tiles": ours}
+            found, sampled = hot(calls, given.seconds, 0.0)
+            kept_up = {
+                which: time_calls(call, given.seconds, 0.3, each=max(1, round(0.02 / found[which])))
+                for which, call in calls.items()
+            }
+            terms = (matrix.x if way == "forward" else matrix.d).shape[1]
+            row: Row = {"product": f"{name} {way}", "terms": terms}
+            for heading, times in (("in turns", found), ("kept up", kept_up)):
+                row |= {f"{heading}, {which}, ms": 1e3 * s for which, s in times.items()}
+                row[f"{heading}, ratio"] = times["torch"] / times["tiles"]
+            rows.append(row | sampled)
+    return rows
 
 
 def floor(given: Any) -> list[Row]:
@@ -182,7 +213,8 @@ def cross_entropy(given: Any) -> list[Row]:
 
 def head(given: Any) -> list[Row]:
     piece = MicroBatch(given.shape, given.tokens, blocks=1).head[0]
-    n, weight, logits = piece.x, piece.weight, piece.y
+    n, weight = piece.x, piece.weight
+    logits = n.new_empty(len(n), len(weight))
     targets = torch.randint(len(weight), (len(n),), device=DEVICE)
     kernels = kernels_for(n)
 
@@ -260,6 +292,7 @@ def splits_of(name: str, matrix: Matrix, given: Any) -> list[Row]:
 
 SECTIONS: dict[str, Callable[[Any], list[Row]]] = {
     "products": products,
+    "tiles": tiles,
     "floor": floor,
     "attention": attention,
     "streams": streams,

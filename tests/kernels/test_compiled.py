@@ -36,7 +36,10 @@ EIGHT_BITS, COPY_ENGINE = 89, 90  # the first with products in eight bits, the f
 WIDTHS = {80: [384], 89: [1024], 90: [384, 1024], 100: []}
 # Kernels that may keep numbers in memory for want of registers, with the flags they do it with, and why.
 SPILLS = {
-    "odds._odds_kernel CAPPED STORE": "logits are needed again after their odds; a cap is not the default",
+    **dict.fromkeys(
+        ("odds._odds_kernel CAPPED STORE", "odds._odds_kernel CAPPED STORE EVEN"),
+        "logits are needed again after their odds; a cap is not the default",
+    ),
 }
 EPS = 1.2e-7
 BATCH, TIME = 16, 2048

@@ -22,8 +22,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from steepen.kernels.cross_entropy import capped, uncapped
 from steepen.kernels.eager import MOST_NATS
 
-LIMIT = tl.constexpr(MOST_NATS)
 PER_NAT = tl.constexpr(1.4426950408889634)  # bits: the GPU raises two to a power, not e
+LIMIT = tl.constexpr(MOST_NATS * 1.4426950408889634)
 # A tile of the result and the columns of the factors taken at a time. One program to a processor: it fetches
 # for the next tile while it raises and stores this one, for which three steps' factors must fit beside it.
 TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
@@ -52,8 +52,8 @@ def _target_kernel(
 @triton.jit
 def _odds_kernel(
     n_tiles, weight_tiles, odds_tiles, part_ptr, right_ptr, target_ptr, rows, vocabulary, width, cap,
-    CAPPED: tl.constexpr, STORE: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    CAPPED: tl.constexpr, STORE: tl.constexpr, EVEN: tl.constexpr, PROGRAMS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Odds, the target's left out, and their sums over each tile's columns."""
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(vocabulary, COLUMNS)
@@ -70,12 +70,14 @@ def _odds_kernel(
             x = tl.dot(n, weight.T, x)
         x = capped(x, cap, CAPPED)
         row = i * ROWS + tl.arange(0, ROWS)
-        right = tl.load(right_ptr + row, mask=row < rows, other=0.0)
+        right = tl.load(right_ptr + row, mask=row < rows, other=0.0) * PER_NAT
         target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int32)
         column = j * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        above = tl.minimum(x - right[:, None], LIMIT, propagate_nan=tl.PropagateNan.ALL)
-        odds = tl.exp2(above * PER_NAT)
-        odds = tl.where((column == target[:, None]) | (column >= vocabulary), 0.0, odds)
+        # What is done here is done for every logit, while the products wait: few instructions matter. What
+        # is no token has odds of zero, by its limit; of the target only the others' odds are wanted.
+        limit = LIMIT if EVEN else tl.where(column < vocabulary, LIMIT, float("-inf"))
+        above = tl.minimum(x * PER_NAT - right[:, None], limit, propagate_nan=tl.PropagateNan.ALL)
+        odds = tl.where(column == target[:, None], 0.0, tl.exp2(above))
         tl.store(part_ptr + j * rows + row, tl.sum(odds, axis=1), mask=row < rows)
         if STORE:
             odds_tiles.store([i * ROWS, j * COLUMNS], uncapped(odds, x, cap, CAPPED).to(odds_tiles.dtype))
@@ -151,7 +153,8 @@ def odds(
         TensorDescriptor.from_tensor(weight, [TILE["COLUMNS"], TILE["DEPTH"]]),
         TensorDescriptor.from_tensor(raised, [TILE["ROWS"], TILE["COLUMNS"]]),
         sums, right, targets, rows, vocabulary, width, cap,
-        **options, **TILE, PROGRAMS=programs, GROUP=8, num_warps=8, num_stages=3,
+        **options, **TILE, EVEN=vocabulary % TILE["COLUMNS"] == 0,
+        PROGRAMS=programs, GROUP=8, num_warps=8, num_stages=3,
     )  # fmt: skip
     _finish_kernel[(triton.cdiv(rows, 16),)](
         sums, right, targets, n, losses, raised, factor, scaled, parts, rows, vocabulary, width, scale, cap,
