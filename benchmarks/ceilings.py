@@ -5,7 +5,7 @@
     python benchmarks/ceilings.py --json ceilings.json
 
 products       every product of a micro-batch, cold (a burst after idling) and hot
-tiles          products with a weight as training makes them against torch's choice, in turns and each kept up
+tiles          products with a weight in the tiles we choose against torch's choice, in turns and each kept up
 floor          all products and attention of a micro-batch in training's order, back to back, and nothing
                else: what a step would take if the rest, optimizer included, were free
 attention      cuDNN's against flash, forward and backward of one block
@@ -42,6 +42,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from steepen.kernels import kernels_for
+from steepen.kernels.tiles import tile_of
 from steepen.model.arms import find_arm
 from steepen.model.products import accumulate_
 from steepen.model.shape import Scale
@@ -100,14 +101,19 @@ def tiles(given: Any) -> list[Row]:
         for way in ("forward", "to_input"):
             ours: Call = getattr(matrix, way)
             calls = {"torch": partial(ours, multiply_as_torch), "tiles": ours}
-            found, sampled = hot(calls, given.seconds, 0.0)
-            kept_up = {
-                which: time_calls(call, given.seconds, 0.3, each=max(1, round(0.02 / found[which])))
-                for which, call in calls.items()
-            }
-            terms = (matrix.x if way == "forward" else matrix.d).shape[1]
-            row: Row = {"product": f"{name} {way}", "terms": terms}
-            for heading, times in (("in turns", found), ("kept up", kept_up)):
+            in_turns, _ = hot(calls, given.seconds, 0.0)
+            kept_up: dict[str, float] = {}
+            sampled: Row = {}
+            for which, call in calls.items():
+                with Sampler() as sampler:
+                    each = max(1, round(0.02 / in_turns[which]))
+                    kept_up[which] = time_calls(call, given.seconds, 0.3, each=each)
+                sampled |= {f"{which}, {unit}": value for unit, value in power(sampler).items()}
+            x, weight = (matrix.x, matrix.weight.t()) if way == "forward" else (matrix.d, matrix.weight)
+            tile = tile_of(x, weight, onto=matrix.stream if way == "forward" else None)
+            row: Row = {"product": f"{name} {way}", "terms": x.shape[1]}
+            row["tile"] = "torch's" if tile is None else f"{tile[0]}×{tile[1]}"
+            for heading, times in (("in turns", in_turns), ("kept up", kept_up)):
                 row |= {f"{heading}, {which}, ms": 1e3 * s for which, s in times.items()}
                 row[f"{heading}, ratio"] = times["torch"] / times["tiles"]
             rows.append(row | sampled)

@@ -154,8 +154,8 @@ def main() -> None:
 
     wd = optimizer.hyper.wd
     works: dict[str, Callable[[], object]] = {
-        "whole step (apply)": optimizer.apply,
-        "  Muon": lambda: optimizer.muon.step(optimizer.lr["matrices"], wd),
+        "whole step, with the norm": optimizer.apply,
+        "  Muon, shape after shape": lambda: optimizer.muon.step(optimizer.lr["matrices"], wd),
         "  AdamW": optimizer.adam.step,
         "orthogonalise, as stepped": ours(*batches),
         "orthogonalise, plain baddbmm": theirs(*batches),
@@ -190,7 +190,8 @@ def main() -> None:
         shapes = [shape for shape in batches if f"{shape[0]} × {shape[1]}," in name]
         work = flops(shapes or list(batches)) if shapes or name.startswith("orthogonalise") else 0.0
         speed = f"{work / median / 1e12:.3g}" if work else "-"
-        ratio = f"{median / medians[base]:.3f}" if name in ("  Muon", "whole step (apply)", base) else "-"
+        compared = name == base or name.startswith(("whole", "  Muon"))
+        ratio = f"{median / medians[base]:.3f}" if compared else "-"
         print(f"{name:<40}{1e3 * median:>10.3f}{speed:>10}{ratio:>30}")
     if given.profile:
         show_kernels(optimizer)

@@ -41,7 +41,7 @@ def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     sections = json.loads((tmp_path / "found.json").read_text())["sections"]
     assert list(sections) == [
-        "products", "floor", "attention", "streams", "cross-entropy", "head", "splits", "profile"
+        "products", "tiles", "floor", "attention", "streams", "cross-entropy", "head", "splits", "profile"
     ]  # fmt: skip
     for name, section in sections.items():
         assert name in done.stdout
@@ -51,6 +51,7 @@ def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None
         else:
             assert name in ("attention", "streams") and "GPU" in section["left_out"]
     assert len(sections["products"]["rows"]) == 5 * 3 + 1
+    assert len(sections["tiles"]["rows"]) == 5 * 2
     whole, *parts = sections["floor"]["rows"]
     assert whole["TFLOP/s"] * whole["ms"] == pytest.approx(sum(r["TFLOP/s"] * r["ms"] for r in parts))
     profile = {row["kernels, a micro-batch"]: row for row in sections["profile"]["rows"]}

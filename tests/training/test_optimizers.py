@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -211,6 +212,15 @@ def test_every_parameter_is_in_one_group_and_block_matrices_in_muon(name: str) -
     optimizer.muon.parameters.pop(next(iter(optimizer.muon.parameters)))
     with pytest.raises(AssertionError):
         optimizer._check(route(network))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> None:
+    network = network_with_gradients()
+    gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+    norm = Optimizer(network, HYPER, VARIANTS[variant]).step(1.0)
+    assert norm.item() == pytest.approx(math.sqrt(sum(g.double().square().sum().item() for g in gradients)))
+    assert norm.item() > 0.1, "more than the clipped have left"
 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])

@@ -219,7 +219,7 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
 
-    def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
+    def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
         return original(self, factor)
@@ -259,7 +259,7 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept(
     options = replace(QUIET, checkpoint_every=2, keep_last=1, validate_every=None)
 
     def killed_at(step: int) -> None:
-        def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
+        def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
             if len(read_metrics(store.run(spec).metrics_file)) >= step:
                 raise Killed
             return original(self, factor)
@@ -323,7 +323,7 @@ def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_distu
     train(spec, tiny_data, unseen, replace(QUIET, validate_every=None))
     assert losses(whole, spec) == losses(unseen, spec)
 
-    def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> None:
+    def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
         return original(self, factor)

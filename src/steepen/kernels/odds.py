@@ -23,7 +23,7 @@ from steepen.kernels.cross_entropy import capped, uncapped
 from steepen.kernels.eager import MOST_NATS
 
 PER_NAT = tl.constexpr(1.4426950408889634)  # bits: the GPU raises two to a power, not e
-LIMIT = tl.constexpr(MOST_NATS * 1.4426950408889634)
+LIMIT = tl.constexpr(MOST_NATS * PER_NAT.value)
 # A tile of the result and the columns of the factors taken at a time. One program to a processor: it fetches
 # for the next tile while it raises and stores this one, for which three steps' factors must fit beside it.
 TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}

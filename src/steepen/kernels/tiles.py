@@ -2,23 +2,24 @@
 
 Where a product's sum is short, the tiles cuBLAS puts first are so large that a processor adds up and writes
 out by turns. Smaller ones fit a processor twice, and one is written while the other is added up. On a cool
-GPU there is little between them; on a hot one, where power is what is scarce, the smaller take less of it.
-cuBLAS offers them too, after others (docs/performance.md has the numbers). So it is asked here for all it
-has, of which torch takes the first. What comes out is the same product, summed in fp32.
+GPU there is little between them; on a hot one, where power is what is scarce, the smaller take less of it
+(docs/performance.md has the numbers). cuBLAS offers them too, after others. So it is asked here for what it
+has, and the smaller are taken. What comes out is the same product, summed in fp32.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Iterable
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 
 import torch
 from torch import Tensor
 
-# cuBLAS's numbers for tiles, with the rows and columns (of the transposed result) they stand for. All have
-# 18,000 to 22,500 sums, which is what fits a processor of Hopper's twice. The first that is offered is taken.
+# cuBLAS's numbers for tiles, and their rows and columns (of the transposed result). They have 18,432 to
+# 22,528 sums, which is what fits a processor of Hopper's twice. The first that is offered is taken.
 TILES = {29: (128, 160), 201: (176, 128), 197: (168, 128), 184: (144, 128)}
 LONGEST = 4096  # terms in a sum: beyond, there is too little to write for tiles to matter
 CANDIDATES = 16  # to ask for; cuBLAS 13 has offered 8
@@ -45,19 +46,16 @@ class _Candidate(ctypes.Structure):
 
 
 def preferred(offered: Iterable[tuple[int, int]]) -> int | None:
-    """Which of these candidates, by tile and bytes of scratch memory, to take; None: leave it to cuBLAS.
+    """Which of these candidates, by tile and bytes of scratch memory, to take; None: leave it to torch.
 
-    Those that need no scratch memory are those that add up each sum in one go, in one order.
+    One that needs scratch memory adds up its sums in parts; and there is none for it here.
     """
     found = {tile: place for place, (tile, scratch) in reversed(list(enumerate(offered))) if scratch == 0}
     return next((found[tile] for tile in TILES if tile in found), None)
 
 
 def multiply(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """x times weight, either of them lying in memory along its rows or, the weight, along its columns.
-
-    With `onto`, added to it, in place.
-    """
+    """x times weight; with `onto`, added to it, in place."""
     plan = _plan_for(x, weight, onto)
     if plan is not None:
         out = x.new_empty(len(x), weight.shape[1]) if onto is None else onto
@@ -66,14 +64,31 @@ def multiply(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor
     return x @ weight if onto is None else onto.addmm_(x, weight)
 
 
+def tile_of(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> tuple[int, int] | None:
+    """The tile such a product is made in, of the transposed result; None: which one is left to torch."""
+    plan = _plan_for(x, weight, onto)
+    return None if plan is None or plan.algorithm is None else TILES[plan.tile(plan.algorithm)]
+
+
 def _plan_for(x: Tensor, weight: Tensor, onto: Tensor | None) -> _Plan | None:
-    if not (x.is_cuda and x.dtype == weight.dtype == torch.bfloat16 and x.shape[1] <= LONGEST):
+    if not (x.is_cuda and x.ndim == weight.ndim == 2 and x.shape[1] == len(weight) <= LONGEST):
         return None
     turned = not weight.is_contiguous()
-    tensors = [x, weight.t() if turned else weight] + ([onto] if onto is not None else [])
-    if not all(t.is_contiguous() and t.dtype == x.dtype and t.data_ptr() % ALIGNED == 0 for t in tensors):
+    tensors = [x, weight.t() if turned else weight]
+    if onto is not None:
+        if onto.shape != (len(x), weight.shape[1]):
+            return None
+        tensors.append(onto)
+    fit = all(
+        t.dtype == torch.bfloat16
+        and t.device == x.device
+        and t.is_contiguous()
+        and t.data_ptr() % ALIGNED == 0
+        for t in tensors
+    )
+    if not fit or x.device.index != torch.cuda.current_device():
         return None
-    return _plan(x.device, len(x), weight.shape[1], x.shape[1], turned, onto is not None)
+    return _plan(x.device, len(x), weight.shape[1], len(weight), turned, onto is not None)
 
 
 @functools.cache
@@ -89,12 +104,12 @@ def _plan(
 
 @functools.cache
 def _library(device: torch.device) -> _Library | None:
-    """cuBLAS as torch has loaded it, where tiles were measured to matter."""
+    """cuBLAS, by the name torch has it under, where tiles were measured to matter."""
     if torch.version.cuda is None or torch.cuda.get_device_capability(device) != HOPPER:
         return None
     try:
         return _Library(ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}"), device)
-    except (OSError, _Refused):
+    except (OSError, AttributeError, _Refused):
         return None
 
 
@@ -143,7 +158,8 @@ class _Plan:
 
     def run(self, x: Tensor, weight: Tensor, out: Tensor) -> bool:
         """Compute on torch's stream; False where cuBLAS refused, and nothing was done."""
-        if self.algorithm is None:
+        algorithm = self.algorithm
+        if algorithm is None:
             return False
         data = c_void_p(out.data_ptr())
         status = self.library.try_to(
@@ -160,13 +176,17 @@ class _Plan:
             self.out,
             data,
             self.out,
-            byref(self.algorithm),
+            byref(algorithm),
             None,
             c_size_t(0),
             c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
         )
         if status:
-            self.algorithm = None  # and torch's own choice from now on
+            self.algorithm = None
+            warnings.warn(
+                f"cuBLAS refused a product it had offered (status {status}); torch chooses from now on.",
+                stacklevel=3,
+            )
         return status == 0
 
     def _layout(self, rows: int, columns: int) -> c_void_p:
@@ -197,10 +217,11 @@ class _Plan:
         finally:
             self.library.call("MatmulPreferenceDestroy", preference)
         offered = [c for c in candidates[: returned.value] if c.status == 0]
-        place = preferred((self._tile(c.algorithm), c.workspace) for c in offered)
+        place = preferred((self.tile(c.algorithm), c.workspace) for c in offered)
         return None if place is None else _Algorithm.from_buffer_copy(offered[place].algorithm)
 
-    def _tile(self, algorithm: _Algorithm) -> int:
+    def tile(self, algorithm: _Algorithm) -> int:
+        """cuBLAS's number for the tile an algorithm works in."""
         tile, written = c_int32(), c_size_t()
         self.library.call(
             "MatmulAlgoConfigGetAttribute",

@@ -136,7 +136,8 @@ class _Rest(torch.autograd.Function):
         kernels = kernels_for(flat, eight=block.eight)
         d = kernels.quantise_gradient(_rows(gradients[0]))
         product = block.down.to_input(d)
-        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product, *(() if kept is None else (kept,)))
+        given = () if kept is None else (kept,)  # never in eight bits, whose kernels take none
+        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product, *given)
         del product
         block.down.to_weight(d, activated)
         del activated

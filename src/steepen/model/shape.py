@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from steepen.errors import UsageError
 
-# The hidden width up to which training on a GPU keeps the MLP's activation for the backward: in networks so
-# small there is memory for it, in larger ones it is made again.
+# The hidden width up to which training on a GPU keeps the MLP's activation for the backward. In networks so
+# narrow, unless they are very deep, there is memory for it; in others it is made again.
 KEPT_UP_TO = 1536
 
 

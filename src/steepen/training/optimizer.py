@@ -19,9 +19,9 @@ from steepen.training.muon import Muon, decay
 from steepen.training.streams import SideBySide
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
-# Weights up to which the parts of a step are done side by side: a small network's leave most of a GPU idle,
-# a large one's would only hold more memory at once. Where to draw the line is a guess.
-OVERLAP_UP_TO = 2**25
+# Numbers in all block matrices up to which the parts of a step are done side by side: a small network's leave
+# most of a GPU idle, a large one's would only hold more memory at once. Where to draw the line is a guess.
+OVERLAP_UP_TO = 2**24
 
 
 def route(network: Network) -> dict[str, str]:
@@ -106,23 +106,24 @@ class Optimizer:
         On a GPU it can be captured in a graph and replayed. State is created by the first step, and growing
         or loading state replaces it: capture after a step was taken, and again after those.
         """
-        norms: list[Tensor] = []
-        works: list[Callable[[], object]] = []
+        works: list[Callable[[], Any]] = [
+            self._step_adam,
+            *self.muon.works(self.lr["matrices"], self.hyper.wd),
+        ]
         if self.choice.clip is not None:
-            norms.append(nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip))
+            clipped = nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
+            works.insert(0, lambda: clipped)
         else:
             gradients = [p.grad for p in self.names.values() if p.grad is not None]
-            works.append(lambda: norms.append(nn.utils.get_total_norm(gradients)))
-        works += [self._step_adam, *self.muon.works(self.lr["matrices"], self.hyper.wd)]
+            works.insert(0, lambda: nn.utils.get_total_norm(gradients))
         device = self.network.embedding.device
-        small = sum(p.numel() for p in self.names.values()) <= OVERLAP_UP_TO
-        if device.type == "cuda" and small and not self.choice.neuron_norm:
-            self.side_by_side(works, device)
+        small = sum(p.numel() for p in self.muon.parameters.values()) <= OVERLAP_UP_TO
+        if device.type == "cuda" and small:
+            norm, *_ = self.side_by_side(works, device)
         else:
-            for work in works:
-                work()
+            norm, *_ = [work() for work in works]
         self.network.refresh()
-        return norms[0]
+        return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; a captured step needs them zeroed where they are instead."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -17,17 +18,20 @@ class SideBySide:
     def __init__(self) -> None:
         self.sides: list[torch.cuda.Stream] = []
 
-    def __call__(self, works: Iterable[Callable[[], object]], device: torch.device) -> None:
-        """Do the works."""
+    def __call__(self, works: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
+        """Do the works; returns what they return."""
         here = torch.cuda.current_stream(device)
-        first, *others = works
-        while len(self.sides) < len(others):
+        while len(self.sides) < len(works) - 1:
             self.sides.append(torch.cuda.Stream(device))
-        sides = self.sides[: len(others)]
-        for side, work in zip(sides, others, strict=True):
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                work()
-        first()
-        for side in sides:
-            here.wait_stream(side)
+        begun: list[torch.cuda.Stream] = []
+        results: list[Any] = []
+        try:
+            for side, work in zip(self.sides, works[1:], strict=False):
+                side.wait_stream(here)
+                begun.append(side)
+                with torch.cuda.stream(side):
+                    results.append(work())
+            return [works[0](), *results]
+        finally:  # also where a work failed: what it began may still be reading
+            for side in begun:
+                here.wait_stream(side)
