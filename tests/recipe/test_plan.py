@@ -174,16 +174,19 @@ def test_the_cluster_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[s
 
 
 def test_memory_is_near_what_was_measured() -> None:
-    """Vanilla's peaks on one GPU, 65,536 tokens a micro-batch (docs/performance.md), in GiB."""
-    for depth, context, vocabulary, peak in (
-        (8, 2048, 50_304, 15.51),
-        (12, 2048, 50_304, 33.84),
-        (3, 1024, 8192, 3.09),
-        (2, 1024, 8192, 2.16),
+    """Peaks on one GPU, 65,536 tokens a micro-batch (docs/performance.md), in GiB."""
+    for arm, depth, context, vocabulary, peak in (
+        ("vanilla", 8, 2048, 50_304, 15.47),
+        ("operator-1", 8, 2048, 50_304, 15.71),
+        ("loop-2", 8, 2048, 50_304, 20.17),
+        ("untied-2", 8, 2048, 50_304, 20.67),
+        ("vanilla", 12, 2048, 50_304, 33.65),
+        ("vanilla", 3, 1024, 8192, 2.97),
+        ("vanilla", 2, 1024, 8192, 1.86),
     ):
-        rung = PAPER["vanilla"].at(ARMS["vanilla"], depth, Scale(context=context, vocabulary=vocabulary))
+        rung = PAPER[arm].at(ARMS[arm], depth, Scale(context=context, vocabulary=vocabulary))
         estimate = training_memory(rung, 1, 65_536 // context, sharded=False).total / 2**30
-        assert estimate == pytest.approx(peak, rel=0.1), depth
+        assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
 
 
 def test_the_largest_micro_batch_fits_and_one_more_would_not() -> None:

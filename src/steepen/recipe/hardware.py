@@ -68,7 +68,7 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
     Muon keeps one fp32 number per block weight beside weight and gradient (12 bytes), AdamW two per embedding
     and head weight (16 bytes). Sharding divides these by the GPUs; two gathered blocks in bf16 remain.
     Activations are what the fast path keeps in bf16: 6 widths and 2 hidden widths (in small networks 3) per
-    token and executed block, 4 widths at the ends; half a gibibyte of logits at a time, and as much again of
+    token and executed block, 4 widths at the ends; half a gibibyte of logits at a time, and an eighth for
     libraries' workspaces. A block of your own keeps about twice as much. Peaks: docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.most
@@ -82,7 +82,7 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
         state=(12 * blocks + 16 * ends) / share,
         compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
         activations=2.0 * tokens * (executed * kept + 4 * shape.width),
-        logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**29,
+        logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
     )
 
 
