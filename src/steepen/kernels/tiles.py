@@ -1,10 +1,10 @@
 """Products with a weight in bf16, by cuBLAS as ever, but in tiles that suit a GPU at its power limit.
 
 Where a product's sum is short, the tiles cuBLAS puts first are so large that a processor adds up and writes
-out by turns. Smaller ones fit a processor twice, and one is written while the other is added up. On a cool
-GPU there is little between them; on a hot one, where power is what is scarce, the smaller take less of it
-(docs/performance.md has the numbers). cuBLAS offers them too, after others. So it is asked here for what it
-has, and the smaller are taken. What comes out is the same product, summed in fp32.
+out by turns. Smaller ones fit a processor twice, and one is written while the other is added up. On a GPU at
+its power limit these are faster (docs/performance.md has the numbers; a cool one was not asked). cuBLAS
+offers them too, after others. So it is asked here for what it has, and the smaller are taken. What comes out
+is the same product, summed in fp32.
 """
 
 from __future__ import annotations
