@@ -31,6 +31,7 @@ TRUTHS = {
     "exponent, Operator-1": (E, A * 1.12**-0.1140, 0.1140),
     "floor lower by 0.05": (E - 0.05, A, GAMMA),
     "shallower": (E, A * 1.10**-GAMMA, 0.109),
+    "floor and exponent lower": (E - 0.235, 1.35, 0.0913),  # with one floor for both the slopes seem equal
 }
 
 

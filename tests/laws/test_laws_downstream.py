@@ -85,6 +85,13 @@ def test_the_compute_for_a_score_inverts_the_forecast() -> None:
     fit = fit_downstream(World().measured(0.0))
     assert fit.compute_for("vanilla", float(fit.predict("vanilla", 3e21)[0])) == pytest.approx(3e21, rel=1e-6)
     assert fit.compute_for("vanilla", 0.9999) == np.inf
+    # Small runs too; and below what the curves begin with there is no compute to name.
+    score = float(fit.predict("vanilla", 5e12)[0])
+    assert fit.compute_for("vanilla", score) == pytest.approx(5e12, rel=1e-4)
+    for better in (-1e-4, 1e-4):
+        factor = fit.hold_out("vanilla", 5e12, score + better).compute_factor
+        assert (factor > 1) == (better > 0)
+    assert np.isnan(fit.compute_for("vanilla", -1.0))
 
 
 def test_a_sigmoid_shrugs_off_an_outlier() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +104,9 @@ def forecast(
         _draw(full, groups, held, budgets, figure)
         found["figure"] = str(figure)
     if as_json:
-        typer.echo(json.dumps(_finite(found), indent=2))
+        from steepen.laws.plain import to_json
+
+        typer.echo(to_json(found))
     else:
         _print(found, full)
 
@@ -219,14 +221,7 @@ def _print(found: dict[str, Any], fit: DownstreamFit) -> None:
     for row in found["forecast"]:
         typer.echo(f"{row['arm']} at {row['flops']:.3e} FLOPs: CORE {row['core']:.4f}")
     for row in found["compute_for"]:
-        need = "out of reach" if row["flops"] == float("inf") else f"{row['flops']:.2e} FLOPs"
+        need = f"{row['flops']:.2e} FLOPs"
+        if not math.isfinite(row["flops"]):
+            need = "out of reach" if row["flops"] > 0 else "below any forecast"
         typer.echo(f"{row['arm']} to match {row['reference']} (CORE {row['core']:.4f}): {need}")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: what is out of reach is null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from steepen.laws.analysis import LadderReport
     from steepen.laws.law import ComputeFit
     from steepen.laws.power import Cheapest, Power
+    from steepen.laws.verdict import Prediction
 
 STYLES = {
     "steeper": "bold green",
@@ -121,8 +123,12 @@ def _predictions(report: LadderReport) -> Table:
     )
     for v in report.verdicts.values():
         both = zip(v.readings["exponent"].predictions, v.readings["floor"].predictions, strict=True)
-        table.add_row(escape(v.arm), *(f"{a.multiplier:.2f}× / {b.multiplier:.2f}×" for a, b in both))
+        table.add_row(escape(v.arm), *(f"{_times(a)} / {_times(b)}" for a, b in both))
     return table
+
+
+def _times(prediction: Prediction) -> str:
+    return "–" if math.isnan(prediction.multiplier) else f"{prediction.multiplier:.2f}×"
 
 
 def _multipliers(report: LadderReport) -> Table:

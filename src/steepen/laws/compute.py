@@ -83,16 +83,17 @@ def _variance(rss: float, freedom: int, y: Array, settings: Settings) -> float:
 
 def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
     """p-value that rungs scatter about their laws no more than their seeds do; None where no rung has two
-    seeds.
+    seeds. The laws have one floor between them, and a constant and an exponent each.
     """
     within = sum(
         float(((runs - runs.mean()) ** 2).sum()) for ladder in ladders.values() for runs in ladder.runs
     )
     inner = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
-    if inner == 0 or within <= 0 or not math.isfinite(fit.freedom) or fit.freedom <= 0:
+    freedom = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
+    if inner == 0 or within <= 0 or freedom <= 0:
         return None
     between = sum(
         float((ladder.seeds * (ladder.loss - fit.arms[name].predict(ladder.flops)) ** 2).sum())
         for name, ladder in ladders.items()
     )
-    return float(stats.f.sf((between / fit.freedom) / (within / inner), fit.freedom, inner))
+    return float(stats.f.sf((between / freedom) / (within / inner), freedom, inner))

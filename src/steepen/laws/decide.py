@@ -14,19 +14,24 @@ from steepen.laws.solver import Array, Design, Mask, solve
 POWER = 0.90
 FURTHEST_DECADES = 12.0
 MOST_EXCESS = 0.03
+MOST_RUNS = 100
+SAMPLE = 4  # times the rungs, from which it is told what other multiples of them would show
 
 
 @dataclass(frozen=True)
 class Decider:
     """What it would take to tell the two readings apart with 90% power, each remedy alone.
 
-    `runs_factor`: that many times the runs (seeds, or rungs) in the same span. `top_flops`: extend both
+    `seeds_factor`: that many times the seeds; they narrow every rung's mean, but how far rungs scatter about
+    a law is known no better. `rungs_factor`: that many times the rungs in the same span (None beyond
+    `MOST_RUNS`). `top_flops`: extend both
     ladders to this compute at the present spacing (None beyond twelve decades), which takes `extra_rungs`
     of both together and `extra_runs` with as many seeds as the ladders have now. `apart_flops`: where the
     readings' predicted gap between the arms differs by three standard deviations of one run.
     """
 
-    runs_factor: float
+    seeds_factor: float
+    rungs_factor: int | None
     top_flops: float | None
     extra_decades: float | None
     extra_rungs: int | None
@@ -97,6 +102,18 @@ def extended(pair: Pair, decades: float) -> Pair:
     return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
 
 
+def denser(pair: Pair, factor: int) -> Pair:
+    """That many times the rungs of both ladders, evenly over the span each has."""
+    x, arm, weights = list[Array](), list[Mask](), list[Array]()
+    for flag in (False, True):
+        own = pair.x[pair.arm == flag]
+        count = len(own) * factor
+        x.append(np.interp(np.linspace(0, len(own) - 1, count), np.arange(len(own)), np.sort(own)))
+        arm.append(np.full(count, flag))
+        weights.append(np.full(count, float(pair.weights[pair.arm == flag].mean())))
+    return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
+
+
 def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
     """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
     pair = fits.pair
@@ -112,16 +129,19 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
     def needed(points: int) -> float:
         return needed_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
 
-    present = strength(pair)
-    factor = needed(len(pair.x) * 4) / max(present, 1e-12)
+    def tells(where: Pair) -> bool:
+        return strength(where) >= needed(len(where.x))
+
+    seeds = needed(len(pair.x)) / max(strength(pair), 1e-12)
+    each = strength(denser(pair, SAMPLE)) / SAMPLE  # what one more of each rung adds, once they are many
+    enough_rungs = (k for k in range(1, MOST_RUNS) if k * each >= needed(len(pair.x) * k))
     top = float(pair.x.max())
     spacing = max(
         np.ptp(pair.x[pair.arm == flag]) / (int((pair.arm == flag).sum()) - 1) for flag in (False, True)
     )
 
     def enough(count: int) -> bool:
-        longer = extended(pair, count * spacing * 1.001 / math.log(10))
-        return strength(longer) >= needed(len(longer.x))
+        return tells(extended(pair, count * spacing * 1.001 / math.log(10)))
 
     # A longer ladder always tells more, so halving finds the shortest that tells enough.
     low, high = -1, int(FURTHEST_DECADES * math.log(10) / spacing)
@@ -145,7 +165,8 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
     return Decider(
-        runs_factor=max(1.0, factor),
+        seeds_factor=max(1.0, seeds),
+        rungs_factor=next(enough_rungs, None),
         top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
         extra_decades=decades,
         extra_rungs=rungs,

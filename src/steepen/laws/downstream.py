@@ -100,9 +100,9 @@ class DownstreamFit:
         """The forecast full score."""
         return self.r * self.task_scores(series, flops).mean(axis=0)
 
-    def compute_for(self, series: str, score: float, low: float = 1e15, high: float = 1e30) -> float:
+    def compute_for(self, series: str, score: float, low: float = 1.0, high: float = 1e30) -> float:
         """The compute at which a series is forecast to reach a score; infinite if it never does below
-        `high`.
+        `high`, NaN if the score is below what is forecast for no compute at all.
         """
 
         def gap(log_c: float) -> float:
@@ -112,7 +112,7 @@ class DownstreamFit:
         if gap(ends[1]) < 0:
             return math.inf
         if gap(ends[0]) > 0:
-            return low
+            return math.nan
         return math.exp(float(optimize.brentq(gap, *ends, xtol=1e-10)))
 
     def hold_out(self, series: str, flops: float, observed: float) -> HeldOutScore:

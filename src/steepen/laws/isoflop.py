@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import stats
 
 from steepen.errors import UsageError
+from steepen.laws.decide import needed_noncentrality
 from steepen.laws.intervals import Interval
 from steepen.laws.readings import t_quantile
 from steepen.laws.solver import Array
@@ -71,7 +72,7 @@ def fit_power_line(x: Array, y: Array, confidence: float = 0.90) -> PowerLine:
     p = float(2 * stats.t.sf(abs(value[1]) / max(error, 1e-300), nu)) if nu > 0 else 1.0
     detectable = math.inf
     if nu > 0:
-        detectable = error * float(stats.t.ppf(0.975, nu) + special.stdtrit(nu, 0.80))
+        detectable = error * math.sqrt(needed_noncentrality(nu, 0.05, 0.80))
     out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
     centre = float(u.mean())
     return PowerLine(

@@ -40,11 +40,12 @@ class Ladder:
 
 
 def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:
-    """A ladder from two arrays, one run a rung."""
-    order = np.argsort(flops)
-    flops, loss = np.asarray(flops, float)[order], np.asarray(loss, float)[order]
-    places = tuple(f"{arm} at {value:.3g} FLOPs" for value in flops)
-    return Ladder(arm, flops, loss, tuple(np.array([value]) for value in loss), places)
+    """A ladder from two arrays; runs of the same compute are seeds of one rung."""
+    loss = np.asarray(loss, float)
+    rungs, where = np.unique(np.asarray(flops, float), return_inverse=True)
+    runs = tuple(loss[where == i] for i in range(len(rungs)))
+    places = tuple(f"{arm} at {value:.3g} FLOPs" for value in rungs)
+    return Ladder(arm, rungs, np.array([values.mean() for values in runs]), runs, places)
 
 
 def read_ladders(table: Table) -> dict[str, Ladder]:
@@ -85,11 +86,12 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
         )
     for arm, ladder in ladders.items():
         least = LEAST_REFERENCE_RUNGS if arm == reference else LEAST_ARM_RUNGS
-        if len(ladder.flops) < least:
-            what = "rung" if len(ladder.flops) == 1 else "rungs"
+        count = len(np.unique(ladder.flops))
+        if count < least:
+            what = "rung" if count == 1 else "rungs"
             role = "the reference" if arm == reference else "an arm"
             raise UsageError(
-                f"{ladder.places[-1]}: arm '{arm}' has only {len(ladder.flops)} {what}; {role} needs at"
+                f"{ladder.places[-1]}: arm '{arm}' has only {count} {what}; {role} needs at"
                 f" least {least}"
                 " rungs of different compute."
             )

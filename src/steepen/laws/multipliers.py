@@ -110,8 +110,8 @@ def fitted_multipliers(
     g_r, g_a = a_r + len(names), a_a + len(names)
     theta = fit.theta
     found: list[Multiplier] = []
-    if abs(theta[g_a]) < 1e-9:
-        return found  # a flat arm never reaches another loss than its own
+    if min(theta[g_a], theta[g_r]) < 1e-9:
+        return found  # a curve that does not fall with compute reaches no lower loss
     for value in np.atleast_1d(np.asarray(flops, float)):
         x = math.log(value / fit.c0)
         needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]

@@ -28,7 +28,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
     """Fit every arm's law with the reference's E; intervals with and without E's own error."""
     base = ladders[settings.reference]
     c0 = settings.c0 or default_c0(base)
-    fit = fit_floor(base, c0, settings.loss, settings.delta)
+    fit = fit_floor(base, c0, settings.loss, settings.delta, settings.noise)
     e = float(fit.theta[0])
     for ladder in ladders.values():
         for loss, place in zip(ladder.loss, ladder.places, strict=True):
@@ -40,7 +40,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
                     " together"
                     " with the joint method."
                 )
-    freedom = len(base.flops) - 3
+    freedom = len(base.flops) - 3 if settings.noise is None else math.inf
     quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(float(freedom))))
     errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
     given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
@@ -54,7 +54,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
     carrier[0] = 1.0
     joint = np.zeros((len(carrier), len(carrier)))
     for i, (name, ladder) in enumerate(ladders.items()):
-        value, inverse, sd, nu = _line(ladder, c0, e)
+        value, inverse, sd, nu = _line(ladder, c0, e, settings.noise)
         error = np.sqrt(np.diag(inverse))
         own = [1 + len(ladders) + i, 1 + i]
         if name == settings.reference:
@@ -101,8 +101,13 @@ class FloorFit:
     at_bound: tuple[str, ...]
 
 
-def fit_floor(ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3) -> FloorFit:
-    """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses)."""
+def fit_floor(
+    ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3, noise: float | None = None
+) -> FloorFit:
+    """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses).
+
+    `noise` is a known standard deviation of the loss; without it the scatter about the law is used.
+    """
     x = np.log(ladder.flops / c0)
     log = loss != "mse"
     huber = delta if loss == "huber" else None
@@ -113,14 +118,16 @@ def fit_floor(ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e
     residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
     free = max(len(x) - 3, 1)
     rounding = ROUNDING * (1.0 if log else float(ladder.loss.mean()))
-    if huber is None:
-        variance = max(float((weights * residual**2).sum()) / free, rounding**2)
-    else:
-        # An M-estimator's variance; where every residual is inside δ it is that of least squares.
+    variance = max(float((weights * residual**2).sum()) / free, rounding**2)
+    if noise is not None:
+        variance = (noise / (float(ladder.loss.mean()) if log else 1.0)) ** 2
+    elif huber is not None:
+        # An M-estimator's variance. Of a few points, most of them beyond δ, it is far too small: then that
+        # of least squares, which it is in any case where every residual is inside δ.
         inside = np.abs(residual) <= huber
         clipped = np.clip(residual, -huber, huber)
         share = max(float(inside.mean()), 1.0 / len(x))
-        variance = max(float((weights * clipped**2).sum()) / free / share**2, rounding**2)
+        variance = max(float((weights * clipped**2).sum()) / free / share**2, variance)
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=log)[0] * variance
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
@@ -141,13 +148,19 @@ def _three_parameters(
     return design, solve_anew(design, x, y, weights=weights, log=loss != "mse", huber=huber)
 
 
-def _line(ladder: Ladder, c0: float, e: float) -> tuple[Array, Array, float, int]:
+def _line(
+    ladder: Ladder, c0: float, e: float, noise: float | None = None
+) -> tuple[Array, Array, float, float]:
     """Log–log regression above a given floor: (γ, log A), their covariance, residual sd in loss, freedom."""
     x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.seeds
     design = np.stack([-x, np.ones_like(x)], axis=1)
     inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)
     value = inverse @ (design * w[:, None]).T @ z
     residual = z - design @ value
+    sd = spread(residual * (ladder.loss - e))
+    if noise is not None:  # known in the loss, so in its logarithm different at every rung
+        known = w * (noise / (ladder.loss - e)) ** 2
+        return value, inverse @ ((design * known[:, None]).T @ design) @ inverse, sd, math.inf
     nu = len(x) - 2
     variance = max(float((w * residual**2).sum()) / max(nu, 1), ROUNDING**2)
-    return value, inverse * variance, spread(residual * (ladder.loss - e)), nu
+    return value, inverse * variance, sd, float(nu)

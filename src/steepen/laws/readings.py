@@ -196,7 +196,8 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     exponent reading and its floor twin are each tested against the free reading: *steeper* if only the twin
     is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are, and
     *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant does,
-    and if the interval of Δγ excludes a drift beyond the margin; otherwise *undecided*.
+    if the interval of Δγ excludes a drift beyond the margin, and if one floor for both is not refuted: where
+    it is, a floor and an exponent may make up for each other here and part further on. Otherwise *undecided*.
     """
     level = rule.level
     steep = tests.p_slope < level
@@ -207,11 +208,11 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     )
     reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     flat = reach < rule.margin * np.abs(tests.gamma)
-    shifted = tests.p_shift < level
+    constant = ~steep & flat & ~exponent_out & (tests.p_shift < level)
 
     verdict = np.full(len(steep), "undecided", dtype="<U16")
-    verdict[~steep & shifted & flat & (tests.delta_log_a < 0)] = "lower (constant)"
-    verdict[~steep & shifted & flat & (tests.delta_log_a > 0)] = "worse"
+    verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
+    verdict[constant & (tests.delta_log_a > 0)] = "worse"
     up = steep & (tests.delta_gamma > 0)
     verdict[steep & (tests.delta_gamma < 0)] = "worse"
     verdict[up & twin_out & ~exponent_out] = "steeper"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from steepen.laws.decide import MOST_EXCESS
+from steepen.laws.decide import MOST_EXCESS, MOST_RUNS
 
 if TYPE_CHECKING:
     from steepen.laws.verdict import Verdict
@@ -18,14 +18,17 @@ def sentence(verdict: Verdict) -> str:
     gain = f"Δγ = {v.delta_gamma:+.4f} ({low:+.4f} to {high:+.4f})"
     lead = f"{v.arm} against {v.reference}: {v.word}"
     sloped = v.p_slope < v.rule.level
+    own_floors = v.p_exponent_reading < v.rule.level
+    if v.word in ("steeper", "floor") and own_floors and v.p_floor_reading < v.rule.level:
+        low, high = v.delta_gamma_free_interval
+        return (
+            f"{lead}. A common floor is refuted (p = {v.p_exponent_reading:.2g}) and so is a common exponent"
+            f" (p = {v.p_floor_reading:.2g}); each with its own, Δγ = {v.delta_gamma_free:+.4f}"
+            f" ({low:+.4f} to {high:+.4f}){_behind(v)}."
+        )
     if v.word == "steeper":
         more = f"; a lower floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
-        behind = (
-            ""
-            if v.multiplier >= 1
-            else f", though it still needs {_times(1 / v.multiplier)} the {_cost(v)} {_where(v)}"
-        )
-        return f"{lead}. {gain}{more}{behind}."
+        return f"{lead}. {gain}{more}{_behind(v)}."
     if v.word == "floor":
         return (
             f"{lead}. It gains with {_cost(v)} because its floor is lower (ΔE = {v.delta_e:+.4f}); a better"
@@ -35,14 +38,14 @@ def sentence(verdict: Verdict) -> str:
     if v.word == "lower (constant)":
         drift = max(abs(low), abs(high)) / v.readings["constant"].gamma[0]
         return (
-            f"{lead}. It needs {_constant(v):.3f}× less {_cost(v)} at every rung; {gain}, so the factor"
+            f"{lead}. It needs {_times(_constant(v))} less {_cost(v)} at every rung; {gain}, so the factor"
             " drifts by no more than"
             f" ×{10**drift:.3f} a decade."
         )
     if v.word == "worse":
         if sloped:
             return f"{lead}. {gain}: the curve is shallower, {_standing(v)}."
-        return f"{lead}. It needs {1 / _constant(v):.3f}× the {_cost(v)} at every rung, and {gain}."
+        return f"{lead}. It needs {_times(1 / _constant(v))} the {_cost(v)} at every rung, and {gain}."
     if sloped:
         far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
@@ -54,12 +57,19 @@ def sentence(verdict: Verdict) -> str:
             f" {plain(far[0][1].flops)} {v.unit} they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
-        side = "lower" if _constant(v) > 1 else "higher"
+        constant = v.readings["constant"]
+        side = "lower" if constant.log_a[1] < constant.log_a[0] else "higher"
+        if own_floors:
+            return (
+                f"{lead}. It is {side} where it was measured ({_multiplier(v)}), but one floor for both is"
+                f" refuted (p = {v.p_exponent_reading:.2g}): floor and exponent both seem to differ, and may"
+                " make up for each other here and not further on."
+            )
         return (
-            f"{lead}. It is {side} (multiplier {v.multiplier:.3f} {_where(v)}), but {gain} leaves room for a"
+            f"{lead}. It is {side} ({_multiplier(v)}), but {gain} leaves room for a"
             f" drift beyond ±{v.rule.margin:.1%} of γ, so constant or exponent is open."
         )
-    return f"{lead}. No difference is resolved: multiplier {v.multiplier:.3f} {_where(v)}, {gain}."
+    return f"{lead}. No difference is resolved: {_multiplier(v)}, {gain}."
 
 
 def deciders(verdict: Verdict) -> list[str]:
@@ -71,11 +81,11 @@ def deciders(verdict: Verdict) -> list[str]:
     elif v.word == "undecided":
         reach = 0.5 * (v.delta_gamma_interval[1] - v.delta_gamma_interval[0])
         goal = v.rule.margin * abs(v.readings["constant"].gamma[0])
-        if reach > goal > 0 and math.isfinite(reach):
+        room = goal - abs(v.delta_gamma)  # which more runs may narrow, if the slopes are equal, and not move
+        if reach > room > 0 and math.isfinite(reach):
             lines.append(
-                f"more seeds or rungs: about {(reach / goal) ** 2 * 2:.0f} times the runs bring Δγ's"
-                " interval inside the"
-                " margin"
+                f"more rungs in the same span: if the slopes are equal, about {(reach / room) ** 2:.0f} times"
+                " the runs bring Δγ's interval inside the margin"
             )
         lines.append(
             f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span"
@@ -123,25 +133,48 @@ def _tie_breakers(v: Verdict) -> list[str]:
         lines.append(
             f"one further rung of each at {plain(d.apart_flops)} {v.unit}: there the readings differ by 3σ"
         )
-    if d.runs_factor < 100:
-        lines.append(f"more seeds or rungs in the same span: about {math.ceil(d.runs_factor)} times the runs")
+    dense = [
+        f"about {math.ceil(factor)} times the {what}"
+        for what, factor in (("rungs", d.rungs_factor), ("seeds", d.seeds_factor))
+        if factor is not None and factor < MOST_RUNS
+    ]
+    if dense:
+        lines.append(f"more runs in the same span: {', or '.join(dense)}")
     else:
-        lines.append("more seeds in the same span will not do (over a hundred times the runs)")
+        lines.append(f"more runs in the same span will not do (over {MOST_RUNS} times as many)")
     return lines
 
 
 def _standing(v: Verdict) -> str:
     """Where a shallower arm stands now, and where it is overtaken."""
+    if math.isnan(v.multiplier):
+        return f"and {_multiplier(v)}"
     if v.multiplier <= 1:
-        return f"and it already needs {1 / v.multiplier:.3f}× the {_cost(v)} {_where(v)}"
+        return f"and it already needs {_times(1 / v.multiplier)} the {_cost(v)} {_where(v)}"
     exponent = v.readings["exponent"]
     gap = exponent.log_a[1] - exponent.log_a[0]
     slope = exponent.gamma[1] - exponent.gamma[0]
     further = gap / slope / math.log(10) - math.log10(v.multiplier_flops / v.c0)
     return (
-        f"though it still saves {_cost(v)} ({v.multiplier:.3f}×) {_where(v)}; by the exponent reading the"
+        f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_where(v)}; by the exponent reading the"
         f" saving is gone {further:.1f} decades further on"
     )
+
+
+def _behind(v: Verdict) -> str:
+    """Where a steeper arm has yet to catch up."""
+    if math.isnan(v.multiplier):
+        return f"; {_multiplier(v)}"
+    if v.multiplier >= 1:
+        return ""
+    return f", though it still needs {_times(1 / v.multiplier)} the {_cost(v)} {_where(v)}"
+
+
+def _multiplier(v: Verdict) -> str:
+    """The multiplier where both ladders have measurements, or why there is none."""
+    if math.isnan(v.multiplier):
+        return f"there is no multiplier {_where(v)}: a curve does not fall with {_cost(v)}"
+    return f"multiplier {v.multiplier:.3f} {_where(v)}"
 
 
 def _cost(v: Verdict) -> str:
@@ -180,4 +213,6 @@ def plain(flops: float) -> str:
 
 def _times(value: float) -> str:
     """A multiplier as people write it."""
-    return f"{value:.3g}×" if value < 1000 else f"{value:.0f}×"
+    if math.isnan(value):
+        return "an unknown factor"
+    return f"{value:.3f}×" if value < 10 else f"{value:.3g}×"

@@ -29,6 +29,9 @@ from steepen.laws.readings import (
 from steepen.laws.sentences import deciders, sentence
 from steepen.laws.solver import Array, unscaled_covariance
 
+FLAT = 1e-6  # an exponent up to which a curve does not fall
+LARGEST = 1e30  # a multiplier beyond which it is no number anyone could use
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -59,7 +62,8 @@ class ReadingFit:
 class Verdict:
     """Steeper, lower (constant), floor, undecided or worse; and why, how firmly, and what would change it.
 
-    `multiplier` is the exponent reading's at `multiplier_flops`, the top of the span both ladders cover.
+    `multiplier` is the exponent reading's at `multiplier_flops`, the top of the span both ladders cover; NaN
+    where there is none. `delta_gamma` supposes one floor for both, `delta_gamma_free` does not.
     """
 
     arm: str
@@ -75,6 +79,8 @@ class Verdict:
     p_shift: float
     p_exponent_reading: float
     p_floor_reading: float
+    delta_gamma_free: float
+    delta_gamma_free_interval: Interval
     sigma: float
     multiplier: float
     multiplier_flops: float
@@ -139,16 +145,19 @@ def give_verdict(
     left_out = leave_out((reference, arm), fits, y, rule)
     delta = float(tests.delta_gamma[0])
     p_slope = float(tests.p_slope[0])
-    interval = _delta_gamma_interval(fits, y, settings, rule)
+    interval = _delta_gamma_interval("exponent", 4, fits, y, settings, rule)
     end = _common_top(reference, arm)
     at_end = _log_multiplier("exponent", fits.solutions["exponent"].theta, np.array([math.log(end / c0)]))
-    multiplier = float(np.exp(at_end)[0, 0])
+    multiplier = float(_worth_saying(at_end)[0, 0])
     draft = Verdict(
         arm=arm.arm, reference=reference.arm, word=word, sentence="", rule=rule,
         delta_gamma=delta, delta_gamma_interval=interval, delta_e=float(tests.delta_e[0]),
         p_slope=p_slope, p_slope_one_sided=p_slope / 2 if delta > 0 else 1 - p_slope / 2,
         p_shift=float(tests.p_shift[0]), p_exponent_reading=float(tests.p_exponent_reading[0]),
-        p_floor_reading=float(tests.p_floor_reading[0]), sigma=sigma, multiplier=multiplier,
+        p_floor_reading=float(tests.p_floor_reading[0]),
+        delta_gamma_free=float(tests.delta_gamma_free[0]),
+        delta_gamma_free_interval=_delta_gamma_interval("free", 5, fits, y, settings, rule),
+        sigma=sigma, multiplier=multiplier,
         multiplier_flops=end, c0=c0,
         readings=readings, bootstraps=resampled, left_out=left_out, decider=decider,
         tolerance=tolerance, would_decide=(), unit=unit,
@@ -168,10 +177,19 @@ def _log_multiplier(reading: Reading, theta: Array, x: Array) -> Array:
     design = pair.designs()[reading]
     floor, constant, exponent = design.split(theta)
     above = design.predict(theta, pair.x)[:, : len(x)] - floor[:, -1:]
+    fall = exponent.sum(axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        needed = (constant.sum(axis=1, keepdims=True) - np.log(above)) / exponent.sum(axis=1, keepdims=True)
+        far = constant.sum(axis=1, keepdims=True) - np.log(above)
+        # An arm that does not fall is at any compute above the reference's loss, or below it.
+        log = np.where(fall > FLAT, x - far / fall, np.where(far > 0, -np.inf, np.inf))
     # The reference's loss may lie below the arm's floor: no compute of the arm's reaches it.
-    return np.clip(np.where(above > 0, np.nan_to_num(x - needed, nan=0.0), -np.inf), -700.0, 700.0)
+    return np.where(above > 0, log, -np.inf)
+
+
+def _worth_saying(log_multiplier: Array) -> Array:
+    """The multiplier; NaN where it is no number anyone could use: one of the curves does not fall."""
+    usable = np.abs(log_multiplier) < math.log(LARGEST)
+    return np.exp(np.where(usable, log_multiplier, np.nan))
 
 
 def _describe(
@@ -189,8 +207,9 @@ def _describe(
     x = np.log(np.array([flops for _, flops in where]) / c0)
     pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     losses = pair.designs()[name].predict(theta[0], pair.x).reshape(2, -1)
-    value = np.exp(_log_multiplier(name, theta, x))[0]
-    spread = np.exp(_log_multiplier(name, drawn.solutions[name].theta, x))
+    value = _worth_saying(_log_multiplier(name, theta, x))[0]
+    with np.errstate(over="ignore"):
+        spread = np.exp(_log_multiplier(name, drawn.solutions[name].theta, x))
     tail = (1 - confidence) / 2
     bands = np.quantile(spread, [tail, 1 - tail], axis=0, method="nearest")
     p = {"exponent": tests.p_exponent_reading, "floor": tests.p_floor_reading}.get(name)
@@ -215,18 +234,19 @@ def _describe(
     )
 
 
-def _delta_gamma_interval(fits: PairFits, y: Array, settings: Settings, rule: Rule) -> Interval:
-    """The profile interval of Δγ given one floor: E, constants and the common exponent are all fitted
+def _delta_gamma_interval(
+    reading: Reading, index: int, fits: PairFits, y: Array, settings: Settings, rule: Rule
+) -> Interval:
+    """The profile interval of a reading's Δγ: floors, constants and the common exponent are all fitted
     again.
     """
-    design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta[0]
+    design, theta = fits.designs[reading], fits.solutions[reading].theta[0]
     weights = fits.weights[0]
     fit = Fitted(
-        design, fits.pair.x, y, weights, theta, float(fits.rss("exponent")[0]),
-        float(fits.variance("exponent", rule)[0]), rule.log,
+        design, fits.pair.x, y, weights, theta, float(fits.rss(reading)[0]),
+        float(fits.variance(reading, rule)[0]), rule.log,
     )  # fmt: skip
-    freedom = np.array(math.inf if rule.noise else float(fits.freedom("exponent")[0]))
+    freedom = np.array(math.inf if rule.noise else float(fits.freedom(reading)[0]))
     covariance = unscaled_covariance(design, fits.pair.x, theta, weights=weights, log=rule.log)[0]
-    return profile_intervals(fit, [4], covariance, float(t_quantile((1 + settings.confidence) / 2, freedom)))[
-        0
-    ]
+    quantile = float(t_quantile((1 + settings.confidence) / 2, freedom))
+    return profile_intervals(fit, [index], covariance, quantile)[0]

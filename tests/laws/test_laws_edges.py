@@ -1,0 +1,199 @@
+"""Where laws do not hold as supposed, what is said is still true."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from steepen.errors import UsageError
+from steepen.laws.analysis import Request, analyse
+from steepen.laws.compute import fit_compute, lack_of_fit
+from steepen.laws.decide import what_would_decide
+from steepen.laws.isoflop import fit_power_line
+from steepen.laws.ladder import Ladder, check_ladders, make_ladder
+from steepen.laws.law import Settings
+from steepen.laws.multipliers import fitted_multipliers
+from steepen.laws.readings import Pair, PairFits, Rule, compare_readings, fit_readings, judge
+from steepen.laws.verdict import Verdict
+
+FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
+LONG = np.geomspace(1e16, 1e22, 12)
+GAMMA = 0.1113
+
+
+def law(flops: np.ndarray, e: float = 1.83, a: float = 1.5, gamma: float = GAMMA) -> np.ndarray:
+    return e + a * (flops / 1e18) ** -gamma
+
+
+def noisy(loss: np.ndarray, noise: float, seed: int) -> np.ndarray:
+    return loss + noise * np.random.default_rng(seed).standard_normal(loss.shape)
+
+
+def verdict(arm: np.ndarray, flops: np.ndarray = FLOPS, noise: float = 1e-3) -> Verdict:
+    ladders = {
+        "vanilla": make_ladder("vanilla", flops, noisy(law(flops), noise, 0)),
+        "arm": make_ladder("arm", flops, noisy(arm, noise, 1)),
+    }
+    return analyse(ladders, Request("vanilla", draws=100)).verdicts["arm"]
+
+
+def pair_of(flops: np.ndarray) -> Pair:
+    x = np.log(np.tile(flops, 2) / np.exp(np.log(flops).mean()))
+    return Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.0])
+def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: float) -> None:
+    found = verdict(3.2 + slope * np.log(FLOPS / FLOPS[0]))
+    assert found.word == "worse"
+    assert math.isnan(found.multiplier)
+    assert all(math.isnan(p.multiplier) for p in found.readings["exponent"].predictions)
+    assert "no multiplier" in found.sentence and "saves" not in found.sentence
+    assert len(found.sentence) < 300, "no number of hundreds of digits"
+    ladders = {
+        "vanilla": make_ladder("vanilla", FLOPS, law(FLOPS)),
+        "arm": make_ladder("arm", FLOPS, 3.2 + slope * np.log(FLOPS / FLOPS[0])),
+    }
+    fit = fit_compute(ladders, Settings("vanilla"))
+    assert fitted_multipliers(fit, "arm", FLOPS, extrapolate=True) == []
+
+
+def test_equal_losses_are_no_difference() -> None:
+    flat = {name: make_ladder(name, FLOPS, np.full(8, 3.0)) for name in ("vanilla", "arm")}
+    found = analyse(flat, Request("vanilla", method="joint", draws=100)).verdicts["arm"]
+    assert found.word == "undecided" and "No difference" in found.sentence
+    assert math.isnan(found.multiplier) and "no multiplier" in found.sentence
+
+
+def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -> None:
+    """Its factor is 17 at the bottom and 34 at 1e23, though with one floor the slopes seem equal."""
+    arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
+    pair, rule = pair_of(FLOPS), Rule()
+    y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
+    words = judge(compare_readings(fit_readings(pair, y, rule), rule), rule)
+    assert np.mean(words == "lower (constant)") < 0.05
+    found = verdict(arm)
+    assert found.word == "undecided" and "one floor for both is refuted" in found.sentence
+
+
+def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_floors_free() -> None:
+    inside = 0
+    for seed in range(20):
+        ladders = {
+            "vanilla": make_ladder("vanilla", LONG, noisy(law(LONG), 1e-3, 2 * seed)),
+            "arm": make_ladder("arm", LONG, noisy(law(LONG, 1.88, 1.5, 0.14), 1e-3, 2 * seed + 1)),
+        }
+        found = analyse(ladders, Request("vanilla", draws=100)).verdicts["arm"]
+        low, high = found.delta_gamma_free_interval
+        inside += low < 0.14 - GAMMA < high
+        assert found.word == "steeper" and f"{found.delta_gamma_free:+.4f}" in found.sentence
+        assert "common floor is refuted" in found.sentence
+    assert inside >= 14, "of 20, at 90%"
+
+
+@pytest.mark.parametrize("method", ["joint", "paper"])
+def test_a_right_law_lacks_fit_as_rarely_as_its_level_says(method: str) -> None:
+    rng = np.random.default_rng(3)
+    values: list[float] = []
+    for _ in range(150):
+        ladders: dict[str, Ladder] = {}
+        for name, (a, gamma) in {"v": (1.5, 0.111), "w": (1.45, 0.114), "x": (1.4, 0.116)}.items():
+            loss = np.repeat(law(FLOPS, 1.83, a, gamma), 3) + 1e-3 * rng.standard_normal(24)
+            ladders[name] = make_ladder(name, np.repeat(FLOPS, 3), loss)
+        p = lack_of_fit(ladders, fit_compute(ladders, Settings("v", method=method)))  # type: ignore[arg-type]
+        assert p is not None
+        values.append(p)
+    assert np.mean(np.array(values) < 0.05) < 0.15
+    assert 0.3 < np.median(values) < 0.7
+
+
+def test_the_papers_way_covers_also_where_residuals_exceed_its_threshold() -> None:
+    rng = np.random.default_rng(4)
+    hits = 0
+    for _ in range(300):
+        ladder = make_ladder("v", FLOPS, law(FLOPS) + 1e-2 * rng.standard_normal(8))
+        low, high = fit_compute({"v": ladder}, Settings("v", method="paper")).arms["v"].gamma.unconditional
+        hits += low < GAMMA < high
+    assert 0.85 <= hits / 300 <= 0.96
+
+
+def test_a_known_noise_makes_the_papers_intervals_too() -> None:
+    ladders = {
+        "v": make_ladder("v", FLOPS, noisy(law(FLOPS), 1e-3, 5)),
+        "w": make_ladder("w", FLOPS, noisy(law(FLOPS, a=1.4), 1e-3, 6)),
+    }
+    wide, narrow = (
+        fit_compute(ladders, Settings("v", method="paper", noise=noise)) for noise in (1e-2, 1e-3)
+    )
+    assert wide.sigma == pytest.approx(1e-2) and math.isinf(wide.freedom)
+    for name in ladders:
+        for way in ("conditional", "unconditional"):
+            ends = [getattr(fit.arms[name].gamma, way) for fit in (wide, narrow)]
+            assert np.ptp(ends[0]) == pytest.approx(10 * np.ptp(ends[1]), rel=0.01)
+
+
+@pytest.mark.parametrize(("reference", "arm"), [(5, 4), (8, 8)])
+def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: int) -> None:
+    rule, noise = Rule(), 1e-3
+    flops = [np.geomspace(3.25e17, 1.01e20, count) for count in (reference, arm)]
+    c0 = float(np.exp(np.log(flops[0]).mean()))
+
+    def truth_at(flops: list[np.ndarray]) -> tuple[Pair, np.ndarray]:
+        counts = [len(part) for part in flops]
+        x = np.log(np.concatenate(flops) / c0)
+        loss = [law(flops[0]), law(flops[1], a=1.5 * 1.3**-0.1168, gamma=0.1168)]
+        return Pair(x, np.repeat([False, True], counts), np.ones(sum(counts))), np.concatenate(loss)
+
+    def power(flops: list[np.ndarray], noise: float) -> float:
+        """Of refuting the floor, where the exponent is what differs."""
+        pair, truth = truth_at(flops)
+        y = noisy(np.tile(truth, (600, 1)), noise, 7)
+        tests = compare_readings(fit_readings(pair, y, rule, warm=fit_readings(pair, truth, rule)), rule)
+        return float(np.mean(tests.p_floor_reading < rule.level))
+
+    pair, truth = truth_at(flops)
+    decider = what_would_decide(scattered(fit_readings(pair, truth, rule), noise), rule, c0)
+    assert decider.rungs_factor is not None and decider.seeds_factor > 1
+    assert power(flops, noise / math.sqrt(decider.seeds_factor)) > 0.8
+    dense = [np.geomspace(part[0], part[-1], len(part) * int(decider.rungs_factor)) for part in flops]
+    assert power(dense, noise) > 0.8
+    assert power(flops, noise) < 0.8, "without them it would not"
+
+
+def scattered(fits: PairFits, noise: float) -> PairFits:
+    """The same fits, had they this noise about them: what is foreseen rests on the noise that was found."""
+    solutions = {
+        name: replace(solution, objective=noise**2 * fits.freedom(name))
+        for name, solution in fits.solutions.items()
+    }
+    return replace(fits, solutions=solutions)
+
+
+def test_how_many_runs_would_show_a_constant_is_said_only_where_they_could() -> None:
+    for arm in (law(FLOPS, gamma=GAMMA + 0.0055), law(FLOPS, a=1.5 * 1.08**-GAMMA)):
+        found = verdict(arm, noise=1.5e-2)
+        assert found.word == "undecided"
+        said = [line for line in found.would_decide if "inside the margin" in line]
+        goal = found.rule.margin * found.readings["constant"].gamma[0]
+        assert bool(said) == (abs(found.delta_gamma) < goal)
+
+
+def test_runs_of_the_same_compute_are_seeds_of_a_rung() -> None:
+    ladder = make_ladder("v", np.array([2e18, 1e18, 2e18]), np.array([2.0, 3.0, 2.2]))
+    assert ladder.flops.tolist() == [1e18, 2e18]
+    assert ladder.loss.tolist() == pytest.approx([3.0, 2.1]) and ladder.seeds.tolist() == [1, 2]
+    with pytest.raises(UsageError, match="only 1 rung"):
+        check_ladders({"v": make_ladder("v", np.full(6, 1e18), np.full(6, 3.0))}, "v")
+
+
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_what_is_called_detectable_is_detected_in_four_of_five(count: int) -> None:
+    x = np.geomspace(1, 100, count)
+    line = fit_power_line(x, np.exp(noisy(0.5 * np.log(x), 0.1, count)))
+    freedom = count - 2
+    critical, strength = stats.f.ppf(0.95, 1, freedom), (line.detectable / line.error) ** 2
+    assert stats.ncf.sf(critical, 1, freedom, strength) == pytest.approx(0.8, abs=1e-3)
