@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -184,6 +186,29 @@ def test_growth_target_finds_the_best_target_at_equal_compute(paper: Bench) -> N
     assert len(by_budget) == 3
 
 
+def test_growth_target_hears_only_runs_that_finished(paper: Bench) -> None:
+    cells = Formula(lambda _: 3.0).answer(growth_target(paper)).values["cells"]
+    budgets = sorted({cell["budget"] for cell in cells if not cell["fixed"]})
+
+    def bowl(spec: RunSpec) -> float:
+        return 3.0 + 0.01 * math.log(spec.schedule.final / 6) ** 2
+
+    def fragile(spec: RunSpec, lost: int) -> float:
+        top = budgets[lost - 1] if lost else 0.0
+        return math.nan if spec.arm.passes.grows and expected_flops(spec) < 1.01 * top else bowl(spec)
+
+    for lost, told in (
+        (0, "loop-grow: growing to 6 passes has the lowest loss at every budget."),
+        (2, "loop-grow: growing to 6 passes has the lowest loss at 1 of 3 budgets."),
+        (3, "loop-grow: every run that grows diverged, so there is no best target."),
+    ):
+        answer = Formula(partial(fragile, lost=lost)).answer(growth_target(paper))
+        assert answer.findings == (told,)
+        assert answer.values["target"] == (6 if lost < 3 else None)
+        assert sum("that budget has no say" in warning for warning in answer.warnings) == lost
+        json.dumps(answer.to_dict(), allow_nan=False)
+
+
 def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: Bench) -> None:
     def bowl(spec: RunSpec) -> float:
         core = spec.shape.split.core / spec.shape.split.blocks
@@ -250,3 +275,23 @@ def test_data_constrained_finds_cuts_gains_and_decays(paper: Bench) -> None:
         pool = spec.data.pool_tokens
         if pool is not None:
             assert spec.tokens <= pool // 2049 * 2048 * spec.data.epochs
+
+
+@pytest.mark.parametrize(
+    ("size", "passes", "told"),
+    [
+        (0.3, 0.01, "No depth reaches"),  # passes help a little, also the largest, which must not beat itself
+        (0.2, 0.25, r"Adding passes at d\d+ .* with [1-9]\.\d\d× less compute"),
+        (0.2, 0.04, r"Adding passes at d\d+ .* with [1-9]\.\d\d× the compute"),
+    ],
+)
+def test_passes_are_not_compared_with_the_very_run_they_start_from(
+    paper: Bench, size: float, passes: float, told: str
+) -> None:
+    def surface(spec: RunSpec) -> float:
+        return 3.0 * (initial_parameters(spec) / 2e8) ** -size * spec.schedule.final**-passes
+
+    answer = Formula(surface).answer(data_constrained(paper, parts=["grid"]))
+    assert re.match(told, answer.findings[0]), answer.findings[0]
+    ratio = answer.values["decay"]["loops_against_size"]
+    assert (ratio is None) == told.startswith("No depth")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -82,6 +83,33 @@ def test_a_ladder_is_judged_per_second_too(paper: Bench) -> None:
     assert len(points.runs) == len(points.x) == 8
 
 
+def test_what_to_know_of_the_verdicts_per_second_is_told(paper: Bench) -> None:
+    def stumbling(spec: RunSpec) -> float:
+        return law(spec) + 0.2 * (spec.shape.depth == 20)
+
+    def below(spec: RunSpec) -> float:
+        flops = expected_flops(spec) / 1e18
+        return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
+
+    for surface, told in ((stumbling, "rises with compute"), (below, "paper's way failed")):
+        warnings = Formula(surface).answer(ladder(paper, arms=["vanilla", "operator-1"])).warnings
+        assert any(told in note and not note.startswith("per second: ") for note in warnings)
+        assert any(told in note and note.startswith("per second: ") for note in warnings)
+
+
+def test_a_ladder_asks_for_its_longest_runs_first(tiny: Bench) -> None:
+    costs = [expected_flops(spec) for spec in next(ladder(tiny))]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_numbers_that_are_none_survive_json(paper: Bench) -> None:
+    def flat(spec: RunSpec) -> float:
+        return 3.0 + 1e-6 * math.sin(int(spec.hash[:6], 16))
+
+    answer = Formula(flat).answer(ladder(paper, arms=["vanilla", "operator-1"]))
+    json.dumps(answer.to_dict(), allow_nan=False)
+
+
 def test_rungs_and_seeds_are_the_ones_asked_for(paper: Bench) -> None:
     formula = Formula(law)
     formula.answer(ladder(paper, arms=["operator-1"], rungs=[6, 8, 10, 12], seeds=[3, 4]))
@@ -150,6 +178,35 @@ def test_the_forecast_is_made_before_the_held_out_run_is_asked_for(paper: Bench)
     assert held.hash in answer.runs
 
 
+def test_a_held_out_rung_on_repeated_data_is_warned_of(tiny: Bench) -> None:
+    longest = max(spec.tokens for spec in next(extrapolate(tiny)))
+    enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
+    formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
+    answer = formula.answer(extrapolate(replace(tiny, data=enough, epochs=3)))
+    assert [{spec.data.epochs for spec in batch} for batch in formula.batches] == [{1}, {3}]
+    assert any("repeat their data up to 3 times" in warning for warning in answer.warnings)
+    fresh = formula.answer(extrapolate(tiny))
+    assert not any("repeat their data" in warning for warning in fresh.warnings)
+
+
+def test_a_held_out_rung_that_cannot_be_fed_is_refused_before_its_ladder_runs(tiny: Bench) -> None:
+    longest = max(spec.tokens for spec in next(extrapolate(tiny)))
+    enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
+    with pytest.raises(UsageError, match=r"depth 7 needs .*--epochs \d"):
+        next(extrapolate(replace(tiny, data=enough)))
+
+
+def test_an_extrapolated_arm_is_measured_on_the_rungs_at_which_it_exists(tiny: Bench) -> None:
+    formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
+    answer = formula.answer(extrapolate(tiny, arms=["vanilla", "operator-1-1-c-2"]))
+    own = {spec.shape.depth for spec in formula.batches[0] if spec.arm.name == "operator-1-1-c-2"}
+    assert own == {4, 5, 6}
+    assert any("operator-1-1-c-2 does not exist at d2, d3" in warning for warning in answer.warnings)
+    for arms in (["loop-2-2-c-3"], ["operator-1", "loop-2-2-c-3"]):
+        with pytest.raises(UsageError, match="loop-2-2-c-3 is left out"):
+            next(extrapolate(tiny, arms=arms))
+
+
 def test_a_law_that_breaks_beyond_the_ladder_misses_its_forecast(paper: Bench) -> None:
     def broken(spec: RunSpec) -> float:
         return law(spec, 1e-4) - 0.03 * (spec.shape.depth == 26)
@@ -161,7 +218,7 @@ def test_a_law_that_breaks_beyond_the_ladder_misses_its_forecast(paper: Bench) -
         next(extrapolate(paper, hold_out=12))
 
 
-def test_a_foreign_recipe_keeps_tokens_rule_and_injection(paper: Bench) -> None:
+def test_a_foreign_recipe_keeps_tokens_and_rule(paper: Bench) -> None:
     formula = Formula(
         lambda spec: law(spec) + 0.0078 * (spec.hyperparameters.elrm == 0.453) * (spec.arm.name != "vanilla")
     )
@@ -176,10 +233,23 @@ def test_a_foreign_recipe_keeps_tokens_rule_and_injection(paper: Bench) -> None:
     ]
     assert len(foreign) == len(own) == 8
     assert [s.steps for s in foreign] == [s.steps for s in own]
-    assert {s.hyperparameters.alpha for s in foreign} == {s.hyperparameters.alpha for s in own}
     assert "operator-1 (vanilla recipe)" in answer.values["flops"]["arms"]
     assert answer.findings[0].startswith("operator-1 with vanilla's recipe loses 0.007")
     assert not any("tune it first" in warning for warning in answer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("giver", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
+)
+def test_a_foreign_recipe_has_the_default_injection_unless_the_giver_has_its_own(
+    paper: Bench, giver: str, arm: str, alpha: float
+) -> None:
+    batch = next(transfer(paper, arms=[arm], source=giver, parts=["probe"]))
+    own, foreign = (spec.hyperparameters for spec in batch if spec.arm.name == arm)
+    assert own.alpha == paper.recipe(find_arm(arm)).base.alpha != alpha
+    assert foreign == replace(paper.recipe(find_arm(giver)).base, alpha=alpha)
+    mine, again = (spec for spec in batch if spec.arm.name == giver)
+    assert mine.hash == again.hash
 
 
 def test_a_foreign_recipe_that_is_better_is_called_a_gain_and_warned_of(paper: Bench) -> None:

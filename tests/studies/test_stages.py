@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -210,6 +212,32 @@ def test_lr_rule_recovers_the_exponent_and_leaves_no_drift(paper: Bench, beta: f
     gains = {row[1]: row[-1] for row in table.rows}
     assert gains["d8"] == pytest.approx(0.0, abs=1e-12)
     assert gains["d10"] > gains["d9"] > 0
+
+
+def test_lr_rule_without_enough_finished_runs_says_so_and_keeps_the_recipes_rule(paper: Bench) -> None:
+    def fragile(spec: RunSpec) -> float:
+        return math.nan if spec.hyperparameters.glr > 0.03 else separable(spec)
+
+    driver = Formula(fragile)
+    answer = driver.answer(lr_rule(paper, parts=["screen", "drift"]))
+    assert len(driver.batches) == 1
+    assert answer.findings == (
+        "vanilla: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays.",
+        "vanilla, screened: too few runs finished for a single sweep.",
+    )
+    kept = paper.recipe(find_arm("vanilla")).glr_exponent
+    assert answer.values["rules"]["vanilla"]["glr_exponent"] == kept
+
+
+def test_lr_rule_compares_constant_and_scaled_where_both_finished(paper: Bench) -> None:
+    surface = rate_surface(paper, "vanilla", -0.8, best=0.02)
+
+    def fragile(spec: RunSpec) -> float:
+        return math.nan if spec.shape.depth == 10 and spec.hyperparameters.glr > 0.035 else surface(spec)
+
+    answer = Formula(fragile).answer(lr_rule(paper))
+    assert re.search(r"at d9 the scaled rate changes the loss by -0\.\d+ against", answer.findings[0])
+    json.dumps(answer.to_dict(), allow_nan=False)
 
 
 def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: Bench) -> None:

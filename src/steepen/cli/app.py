@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -28,8 +29,20 @@ app.add_typer(data.app, name="data")
 app.add_typer(evaluation.app, name="eval")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"steepen {version('steepen')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _front_door() -> None:  # pyright: ignore[reportUnusedFunction]
+def _front_door(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Does a change make the scaling law steeper, or only lower?"""
 
 

@@ -198,7 +198,9 @@ def _show(plan: Plan) -> None:
     if cluster["dollars"] is not None:
         rows.append(("cost", f"${cluster['dollars']:,.2f}"))
     for kind, memory in cluster["memory_gib_per_gpu"].items():
-        fits = "fits" if memory["total"] <= cluster["gpu_memory_gib"] else "does NOT fit"
+        fits = "fits" if cluster["micro_batch"] <= cluster["largest_micro_batch"][kind] else "does NOT fit"
+        if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:
+            fits = "fits only without a tenth to spare"
         parts = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
         )

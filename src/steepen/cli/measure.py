@@ -87,15 +87,16 @@ class Subject:
         """The network with its weights, in the precision it is to compute in."""
         import torch
 
+        from steepen.data.files import sha256_of_file
         from steepen.model.init import on_meta
         from steepen.model.load import copy_weights, read_weights, with_memory
-        from steepen.training.checkpoint import SEPARATOR, STATE, sha256
+        from steepen.training.checkpoint import SEPARATOR, STATE
 
         position, spec = self.checkpoint.position(), self.spec
         if position.run != spec.hash:
             raise SteepenError(f"{self.checkpoint.path} belongs to another run ({position.run}).")
         file = self.checkpoint.path / STATE
-        if sha256(file) != self.weights_identity:
+        if sha256_of_file(file) != self.weights_identity:
             raise SteepenError(f"{file} is corrupt: it does not have its checksum; use another checkpoint.")
         multipliers = spec.hyperparameters.multipliers
         bare = on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=position.passes)

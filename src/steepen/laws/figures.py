@@ -12,6 +12,7 @@ from steepen.laws.analysis import LadderReport
 from steepen.laws.chinchilla import ChinchillaFit
 from steepen.laws.isoflop import IsoflopFit
 from steepen.laws.ladder import Ladder
+from steepen.laws.multipliers import fitted_multipliers
 from steepen.laws.solver import Array
 from steepen.laws.vertex import find_vertex
 
@@ -88,7 +89,13 @@ def _draw_multipliers(axis: Any, report: LadderReport, name: str, colour: str, m
         axis.errorbar(
             values[0], values[1], yerr=np.maximum(values[2:], 0), fmt=marker, color=colour, ms=4, lw=1
         )
-    fitted = [m for m in found if m.method == f"fitted ({report.head.settings.method})"]
+    way = f"fitted ({report.head.settings.method})"
+    ends = [m.flops for m in found if m.method == way]
+    if not ends:
+        return
+    # As many points as make a curve: the ratio of two laws is a straight line on logarithmic axes only.
+    line = np.unique(np.concatenate([ends, np.geomspace(min(ends), max(ends), 100)]))
+    fitted = fitted_multipliers(report.head, name, line, extrapolate=any(m.extrapolated for m in found))
     for beyond, style in ((False, "-"), (True, ":")):
         part = sorted((m for m in fitted if m.extrapolated == beyond), key=lambda m: m.flops)
         if beyond and part:

@@ -215,7 +215,8 @@ def _warnings(rung: Rung, recipe: Recipe, scale: Scale, budget: float | None) ->
         )
     if scale.aspect != 128 or scale.context != 2048 or scale.vocabulary != 50_304:
         found.append(
-            "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, 50k tokens."
+            "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, context 2048 "
+            "and a vocabulary of 50,304."
         )
     if recipe.measured and not recipe.measured[0] <= depth <= recipe.measured[1]:
         low, high = recipe.measured

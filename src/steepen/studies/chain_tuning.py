@@ -11,7 +11,6 @@ from steepen.errors import SteepenError
 from steepen.model.arm import Arm
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper import INITIAL
-from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
@@ -177,11 +176,6 @@ def _typed(name: str, value: float) -> float:
 
 def _words(adopted: dict[str, float]) -> str:
     return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
-
-
-def tuned_recipe(bench: Bench, chain: Chain) -> Recipe:
-    """The bench's recipe for the chain's arm with the tuned values."""
-    return replace(bench.recipe(chain.arm), base=chain.values, glr_base=None)
 
 
 def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:

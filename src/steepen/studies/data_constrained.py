@@ -195,10 +195,11 @@ def _grid(bench: Bench, found: Found) -> Work:
     ratio = _loops_against_size(tuned, fixed)
     if ratio is not None:
         depth, factor = ratio
+        cost = f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
         found.findings.insert(
             0,
             f"Adding passes at d{depth} with decay {grid.decay:g} reaches the best loss of adding "
-            f"parameters (one pass, decay retuned at every size) with {factor:.2f}× less compute.",
+            f"parameters (one pass, decay retuned at every size) with {cost}.",
         )
     else:
         found.findings.insert(
@@ -306,13 +307,17 @@ def _ways_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> P
 
 
 def _loops_against_size(tuned: Sequence[Cell], fixed: Sequence[Cell]) -> tuple[int, float] | None:
-    """The depth at which passes reach the best tuned one-pass loss cheapest, and how much cheaper."""
+    """The depth at which passes reach the best tuned one-pass loss cheapest, and how much cheaper.
+
+    A depth that has this loss at one pass is left out: it would be compared with itself.
+    """
     sizes = [cell for cell in tuned if cell.passes == 1 and np.isfinite(cell.loss)]
     if not sizes:
         return None
     best = min(sizes, key=lambda cell: cell.loss)
     reached: list[tuple[float, int]] = []
-    for depth in {cell.depth for cell in fixed}:
+    there = {cell.depth for cell in fixed if cell.passes == 1 and cell.loss <= best.loss}
+    for depth in {cell.depth for cell in fixed} - there:
         own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
         if len(own) >= 2:
             x, y = np.array([r[0] for r in own]), np.array([r[1] for r in own])

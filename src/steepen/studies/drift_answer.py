@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +88,12 @@ def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
         )
     gain = ""
     if len(own) > 1:
-        top = max(own[0].centres)
-        better = own[0].centres[top] - own[1].centres[top]
-        gain = f"; at d{top} the scaled rate changes the loss by {-better:+.4f} against the constant one"
+        constant, scaled = own[0].centres, own[1].centres
+        finished = [d for d in constant if math.isfinite(constant[d]) and math.isfinite(scaled[d])]
+        if finished:
+            top = max(finished)
+            more = scaled[top] - constant[top]
+            gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
         left = own[1].drifts["glr"].line if "glr" in own[1].drifts else None
         if left is not None:
             gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
@@ -105,6 +109,8 @@ def _exponent(law: PowerLine) -> str:
 
 def _screened(one: Swept) -> str:
     ranked = sorted(((d.span or 0.0, name) for name, d in one.drifts.items()), reverse=True)
+    if not ranked:
+        return f"{one.arm}, screened: too few runs finished for a single sweep."
     words = ", ".join(f"{name} {span:.4f}" for span, name in ranked[:4])
     return f"{one.arm}, screened: the widest loss ranges are {words}."
 
@@ -174,7 +180,7 @@ def _comparison(swept: Sequence[Swept]) -> Table | None:
         if one.arm == other.arm and one.recipe == "constant" and other.recipe.startswith("+")
     ]
     rows = tuple(
-        (one.arm, f"d{depth}", one.tokens[depth], one.centres[depth], other.centres[depth],
+        (one.arm, f"d{depth}", one.tokens[depth], finite(one.centres[depth]), finite(other.centres[depth]),
          finite(one.centres[depth] - other.centres[depth]))
         for one, other in pairs
         for depth in one.centres

@@ -16,7 +16,17 @@ from steepen.studies.answer import Answer, Panel, Series, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms
 from steepen.studies.draw import line
 from steepen.studies.plain import plain
-from steepen.studies.rungs import Entry, Judged, Measured, check_entries, entry_of, judge, ladders_of, measure
+from steepen.studies.rungs import (
+    Entry,
+    Judged,
+    Measured,
+    check_entries,
+    entry_of,
+    judge,
+    ladders_of,
+    measure,
+    repeats,
+)
 from steepen.studies.verdicts import findings, ladder_panels, runs_table, verdict_table
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
@@ -41,16 +51,19 @@ def extrapolate(
     reference = find_arm(bench.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    entries, notes = check_entries([entry_of(bench, arm, rungs) for arm in chosen], reference.name)
-    own = next(entry for entry in entries if entry.arm.name == target.name)
+    entries, notes = check_entries(bench, [entry_of(bench, arm, rungs) for arm in chosen], reference.name)
+    own = next((entry for entry in entries if entry.arm.name == target.name), None)
+    if own is None:
+        raise UsageError(f"there is no law of {target.name} to extrapolate: {'; '.join(notes)}.")
     if depth <= max(own.depths):
         raise UsageError(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
             "with --hold-out."
         )
+    rung = own.recipe.at(target, depth, bench.scale)
+    bench.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
     measured: list[Measured] = yield from measure(bench, entries, seeds)
     law = judge(measured, reference.name).report.head.arms[own.label]
-    rung = own.recipe.at(target, depth, bench.scale)
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
     promised = float(law.predict(expected))
     held: list[Measured] = yield from measure(bench, [replace(own, depths=(depth,))], seeds)
@@ -103,7 +116,7 @@ def _answer(
             verdict_table(report),
             runs_table(everything),
         ),
-        warnings=(*notes, *report.warnings, *judged.notes),
+        warnings=(*notes, *report.warnings, *judged.notes, *repeats(everything)),
         method=(
             "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
             "takes part in no fit.",

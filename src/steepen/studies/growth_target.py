@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +37,7 @@ def growth_target(bench: Bench, *, arms: Arms = ()) -> Study:
 
     At the base size and tokens, growth to each target is placed so that all meet a budget: a larger target
     is used for a smaller share. Fixed passes are run beside them as anchors. The best target is the one with
-    the lowest loss at most budgets.
+    the lowest loss at most budgets; a budget at which no run that grows finished has no say.
     """
     grid = bench.preset.grids.growth_target
     chosen = find_arms(arms or ("loop-grow",))
@@ -98,9 +99,18 @@ def _effective_depth(record: RunRecord | None) -> float | None:
 def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
     grown = [cell for cell in cells if not cell.fixed]
     budgets = sorted({cell.budget for cell in grown})
-    best = {budget: min((c for c in grown if c.budget == budget), key=lambda c: c.loss) for budget in budgets}
-    wins = {t: sum(cell.target == t for cell in best.values()) for t in {cell.target for cell in grown}}
-    winner = min(wins, key=lambda target: (-wins[target], target))
+    finished = [cell for cell in grown if math.isfinite(cell.loss)]
+    best = {
+        budget: min((c for c in finished if c.budget == budget), key=lambda c: c.loss)
+        for budget in {cell.budget for cell in finished}
+    }
+    wins = Counter(cell.target for cell in best.values())
+    winner = min(wins, key=lambda target: (-wins[target], target), default=None)
+    lost = [
+        f"every run that grows diverged at {flops_text(budget)} FLOPs: that budget has no say"
+        for budget in budgets
+        if budget not in best
+    ]
     shade = levels(budgets)
     loss: list[Series] = []
     deep: list[Series] = []
@@ -130,12 +140,17 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
                 tuple(deep),
             )
         )
-    told = "every" if wins[winner] == len(budgets) else f"{wins[winner]} of {len(budgets)}"
+    if winner is None:
+        told = f"{arm.name}: every run that grows diverged, so there is no best target."
+    else:
+        count, of = wins[winner], len(budgets)
+        where = "every budget" if count == of else f"{count} of {of} budgets"
+        told = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}."
     return Answer(
         study="growth-target",
         question=f"To how many passes should {arm.name} grow from {arm.passes.initial}?",
         section=SECTION,
-        findings=(f"{arm.name}: growing to {winner} passes has the lowest loss at {told} budgets.",),
+        findings=(told,),
         values={
             "target": winner,
             "cells": [
@@ -156,7 +171,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
                 ),
             ),
         ),
-        warnings=tuple(skipped),
+        warnings=(*skipped, *lost),
         method=(
             f"Depth {depth} on {tokens:,} tokens under the base recipe; at each budget the transition is "
             "placed so that every target spends it.",

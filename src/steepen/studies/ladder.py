@@ -11,7 +11,8 @@ from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Panel, Study, Table
 from steepen.studies.bench import Arms, Bench, find_arms
-from steepen.studies.rungs import Entry, Measured, check_entries, entry_of, judge, measure, possible
+from steepen.studies.plain import plain
+from steepen.studies.rungs import Entry, Measured, check_entries, entry_of, judge, measure, repeats
 from steepen.studies.verdicts import (
     findings,
     ladder_panels,
@@ -78,29 +79,23 @@ def judged_ladders(
     by_time: bool = True,
 ) -> Study:
     """Ladders run and judged against one of them; the whole of several studies."""
-    warnings: list[str] = []
-    exist: list[Entry] = []
-    for entry in entries:
-        kept, lost = possible(entry, bench)
-        exist.append(kept)
-        warnings += lost
-    exist, lost = check_entries(exist, reference)
-    warnings += lost
+    exist, warnings = check_entries(bench, entries, reference)
     unused = sorted(set(bench.recipes) - {entry.arm.name for entry in exist})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     measured: list[Measured] = yield from measure(bench, exist, seeds)
     judged = judge(measured, reference, noise=noise)
     report, ladders = judged.report, judged.ladders
-    values: dict[str, Any] = {"flops": report.to_dict()}
+    values: dict[str, Any] = {"flops": plain(report.to_dict())}
     panels: list[Panel] = ladder_panels(report, ladders, measured)
     tables: list[Table] = [verdict_table(report), readings_table(report)]
     warnings += [*report.warnings, *judged.notes]
     if by_time:
-        found, table, extra = _per_time(measured, reference, noise)
+        found, table, extra, notes = _per_time(measured, reference, noise)
         values["seconds"] = found
         panels += extra
-        tables += table
+        tables.append(table)
+        warnings += [f"per second: {note}" for note in notes]
     hardware = sorted({_hardware(record.hardware) for one in measured for record in one.records})
     if len(hardware) > 1 and by_time:
         warnings.append(f"runs are of different hardware ({', '.join(hardware)}): times do not compare")
@@ -109,11 +104,7 @@ def judged_ladders(
             "runs shared their machine (a CPU, or several at a time on one host): seconds include what "
             "neighbours took, so verdicts per time are weaker than those per FLOPs"
         )
-    repeated = {r.spec.data.epochs for one in measured for r in one.records} - {1}
-    if repeated:
-        warnings.append(
-            f"some runs repeat their data up to {max(repeated)} times: this is not the fresh-data regime"
-        )
+    warnings += repeats(measured)
     count = sum(len(one.records) for one in measured)
     low, high = report.head.arms[reference].flops_range
     used = len({record.spec.seed for one in measured for record in one.records})
@@ -139,11 +130,13 @@ def judged_ladders(
 
 def _per_time(
     measured: Sequence[Measured], reference: str, noise: float | None
-) -> tuple[dict[str, Any], list[Table], list[Panel]]:
+) -> tuple[dict[str, Any], Table, list[Panel], tuple[str, ...]]:
+    """The verdicts' values, their table, the panels of loss and multiplier, and what to know about them."""
     judged = judge(measured, reference, by="seconds", noise=noise)
     report = judged.report
     panels = ladder_panels(report, judged.ladders, measured, by="seconds")
-    return report.to_dict(), [verdict_table(report, "seconds")], [panels[0], panels[2]]
+    notes = (*report.warnings, *judged.notes)
+    return plain(report.to_dict()), verdict_table(report, "seconds"), [panels[0], panels[2]], notes
 
 
 def shared_machine(records: Sequence[RunRecord]) -> bool:

@@ -73,7 +73,7 @@ def fit_rule(bench: Bench, arm: Arm) -> Generator[Sequence[RunSpec], Sequence[Ru
         return [(yield from sweep(bench, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
     constant = replace(recipe, glr_exponent=0.0)
     first = yield from sweep(bench, arm, constant, "constant", grid.hyperparameters, grid.depths)
-    beta = rounded_exponent(first.drifts["glr"])
+    beta = rounded_exponent(first.drifts.get("glr"))
     if beta is None:
         return [first]
     ruled = replace(recipe, glr_exponent=beta)
@@ -83,13 +83,13 @@ def fit_rule(bench: Bench, arm: Arm) -> Generator[Sequence[RunSpec], Sequence[Ru
 
 def rule_of(found: Sequence[Swept], recipe: Recipe, arm: Arm) -> float:
     """The exponent a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
-    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts["glr"])
+    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("glr"))
     return recipe.glr_exponent if beta is None else beta
 
 
-def rounded_exponent(drift: Drift) -> float | None:
-    """β to one decimal, as the paper specifies it."""
-    return None if drift.line is None else round(drift.line.exponent, 1) + 0.0
+def rounded_exponent(drift: Drift | None) -> float | None:
+    """β to one decimal, as the paper specifies it; None where too few runs finished for one."""
+    return None if drift is None or drift.line is None else round(drift.line.exponent, 1) + 0.0
 
 
 def sweep(

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import Scale, require, require_positive
@@ -150,7 +150,7 @@ def load_preset(name: str) -> Preset:
     """A preset by name, or from a YAML file of one's own."""
     path = FOLDER / f"{name}.yaml" if name in presets() else Path(name)
     if not path.is_file():
-        raise UsageError(f"there is no preset {name!r}; use {nearest(name, presets())}, or a YAML file.")
+        raise UsageError(f"there is no preset {name!r}; use {', '.join(presets())}, or a YAML file.")
     try:
         value: Any = load_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -84,7 +84,7 @@ def possible(entry: Entry, bench: Bench) -> tuple[Entry, list[str]]:
 
 
 def measure(bench: Bench, entries: Sequence[Entry], seeds: Sequence[int] | None = None) -> Runs:
-    """Run ladders, smallest rungs first across all of them; returns a list of `Measured`."""
+    """Run ladders, longest runs first across all of them; returns a list of `Measured`."""
     seeds = seeds or bench.preset.seeds
     keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
     rungs = {
@@ -117,11 +117,24 @@ def ladders_of(measured: Sequence[Measured], by: str = "flops") -> dict[str, Lad
     return read_ladders(table_from(columns, "the study's runs"))
 
 
-def check_entries(entries: Sequence[Entry], reference: str) -> tuple[list[Entry], list[str]]:
-    """Ladders long enough for a law; a shorter one is left out with a warning, the reference is needed."""
+def repeats(measured: Sequence[Measured]) -> list[str]:
+    """A warning where some runs saw their data more than once."""
+    most = max(record.spec.data.epochs for one in measured for record in one.records)
+    if most == 1:
+        return []
+    return [f"some runs repeat their data up to {most} times: this is not the fresh-data regime"]
+
+
+def check_entries(bench: Bench, entries: Sequence[Entry], reference: str) -> tuple[list[Entry], list[str]]:
+    """Ladders on the rungs at which they exist; one too short for a law is left out. Warnings tell of both.
+
+    The reference is needed.
+    """
     kept: list[Entry] = []
     warnings: list[str] = []
-    for entry in entries:
+    for asked in entries:
+        entry, lost = possible(asked, bench)
+        warnings += lost
         least = LEAST_REFERENCE_RUNGS if entry.label == reference else LEAST_ARM_RUNGS
         if len(entry.depths) >= least:
             kept.append(entry)
@@ -133,7 +146,10 @@ def check_entries(entries: Sequence[Entry], reference: str) -> tuple[list[Entry]
         else:
             warnings.append(f"{entry.label} is left out: {len(entry.depths)} rungs, and a law needs {least}")
     if len(kept) < 2:
-        raise UsageError("a ladder is judged against a reference: give at least one more arm with --arms.")
+        why = f" ({'; '.join(warnings)})" if warnings else ""
+        raise UsageError(
+            f"a ladder is judged against a reference: give at least one more arm with --arms{why}."
+        )
     return kept, warnings
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
+from steepen.recipe.paper import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.bench import Arms, Bench, all_finished, find_arms
+from steepen.studies.chain_tuning import injects
 from steepen.studies.ladder import judged_ladders
 from steepen.studies.rungs import Entry, entry_of
 from steepen.studies.together import together
@@ -32,9 +34,10 @@ def transfer(
 ) -> Study:
     """Table "Transfer probe from the Vanilla recipe" and figure "Operator-1 recipe ablations".
 
-    `probe`: every arm at the base size and tokens with its own base values and with the source's (α stays
-    its own), which gives the transfer regret. `ladder`: the arms' ladders with both, judged against the
-    source's own: does a foreign recipe turn a better exponent into a better constant?
+    `probe`: every arm at the base size and tokens with its own base values and with the source's (α at its
+    default, unless the source has one), which gives the transfer regret. `ladder`: the arms' ladders with
+    both, judged against the source's own: does a foreign recipe turn a better exponent into a better
+    constant?
     """
     for part in parts:
         if part not in PARTS:
@@ -128,9 +131,14 @@ def _ladders(
 
 
 def transferred(bench: Bench, giver: Arm, arm: Arm) -> Recipe:
-    """An arm's recipe with another's base values; its own tokens, rule for the rate, growth and α stay."""
+    """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
+
+    α is the initial one where the giver injects nothing and so has none to give (the table's caption:
+    "injection variants keep the default").
+    """
     own, foreign = bench.recipe(arm), bench.recipe(giver)
-    return replace(own, base=replace(foreign.base, alpha=own.base.alpha), glr_base=foreign.glr_base)
+    alpha = foreign.base.alpha if injects(giver) else INITIAL.alpha
+    return replace(own, base=replace(foreign.base, alpha=alpha), glr_base=foreign.glr_base)
 
 
 def _question(giver: Arm, chosen: Sequence[Arm]) -> str:

@@ -7,7 +7,6 @@ name and renamed when both files are on disk, so a checkpoint that has its name 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from steepen.data.files import sha256_of_file
 from steepen.errors import SteepenError
 from steepen.model.growth import State
 
@@ -70,7 +70,7 @@ class Checkpoint:
         file = self.path / STATE
         try:
             expected = json.loads((self.path / META).read_text())["sha256"]
-            actual = sha256(file)
+            actual = sha256_of_file(file)
         except (OSError, ValueError, KeyError) as error:
             raise CorruptCheckpoint(f"checkpoint {self.path} is incomplete ({error}).") from error
         if actual != expected:
@@ -94,12 +94,6 @@ class Checkpoint:
         return weights, state, random
 
 
-def sha256(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def save(
     folder: Path, position: Position, weights: dict[str, Tensor], state: State, random: dict[str, Tensor]
 ) -> Checkpoint:
@@ -117,7 +111,7 @@ def save(
     try:
         save_file(tensors, partial / STATE)
         sync(partial / STATE)
-        facts = {**asdict(position), "sha256": sha256(partial / STATE)}
+        facts = {**asdict(position), "sha256": sha256_of_file(partial / STATE)}
         (partial / META).write_text(json.dumps(facts, indent=2) + "\n")
         sync(partial / META)
         sync(partial)
