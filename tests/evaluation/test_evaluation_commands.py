@@ -77,6 +77,38 @@ def test_a_person_reads_the_scores(
         assert part in said
 
 
+def test_passes_that_do_not_exist_are_named(
+    run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", str(run), "--data", str(dataset.directory), "--passes"]
+    assert main([*words, "1..8"]) == 0
+    assert "passes 5, 6, 7, 8 do not exist" in capsys.readouterr().out
+    assert main([*words, "1..4"]) == 0
+    assert "do not exist" not in capsys.readouterr().out
+    assert main([*words, "6"]) == 0
+    said = capsys.readouterr().out
+    assert "passes 6 do not exist" in said and "loss at k passes" not in said
+    assert answer(capsys, *words, "3..5", "--json")["passes_curve"]["left_out"] == [5]
+
+
+def test_the_tokens_of_depth_used_are_said(
+    run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", str(run), "--data", str(dataset.directory), "--depth-used"]
+    most = len(dataset.tokens("val")) // 65 * 64  # whole contexts of 64 and what follows each
+    assert main([*words, "--depth-tokens", "1000000"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{most:,} tokens); nats" in out and f"--depth-tokens 1,000,000: {most:,} were used" in err
+    assert main([*words, "--depth-tokens", "128"]) == 0
+    out, err = capsys.readouterr()
+    assert "128 tokens); nats" in out and "were used" not in err
+    said = refused(capsys, *words, "--depth-tokens", "63")
+    assert "--depth-tokens 63" in said and "context, 64" in said
+    # The default is nobody's request: it needs no remark.
+    assert main(words) == 0
+    assert "were used" not in capsys.readouterr().err
+
+
 def test_an_earlier_checkpoint_is_scored_but_not_joined(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,9 +243,47 @@ def test_a_forecast_is_read_by_a_person_and_refuses_what_it_cannot_do(
     assert "--target -1" in refused(capsys, "forecast", store, "--target", "-1")
     assert "--hold-out 'zz'" in refused(capsys, "forecast", store, "--hold-out", "zz")
     assert "neither a task" in refused(capsys, "forecast", store, "--tasks", "juggling")
+    misspelt = refused(capsys, "forecast", store, "--tasks", "copa,lambda_openai")
+    assert "'lambda_openai'" in misspelt and "nearest tasks are lambada_openai" in misspelt
+    assert "names no task" in refused(capsys, "forecast", store, "--tasks", ",")
     assert "none of the 1 records has CORE scores" in refused(capsys, "forecast", trained)
     ladder(trained, tmp_path / "short", 3)
     assert "at least 4" in refused(capsys, "forecast", tmp_path / "short")
+
+
+def test_tasks_of_ones_own_are_forecast_by_their_mean(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = dict(zip(CORE17[:3], ("riddles", "sums", "rhymes"), strict=True))
+    for file in store.glob("*/record.json"):
+        record = json.loads(file.read_text())
+        tasks = record["evaluation"]["core"]["tasks"]
+        tasks = {name: tasks[label] for label, name in own.items()}
+        record["evaluation"]["core"] = {"core22": None, "tasks": tasks}
+        file.write_text(json.dumps(record))
+    figure = tmp_path / "own.png"
+    asked = ("forecast", store, "--tasks", "riddles,sums", "--target", "1e21")
+    found = answer(capsys, *asked, "--figure", figure, "--json")
+    assert found["score"] == "mean_centered" and found["tasks"] == ["riddles", "sums"]
+    for row in found["forecast"]:
+        truth = np.mean([task_score(task_nll(row["arm"], place, 1e21)) for place in range(2)])
+        assert row["mean_centered"] == pytest.approx(truth, abs=3e-3) and "core" not in row
+    assert all(abs(row["miss"]) < 3e-3 for row in found["hold_out"]) and len(found["hold_out"]) == 2
+    assert not found["compute_for"] and figure.read_bytes().startswith(b"\x89PNG")
+    assert main([str(word) for word in asked]) == 0
+    said = capsys.readouterr().out
+    assert "the mean of riddles, sums, not CORE" in said and "GPT-3's CORE is left out" in said
+    assert "FLOPs: mean centred accuracy" in said and "GPT-3 175B" not in said
+    assert "lacks some of the 22 tasks" in refused(capsys, "forecast", store)
+    misspelt = refused(capsys, "forecast", store, "--tasks", "ridles")
+    assert "'ridles'" in misspelt and "nearest tasks are riddles" in misspelt
+    # A task that one run lacks is named with the run.
+    file = next(store.glob("*/record.json"))
+    record = json.loads(file.read_text())
+    del record["evaluation"]["core"]["tasks"]["sums"]
+    file.write_text(json.dumps(record))
+    said = refused(capsys, *asked)
+    assert f"run {record['run']} has no score of 'sums'" in said
 
 
 def test_the_filter_keeps_what_the_papers_criteria_keep(

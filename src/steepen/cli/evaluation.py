@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 
 if TYPE_CHECKING:
     from steepen.cli.measure import Wanted
@@ -62,7 +62,9 @@ def checkpoint(
     direction: Annotated[
         str, typer.Option(help="KL of final-to-block, or block-to-final.")
     ] = "final-to-block",
-    depth_tokens: Annotated[int, typer.Option(help="Validation tokens for --depth-used.")] = 16_384,
+    depth_tokens: Annotated[
+        int | None, typer.Option(help="Validation tokens for --depth-used; 16,384 by default.")
+    ] = None,
     validation_tokens: Annotated[
         int | None, typer.Option(help="Validation tokens; as in training by default.")
     ] = None,
@@ -71,7 +73,10 @@ def checkpoint(
     ] = None,
     join: Annotated[
         bool | None,
-        typer.Option(help="Join the scores to the run's record (by default where the run has ended)."),
+        typer.Option(
+            help="Join the scores to the run's record (by default where the run has ended, and the data is "
+            "known to have its tokenizer)."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     precision: Annotated[
@@ -88,7 +93,8 @@ def checkpoint(
 
     [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --depth-used --passes 1..8[/bold]
     """
-    from steepen.cli.measure import Subject, keep, measure
+    from steepen.cli.measure import Subject, measure
+    from steepen.cli.scored import Elsewhere, has_tokenizer_of, keep_scores, somewhere
     from steepen.data import Dataset
 
     wanted = make_wanted(
@@ -101,30 +107,56 @@ def checkpoint(
         token_budget=token_budget,
         threshold=threshold,
         direction=direction,
-        depth_tokens=depth_tokens,
+        depth_tokens=16_384 if depth_tokens is None else depth_tokens,
         validation_tokens=validation_tokens,
     )
     subject = Subject.find(path)
     dataset = Dataset.open(data)
-    if dataset.identity != subject.spec.data.identity and not as_json:
-        typer.echo(f"{data} is not what the run was trained on; it must have the same tokenizer.", err=True)
-    try:
-        found = measure(subject, dataset, wanted, device=device, precision=precision, quiet=as_json)
-    except KeyboardInterrupt:
-        if core is not None:
-            typer.echo("Finished tasks are saved; the same command goes on from there.", err=True)
-        raise
-    joined = keep(subject, found, join)
+    context = subject.spec.shape.context
+    if depth_used and depth_tokens is not None and depth_tokens < context:
+        raise UsageError(
+            f"--depth-tokens {depth_tokens:,} is not valid: give at least the run's context, {context:,}."
+        )
+    ours = has_tokenizer_of(subject, dataset, join)
+    if not ours:
+        typer.echo(
+            f"{data} is not what the run was trained on, and the run does not know its tokenizer's hash; the "
+            "scores mean something only if the tokenizer is the same, and will not join the run's record.",
+            err=True,
+        )
+        # A place of their own: scores with two tokenizers must not meet in one file.
+        subject = Elsewhere.of(subject, subject.results / "other-data" / dataset.identity[:12])
+        join = False
+    with somewhere(subject) as place:
+        try:
+            found = measure(place, dataset, wanted, device=device, precision=precision, quiet=as_json)
+        except KeyboardInterrupt:
+            if core is not None and place is subject:
+                typer.echo("Finished tasks are saved; the same command goes on from there.", err=True)
+            raise
+        if ours:
+            found["tokenizer"] = dataset.manifest.tokenizer.sha256
+        if not as_json:  # before anything is saved: a full disk must not cost the score
+            print_found(found)
+        kept = keep_scores(place, found, join)
+    used = found["depth_used"]["tokens"] if depth_used else None
+    if depth_tokens is not None and used not in (None, depth_tokens):
+        kept.notes.append(
+            f"--depth-tokens {depth_tokens:,}: {used:,} were used, as many whole contexts as there are."
+        )
     if figures is not None:
         from steepen.evaluation.figures import draw
 
         found = {**found, "figures": [str(file) for file in draw(found, figures, subject.spec.arm.title)]}
+    for note in kept.notes:
+        typer.echo(note, err=True)
     if as_json:
-        typer.echo(json.dumps({**found, "joined": joined}, indent=2))
-        return
-    print_found(found)
-    where = subject.run / "record.json" if joined else subject.results / "evaluation.json"
-    typer.echo(f"saved in {where}")
+        saved = None if kept.saved is None else str(kept.saved)
+        typer.echo(json.dumps({**found, "joined": kept.joined, "saved": saved}, indent=2))
+    elif kept.saved is not None:
+        typer.echo(f"saved in {kept.saved}")
+    if join and not kept.joined:
+        raise SteepenError(f"the scores were not joined to {subject.run / 'record.json'}.")
 
 
 @app.command("filter")
@@ -252,12 +284,18 @@ def print_found(found: dict[str, Any]) -> None:
         curve = " ".join(f"{value:.2f}" for value in depth["curve"])
         typer.echo(
             f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
-            f"(peak after block {depth['peak']}); nats after each: {curve}"
+            f"(peak after block {depth['peak']}, {depth['tokens']:,} tokens); nats after each: {curve}"
         )
     if curve := found.get("passes_curve"):
         pairs = zip(curve["passes"], curve["differences"], strict=True)
         parts = ", ".join(f"{passes}: {difference:+.4f}" for passes, difference in pairs)
-        typer.echo(f"loss at k passes minus loss at {curve['trained']}: {parts}")
+        if parts:
+            typer.echo(f"loss at k passes minus loss at {curve['trained']}: {parts}")
+        if left := curve["left_out"]:
+            typer.echo(
+                f"passes {', '.join(map(str, left))} do not exist: untied cores run only as many passes as "
+                "there are cores, and a network without a core runs as trained."
+            )
     if core := found.get("core"):
         _print_core(core)
 

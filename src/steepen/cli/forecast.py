@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from steepen.cli.scored import Scored
@@ -29,7 +30,11 @@ def forecast(
         list[float] | None, typer.Option(help="A budget in FLOPs to forecast CORE at (repeatable).")
     ] = None,
     tasks: Annotated[
-        str, typer.Option(help="core17, all, labels with commas, or a file of `steepen eval filter --out`.")
+        str,
+        typer.Option(
+            help="core17, all, labels with commas, or a file of `steepen eval filter --out`. Where a run "
+            "lacks some of CORE's 22 tasks, the mean of the named ones is forecast instead."
+        ),
     ] = "core17",
     hold_out: Annotated[
         list[str] | None,
@@ -60,12 +65,14 @@ def forecast(
             raise UsageError(f"--target {budget} is not valid: give a positive number of FLOPs.")
     groups = by_arm(read_scored(paths))
     groups = _chosen_arms(groups, arms)
-    missing = [run.run for runs in groups.values() for run in runs if run.core.get("core22") is None]
-    if missing:
-        raise UsageError(
-            f"run {missing[0]} lacks some of the 22 tasks; evaluate it on the whole bundle first."
-        )
     labels = _tasks(tasks, groups)
+    # Without all 22 tasks there is no CORE: the named tasks' own mean is forecast, and GPT-3 has none.
+    whole = all(run.core.get("core22") is not None for runs in groups.values() for run in runs)
+    references = GPT3_CORE if whole else {}
+
+    def score(run: Scored) -> float:
+        return float(run.core["core22"]) if whole else run.mean_centered(labels)
+
     kept, held = _hold_out(groups, hold_out)
     short = {name: len(runs) for name, runs in groups.items() if len(runs) < LEAST}
     if short:
@@ -73,35 +80,36 @@ def forecast(
         raise UsageError(
             f"{name} has {count} scored runs; a task law needs at least {LEAST} (or leave --arms)."
         )
-    full = fit_downstream(_series(groups), labels)
+    full = fit_downstream(_series(groups, labels, score), labels)
     comparison: list[dict[str, Any]] = []
     if held:
-        without = fit_downstream(_series(kept), labels)
+        without = fit_downstream(_series(kept, labels, score), labels)
         for name, runs in held.items():
             comparison += [
-                {"run": run.run, **asdict(without.hold_out(name, run.flops, run.core["core22"]))}
-                for run in runs
+                {"run": run.run, **asdict(without.hold_out(name, run.flops, score(run)))} for run in runs
             ]
     budgets = target or []
+    key = "core" if whole else "mean_centered"
     found: dict[str, Any] = {
+        "score": key,
         "tasks": labels,
         "runs": {name: [run.run for run in runs] for name, runs in groups.items()},
         "hold_out": comparison,
         "forecast": [
-            {"arm": name, "flops": budget, "core": float(full.predict(name, budget)[0])}
+            {"arm": name, "flops": budget, key: float(full.predict(name, budget)[0])}
             for budget in budgets
             for name in groups
         ],
         "compute_for": [
             {"reference": reference, "core": value, "arm": name, "flops": full.compute_for(name, value)}
-            for reference, value in GPT3_CORE.items()
+            for reference, value in references.items()
             for name in groups
         ],
         "r": full.r,
         "scatter": full.sigma,
     }
     if figure is not None:
-        _draw(full, groups, held, budgets, figure)
+        _draw(full, groups, held, budgets, figure, score, references)
         found["figure"] = str(figure)
     if as_json:
         from steepen.laws.plain import to_json
@@ -124,15 +132,31 @@ def _chosen_arms(groups: dict[str, list[Scored]], arms: str | None) -> dict[str,
 def _tasks(text: str, groups: dict[str, list[Scored]]) -> list[str]:
     from steepen.evaluation.suite import CORE17, CORE22
 
+    runs = [run for group in groups.values() for run in group]
     if text in ("core17", "all"):
+        if missing := [run.run for run in runs if run.core.get("core22") is None]:
+            raise UsageError(
+                f"run {missing[0]} lacks some of the 22 tasks; evaluate it on the whole bundle first, or "
+                "name tasks that every run has with --tasks."
+            )
         return list(CORE17 if text == "core17" else CORE22)
     path = Path(text)
     words = path.read_text().split() if path.is_file() else [word.strip() for word in text.split(",")]
-    known = next(iter(groups.values()))[0].tasks
-    for word in words:
-        if word not in known:
-            raise UsageError(f"--tasks: {word!r} is neither a task of the records nor a file of labels.")
-    return words
+    labels = list(dict.fromkeys(word for word in words if word))
+    if not labels:
+        raise UsageError(f"--tasks {text!r} names no task; name one or more.")
+    known = dict.fromkeys(label for run in runs for label in run.tasks)
+    for label in labels:
+        if label not in known:
+            raise UsageError(
+                f"--tasks: {label!r} is neither a task of the records nor a file of labels; "
+                f"the nearest tasks are {nearest(label, known)}."
+            )
+        if without := [run.run for run in runs if label not in run.tasks]:
+            raise UsageError(
+                f"--tasks: run {without[0]} has no score of {label!r}; evaluate it on that task first."
+            )
+    return labels
 
 
 def _hold_out(
@@ -157,7 +181,9 @@ def _hold_out(
     return kept, held
 
 
-def _series(groups: dict[str, list[Scored]]) -> dict[str, Checkpoints]:
+def _series(
+    groups: dict[str, list[Scored]], labels: list[str], score: Callable[[Scored], float]
+) -> dict[str, Checkpoints]:
     import numpy as np
 
     from steepen.laws.downstream import Checkpoints
@@ -168,9 +194,9 @@ def _series(groups: dict[str, list[Scored]]) -> dict[str, Checkpoints]:
     return {
         name: Checkpoints(
             np.array([run.flops for run in runs], float),
-            {label: column(runs, label, "nll") for label in runs[0].tasks},
-            {label: column(runs, label, "centered") for label in runs[0].tasks},
-            np.array([run.core["core22"] for run in runs], float),
+            {label: column(runs, label, "nll") for label in labels},
+            {label: column(runs, label, "centered") for label in labels},
+            np.array([score(run) for run in runs], float),
         )
         for name, runs in groups.items()
     }
@@ -182,11 +208,12 @@ def _draw(
     held: dict[str, list[Scored]],
     budgets: list[float],
     file: Path,
+    score: Callable[[Scored], float],
+    references: dict[str, float],
 ) -> None:
     import numpy as np
 
     from steepen.evaluation.figures import draw_forecast
-    from steepen.evaluation.suite import GPT3_CORE
 
     if file.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--figure {file} is not valid: its name must end in .png, .pdf or .svg.")
@@ -196,30 +223,34 @@ def _draw(
     file.parent.mkdir(parents=True, exist_ok=True)
     draw_forecast(
         {name: (at.tolist(), fit.predict(name, at).tolist()) for name in groups},
-        {
-            name: ([run.flops for run in runs], [run.core["core22"] for run in runs])
-            for name, runs in groups.items()
-        },
-        {name: (runs[-1].flops, runs[-1].core["core22"]) for name, runs in held.items()},
-        GPT3_CORE,
+        {name: ([run.flops for run in runs], [score(run) for run in runs]) for name, runs in groups.items()},
+        {name: (runs[-1].flops, score(runs[-1])) for name, runs in held.items()},
+        references,
         file,
         budgets[-1] if budgets else None,
+        "CORE" if references else f"mean centred accuracy of {len(fit.tasks)} tasks",
     )
 
 
 def _print(found: dict[str, Any], fit: DownstreamFit) -> None:
-    counts = ", ".join(f"{len(runs)} of {name}" for name, runs in found["runs"].items())
+    counts = ", ".join(f"{len(runs)} of {arm}" for arm, runs in found["runs"].items())
+    name = "CORE" if found["score"] == "core" else "mean centred accuracy"
     typer.echo(f"fitted on {counts}; {len(found['tasks'])} tasks; r = {fit.r:.4f}; scatter {fit.sigma:.4f}")
     for row in found["hold_out"]:
         typer.echo(
-            f"held out {row['run']} ({row['series']}, {row['flops']:.3e} FLOPs): CORE {row['observed']:.4f}, "
-            f"forecast without it {row['forecast']:.4f}, miss {row['miss']:+.4f} "
+            f"held out {row['run']} ({row['series']}, {row['flops']:.3e} FLOPs): {name} "
+            f"{row['observed']:.4f}, forecast without it {row['forecast']:.4f}, miss {row['miss']:+.4f} "
             f"({row['miss_sigma']:+.1f} × scatter)"
         )
     if not found["hold_out"]:
         typer.echo(f"nothing held out (by default an arm with more than {LEAST} runs spares its largest).")
     for row in found["forecast"]:
-        typer.echo(f"{row['arm']} at {row['flops']:.3e} FLOPs: CORE {row['core']:.4f}")
+        typer.echo(f"{row['arm']} at {row['flops']:.3e} FLOPs: {name} {row[found['score']]:.4f}")
+    if found["score"] != "core":
+        typer.echo(
+            f"the score is the mean of {', '.join(found['tasks'])}, not CORE: some of its 22 tasks were not "
+            "scored, so GPT-3's CORE is left out."
+        )
     for row in found["compute_for"]:
         need = f"{row['flops']:.2e} FLOPs"
         if not math.isfinite(row["flops"]):

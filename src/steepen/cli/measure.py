@@ -158,6 +158,8 @@ def measure(
         "precision": precision,
         "data": dataset.identity,
     }
+    if dataset.identity == spec.data.identity:
+        found["tokenizer"] = dataset.manifest.tokenizer.sha256
     with shown(quiet) as show:
         found["validation"] = validate(
             network, validation, passes, report=lambda done, total: show("validation", done, total)
@@ -273,22 +275,11 @@ def _merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
     A smaller look at CORE does not displace a larger one: a quick check must not cost a record its scores.
     """
+    from steepen.evaluation.results import covers
+
     if any(before.get(name) != found[name] for name in ("run", "step", "passes", "precision")):
         return found
     merged = {**before, **found}
     if "core" in before and "core" in found and not covers(found["core"], before["core"]):
         merged["core"] = before["core"]
     return merged
-
-
-def covers(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    """Whether a CORE result has all that an older one has; of another bundle it replaces it anyway."""
-
-    def most(core: dict[str, Any]) -> float:
-        return float("inf") if core["examples"] is None else core["examples"]
-
-    return new["bundle"] != old["bundle"] or (
-        set(old["tasks"]) <= set(new["tasks"])
-        and set(old["seeds"]) <= set(new["seeds"])
-        and most(old) <= most(new)
-    )

@@ -170,8 +170,11 @@ def draw_forecast(
     references: Mapping[str, float],
     file: Path,
     target: float | None = None,
+    label: str = "CORE",
 ) -> None:
-    """CORE against compute: measured points, the forecast (dashed beyond them), references as lines."""
+    """The score named by `label` against compute: measured points, the forecast (dashed beyond them),
+    references as lines.
+    """
     figure, axes = _axes(7.5, 4.6)
     most = 0.0
     for index, (name, (flops, score)) in enumerate(curves.items()):
@@ -205,8 +208,9 @@ def draw_forecast(
         axes.axvline(target, color="black", linewidth=0.8, linestyle="-.")
     axes.set_ylim(top=most * 1.08)
     axes.set_xlabel("training compute (FLOPs)")
-    axes.set_ylabel("CORE")
+    axes.set_ylabel(label)
     star = "; star: held out" if held_out else ""
-    axes.set_title(f"points: measured{star}; dashed: forecast; dotted: references", fontsize=9, loc="left")
+    dotted = "; dotted: references" if references else ""
+    axes.set_title(f"points: measured{star}; dashed: forecast{dotted}", fontsize=9, loc="left")
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=150)

@@ -22,6 +22,7 @@ class PassesCurve:
     trained_loss: float
     tokens: int
     identity: str
+    left_out: tuple[int, ...] = ()  # asked for, but not there to run
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -38,6 +39,7 @@ class PassesCurve:
             "differences": list(self.differences),
             "tokens": self.tokens,
             "identity": self.identity,
+            "left_out": list(self.left_out),
         }
 
 
@@ -66,7 +68,8 @@ def passes_curve(
 ) -> PassesCurve:
     """The loss at the asked numbers of passes, as far as the network can run them, and at the trained one.
 
-    `report` is told how many of how many sequences are done, over all numbers of passes.
+    What it cannot run stands in `left_out`. `report` is told how many of how many sequences are done, over
+    all numbers of passes.
     """
     trained = network.passes if trained is None else trained
     chosen = runnable(network, asked)
@@ -86,4 +89,5 @@ def passes_curve(
         losses[trained],
         validation.tokens,
         validation.identity,
+        tuple(sorted({*asked} - {*chosen})),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -147,3 +147,18 @@ class SuiteScores:
                 task.label: {k: v for k, v in asdict(task).items() if k != "label"} for task in self.tasks
             },
         }
+
+
+def covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether a CORE result may stand where an older one stood: it has no fewer tasks, seeds or examples.
+
+    Of one bundle, the very tasks and seeds must be there. Of two bundles only their numbers can be compared.
+    """
+    if new["bundle"] == old["bundle"]:
+        most = [math.inf if core["examples"] is None else core["examples"] for core in (old, new)]
+        return most[0] <= most[1] and all(set(old[name]) <= set(new[name]) for name in ("tasks", "seeds"))
+    sizes = [
+        (len(core["tasks"]), len(core["seeds"]), sum(task["examples"] for task in core["tasks"].values()))
+        for core in (old, new)
+    ]
+    return all(before <= now for before, now in zip(*sizes, strict=True))
