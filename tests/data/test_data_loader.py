@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from steepen.data import Batches, Dataset, Prefetcher
 from steepen.data.permutation import Permutation
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31
 
@@ -214,3 +216,22 @@ def test_a_prefetcher_refuses_more_steps_than_there_are(dataset: Dataset) -> Non
     batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=0)
     with pytest.raises(UsageError, match="prepare more data"):
         Prefetcher(batches, 0, "cpu", stop_step=batches.steps + 1)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_ids_beyond_the_vocabulary_are_caught_on_the_way_and_their_shard_is_named(
+    tmp_path: Path, dataset: Dataset, number: int
+) -> None:
+    copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
+    shard = copy / f"train_{number:05d}.bin"
+    content = bytearray(shard.read_bytes())
+    content[4000:4002] = dataset.vocabulary.to_bytes(2, "little")
+    shard.write_bytes(content)
+    batches = Batches(Dataset.open(copy), CONTEXT, CONTEXT * 4, seed=0)
+    fine = Batches(dataset, CONTEXT, CONTEXT * 4, seed=0)
+    seen = 0
+    with pytest.raises(SteepenError, match=rf"{shard.name} was altered.*`steepen data verify {copy}`"):
+        for step, inputs, _ in Prefetcher(batches, 0, "cpu"):
+            assert np.array_equal(inputs.numpy(), fine.at(step)[0])  # up to there nothing is wrong
+            seen += 1
+    assert seen < batches.steps

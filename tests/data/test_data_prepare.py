@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -362,3 +363,78 @@ def test_a_copied_directory_is_the_same_data(tmp_path: Path, dataset: Dataset) -
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
     assert Dataset.open(copy).identity == dataset.identity
     Dataset.open(copy).verify()
+
+
+def one_text(seed: int, paragraphs: int) -> str:
+    """Plain text without separators."""
+    choose = random.Random(seed)
+    words = ["law", "loss", "compute", "token", "scale", "grows", "falls", "depth", "width"]
+    return "\n\n".join(" ".join(choose.choices(words, k=40)) for _ in range(paragraphs))
+
+
+@pytest.mark.parametrize("most", [None, 6_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_of_a_few_large_documents_has_validation_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, most: int | None
+) -> None:
+    monkeypatch.setattr("steepen.data.readers.LONGEST", 4096)
+    (tmp_path / "big.txt").write_text(one_text(seed, 340))
+    request = Request((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=most)
+    dataset = prepare(request, tmp_path / "out")
+    splits, wanted = dataset.manifest.splits, dataset.manifest.notes["validation_tokens_wanted"]
+    assert splits["val"].tokens >= wanted > 0
+    assert splits["train"].tokens > splits["val"].tokens
+    assert not set(texts_of(dataset, "train")) & set(texts_of(dataset, "val"))
+
+
+@pytest.mark.usefixtures("fine_journal")
+def test_stopped_and_continued_a_few_large_documents_are_split_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steepen.data.readers.LONGEST", 4096)
+    for seed in range(4):
+        source, out = tmp_path / f"{seed}.txt", tmp_path / f"{seed}"
+        source.write_text(one_text(seed, 340))
+        whole = prepare(Request((str(source),)), tmp_path / f"whole{seed}")
+        while not out.exists():
+            with contextlib.suppress(Interrupted):
+                prepare(Request((str(source),)), out, interrupt_after(5))
+        assert files_of(out) == files_of(whole.directory)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_validation_never_takes_the_last_document(tmp_path: Path, write_jsonl: WriteJsonl, seed: int) -> None:
+    source = write_jsonl(tmp_path / "two.jsonl", [one_text(seed, 20), one_text(seed + 100, 20)])
+    dataset = prepare(Request((str(source),), tokenizer="bpe:270", val_tokens=10**6), tmp_path / "out")
+    assert [split.documents for split in dataset.manifest.splits.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", [[], ["--val-tokens", "20000"], ["--tokenizer", "bpe:300"]])
+def test_a_source_of_one_document_is_refused_with_remedies_that_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], seed: int
+) -> None:
+    from steepen.cli.app import main
+
+    source = tmp_path / "one.txt"
+    source.write_text(one_text(seed, 100))
+    command = ["data", "prepare", str(source), "--json", *options]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "is one document" in said and "bpe:257" not in said
+    assert all(option in said for option in ("--separator", "--val-source", "--val-tokens 0"))
+    assert [file.name for file in tmp_path.iterdir()] == ["one.txt"]
+    (tmp_path / "other.txt").write_text(one_text(seed + 100, 5))
+    remedies = (
+        ["--separator", "\\n\\n"],
+        ["--val-source", str(tmp_path / "other.txt")],
+        ["--val-tokens", "0"],
+    )
+    for number, remedy in enumerate(remedies):
+        assert main([*command, *remedy, "--out", str(tmp_path / f"{number}")]) == 0
+
+
+def test_validation_files_without_text_are_refused(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(UsageError, match="--val-source hold no text"):
+        prepare(Request((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")

@@ -138,3 +138,8 @@ def test_an_impossible_tokenizer_is_refused(name: str) -> None:
 def test_too_little_text_for_the_vocabulary_names_the_possible_size() -> None:
     with pytest.raises(UsageError, match=r"vocabulary of only 2\d\d ids, not bpe:8192"):
         Tokenizer.train(["hello hello"], 8192)
+
+
+def test_no_text_at_all_for_a_vocabulary_does_not_advise_a_size_that_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"give more text, or use gpt2"):
+        Tokenizer.train([], 8192)

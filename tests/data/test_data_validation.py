@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from steepen.data import Dataset, Validation
 from steepen.data.prepare import prepare
 from steepen.data.request import Request
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31
 
@@ -51,9 +52,28 @@ def test_the_identity_is_that_of_the_tokens_and_nothing_else(tmp_path: Path, dat
     assert Validation(prepare(wide, tmp_path / "wide"), CONTEXT, 620).identity == here.identity
 
 
-@pytest.mark.parametrize(("context", "tokens"), [(31, 10**9), (31, 5), (10**6, None), (0, 10)])
-def test_more_than_there_is_or_less_than_a_chunk_is_refused(
-    dataset: Dataset, context: int, tokens: int | None
+@pytest.mark.parametrize(
+    ("context", "tokens", "remedy"),
+    [
+        (31, 10**9, "ask for no more, or prepare it with a larger --val-tokens"),
+        (31, 5, "at least one context is needed; give --validation-tokens 31 or more"),
+        (10**6, None, "larger --val-tokens or a --val-source, or use a shorter context"),
+        (10**6, 5, "larger --val-tokens or a --val-source, or use a shorter context"),
+        (0, 10, "context is 0"),
+    ],
+)
+def test_more_than_there_is_or_less_than_a_chunk_is_refused_with_a_remedy_that_works(
+    dataset: Dataset, context: int, tokens: int | None, remedy: str
 ) -> None:
-    with pytest.raises(UsageError, match="--val-tokens"):
+    with pytest.raises(UsageError, match=remedy):
         Validation(dataset, context, tokens)
+
+
+def test_altered_validation_text_is_refused_by_name(tmp_path: Path, dataset: Dataset) -> None:
+    copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
+    shard = copy / "val_00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[2000:2002] = b"\xff\xff"
+    shard.write_bytes(content)
+    with pytest.raises(SteepenError, match=r"val_00000\.bin was altered.*65,535.*`steepen data verify"):
+        Validation(Dataset.open(copy), CONTEXT, None)

@@ -105,6 +105,30 @@ def test_status_shows_progress_and_what_is_left(
     assert capsys.readouterr().out.count("pair: finished, batch 1; 2 runs asked for so far") == 2
 
 
+def test_one_unreadable_journal_is_named_and_hides_no_other_study(
+    instant: Any, store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies = tmp_path / "studies"
+    drive(seeds(spec), store, instant, journal=Journal.open(studies, "pair", {}, store.root))
+    for name, text in (("aaa", "{"), ("bbb", '{"name": "bbb", "status": "thriving"}')):
+        (studies / name).mkdir()
+        (studies / name / "study.json").write_text(text)
+    assert main(["status", "--studies", str(studies)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("pair: finished")
+    for name, line in zip(("aaa", "bbb"), lines[1:], strict=True):
+        assert line.startswith(f"{name}: the journal {studies / name / 'study.json'} can't be read: ")
+    assert main(["status", "--studies", str(studies), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["studies"]] == ["pair"] and list(found["unreadable"]) == [
+        "aaa",
+        "bbb",
+    ]
+    # Asked for by name, it is an error.
+    assert main(["status", "aaa", "--studies", str(studies)]) == 1
+    assert "can't be read" in capsys.readouterr().err
+
+
 def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
     store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.runs import local as local_module
-from steepen.runs.launch import RETRIES, Outcome, Workplace
+from steepen.runs.launch import RETRIES, Job, Outcome, Workplace
 from steepen.runs.launchers import make_launcher
 from steepen.runs.local import LocalLauncher
 from steepen.runs.spec import RunSpec
@@ -62,6 +62,30 @@ def test_a_refusal_of_the_training_process_is_its_own_sentence(place: Workplace,
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
     assert "--no-such-option" in outcome.failure.message and outcome.retried == 0
+
+
+def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
+    place: Workplace, spec: Spec
+) -> None:
+    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+    assert [outcome.failure is None for outcome in launcher.launch([spec(1), spec(2)])] == [False, False]
+    rows = place.store.rows(status="failed")
+    assert sorted(row.seed for row in rows) == [1, 2]
+    assert all("UsageError: " in row.cause and "--no-such-option" in row.cause for row in rows)
+    list(LocalLauncher(place, 1).launch([spec(1)]))
+    assert [row.seed for row in place.store.rows(status="failed")] == [2]
+
+
+def test_a_refusal_does_not_make_a_diverged_run_forgotten(place: Workplace, spec: Spec) -> None:
+    run = place.store.run(spec(1))
+    run.path.mkdir(parents=True)
+    run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
+    list(
+        LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1).launch(
+            [spec(1)]
+        )
+    )
+    assert run.failure() == ("Diverged", "long ago.")
 
 
 def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(place: Workplace, spec: Spec) -> None:
@@ -145,6 +169,26 @@ def test_closing_a_launch_stops_its_runs_with_everything_saved(
     assert not run.busy() and run.record() is None and any(run.checkpoints.iterdir())
 
 
+def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_before(
+    place: Workplace, spec: Spec, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow.py"  # the one with seed 2 takes its time to stop
+    slow.write_text(
+        "import json, pathlib, signal, sys, time\n"
+        "spec = pathlib.Path(sys.argv[sys.argv.index('--spec') + 1])\n"
+        "wait = 0.6 if json.loads(spec.read_text())['seed'] == 2 else 0\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(wait), sys.exit(143)))\n"
+        "(spec.parent / 'ready').touch()\n"
+        "time.sleep(60)\n"
+    )
+    launcher = LocalLauncher(Workplace(place.data, place.store, program=(str(slow),)), 2)
+    jobs = [Job(one, place.store.run(one)) for one in (spec(1), spec(2))]
+    launcher.start(jobs)
+    wait_for(lambda: all((job.run.path / "ready").exists() for job in jobs))
+    launcher.stop(jobs)
+    assert [job.handle[0].ended().code for job in jobs] == [143, 143]
+
+
 def test_a_child_does_not_outlive_a_killed_launcher(place: Workplace, spec: Spec, tmp_path: Path) -> None:
     wanted = spec(1, steps=2000)
     run = place.store.run(wanted)
@@ -172,6 +216,17 @@ def test_gpus_are_shared_out_one_run_each_or_as_asked(
     monkeypatch.setattr(local_module, "cores", lambda: 8)
     assert LocalLauncher(on_cpu).devices == [None] * 8
     assert LocalLauncher(on_cpu, threads=3).slots == 2
+
+
+def test_a_gpu_asked_for_by_number_is_the_only_one_used_and_the_first_its_runs_see(
+    place: Workplace, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "gpus", lambda: [("4", "H100"), ("7", "H100")])
+    launcher = LocalLauncher(Workplace(place.data, place.store, ("--device", "cuda:1")), 2)
+    assert launcher.devices == ["7", "7"]
+    assert launcher.place.task(spec(1)).command[-2:] == ["--device", "cuda"]
+    launcher = LocalLauncher(Workplace(place.data, place.store, ("--device", "cuda")))
+    assert launcher.devices == ["4", "7"]
 
 
 def test_a_run_sees_only_its_gpu_and_its_threads(

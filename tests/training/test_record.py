@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,10 @@ from steepen.training.run import Diverged, train
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]
+
+
+def files_of(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
 def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
@@ -102,7 +107,10 @@ def test_a_finished_spec_is_never_trained_twice(
     spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
     first = train(spec, tiny_data, store, QUIET)
     monkeypatch.setattr(Optimizer, "step", None)  # a step would now fail
+    store.run(spec).lock_file.unlink()
+    before = files_of(store.root)
     assert train(spec, tiny_data, store, QUIET) == first
+    assert files_of(store.root) == before  # as on a file system that cannot be written to
     # What only describes the arm, or how a run is carried out, makes no new run; a seed does.
     described = replace(spec, arm=replace(spec.arm, title="Another name", about="x"))
     assert described.hash == spec.hash != replace(spec, seed=1).hash
@@ -178,9 +186,51 @@ def test_other_data_than_the_spec_s_is_refused(
     other = replace(spec, data=replace(spec.data, identity="0" * 64))
     with pytest.raises(UsageError, match="asks for data 0000000000000000"):
         train(other, tiny_data, Store(tmp_path), QUIET)
-    long = replace(spec, steps=1_000_000)
-    with pytest.raises(SteepenError, match="tokens"):
-        train(long, tiny_data, Store(tmp_path), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 1_000_000}, "prepare more data"),
+        ({"validation_tokens": 10}, "at least one context is needed"),
+        ({"validation_tokens": 10**9}, "larger --val-tokens"),
+    ],
+)
+def test_what_the_data_cannot_give_is_refused_without_a_trace(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(replace(make_spec("vanilla"), **changes), tiny_data, Store(tmp_path / "runs"), QUIET)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_altered_shard_is_named_and_the_run_has_failed(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    data = Path(shutil.copytree(tiny_data.directory, tmp_path / "data"))
+    shard = data / "train_00000.bin"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
+    spec, store = make_spec("vanilla"), Store(tmp_path / "runs")
+    with pytest.raises(SteepenError, match=rf"{shard} was altered.*`steepen data verify {data}`") as error:
+        train(spec, Dataset.open(data), store, QUIET)
+    assert store.run(spec).failure() == ("SteepenError", str(error.value))
+    shard.write_bytes(whole)
+    train(spec, Dataset.open(data), store, QUIET)
+    assert store.run(spec).failure() is None
+
+
+def test_an_error_of_our_own_making_is_a_failure_and_no_interruption(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: Optimizer, factor: float) -> torch.Tensor:
+        raise IndexError("index out of range in self")
+
+    monkeypatch.setattr(Optimizer, "step", step)
+    spec, store = make_spec("vanilla"), Store(tmp_path)
+    with pytest.raises(IndexError):
+        train(spec, tiny_data, store, QUIET)
+    assert store.run(spec).failure() == ("IndexError", "index out of range in self")
 
 
 def test_a_tracker_that_fails_does_not_stop_the_run(

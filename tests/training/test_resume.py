@@ -250,13 +250,14 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     assert_same_result(whole, broken, spec)
 
 
-def test_after_corruption_the_good_checkpoints_are_the_ones_kept(
-    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_corruption_the_good_checkpoints_are_the_ones_kept_and_a_new_beginning_is_said(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """A corrupt checkpoint of a later step must not crowd out the new ones: else each kill begins anew."""
     spec, store = make_spec(), Store(tmp_path)
     folder = store.run(spec).checkpoints
-    options = replace(QUIET, checkpoint_every=2, keep_last=1, validate_every=None)
+    options = replace(QUIET, quiet=False, checkpoint_every=2, keep_last=1, validate_every=None)
 
     def killed_at(step: int) -> None:
         def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
@@ -272,7 +273,11 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept(
     killed_at(5)
     (newest,) = checkpoints.list_checkpoints(folder)
     (newest.path / checkpoints.STATE).write_bytes(b"")
+    capfd.readouterr()
     killed_at(3)  # from the beginning again, past one checkpoint at least
+    said = capfd.readouterr().err
+    assert f"{newest.path} is corrupt" in said and "None is left: the run begins anew." in said
+    assert "the one before it" not in said
     (kept,) = checkpoints.list_checkpoints(folder)
     kept.load(torch.device("cpu"))
     assert newest.path.with_name(f"{newest.path.name}.corrupt").is_dir()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.runs.driver import Study
@@ -35,9 +38,7 @@ DryRun = Annotated[
 ]
 BudgetText = Annotated[
     str | None,
-    typer.Option(
-        "--budget", help="Stop before a run that would go over: FLOPs (1e15) or time (90s, 30m, 2h)."
-    ),
+    typer.Option("--budget", help="Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h)."),
 ]
 Gpu = Annotated[
     str | None, typer.Option("--gpu", help="Estimate time for this GPU (a100, h100, …) instead of measuring.")
@@ -98,6 +99,7 @@ def launch_study(
 
     store = Store(runs)
     limit = None if budget is None else Budget.parse(budget)
+    check_device(device, on, dry_run)
     arguments = () if device == "auto" else ("--device", device)
     launcher = make_launcher(on, Workplace(data, store, arguments), jobs, settings or [])
     speed = measured_speed(store, on, device, gpu, mfu)
@@ -117,6 +119,19 @@ def launch_study(
         retry_diverged=retry_diverged,
         progress=Progress(store, speed=speed),
     )
+
+
+def check_device(device: str, on: str = "local", dry_run: bool = False) -> None:
+    """Refuse a device that no run could have, before any is started.
+
+    What a cluster's nodes have is not known here, and a dry run needs no device: only the name is checked.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise UsageError(f"--device {device!r} is not known: use auto, cpu, cuda or cuda:N.")
+    if on == "local" and not dry_run and device.startswith("cuda"):
+        from steepen.training.device import find_device  # imports torch, which no other device needs here
+
+        find_device(device)
 
 
 def measured_speed(store: Store, on: str, device: str, gpu: str | None, mfu: float | None) -> Speed:

@@ -77,11 +77,14 @@ def status(
     if study is None:
         if not studies.is_dir():
             raise UsageError(f"there is no folder {studies}; name the one with your studies with --studies.")
-        every = [study_status(journal, runs) for journal in studies_in(studies)]
+        journals, unreadable = studies_in(studies)
+        every = [study_status(journal, runs) for journal in journals]
         if as_json:
-            print(json.dumps({"studies": [one.to_dict() for one in every]}, indent=2, ensure_ascii=False))
+            found = {"studies": [one.to_dict() for one in every], "unreadable": unreadable}
+            print(json.dumps(found, indent=2, ensure_ascii=False))
         else:
-            print("\n".join(map(_headline, every)) or f"No study in {studies} yet.")
+            lines = [*map(_headline, every), *(f"{name}: {why}" for name, why in unreadable.items())]
+            print("\n".join(lines) or f"No study in {studies} yet.")
         return
     found = study_status(Journal.read(find_study_folder(study, studies)), runs)
     if as_json:

@@ -22,6 +22,7 @@ from steepen.cli.launching import (
     RetryDiverged,
     Runs,
     With,
+    check_device,
     launch_study,
 )
 from steepen.errors import UsageError
@@ -106,6 +107,7 @@ def study(
         from_recipe=from_recipe,
     )
     fitted = read_recipes(list(recipe or ()))
+    check_device(device, on, dry_run)  # before data is prepared for runs that cannot be
     folder, facts = _data(chosen, data, runs, dry_run)
     bench = Bench(chosen, facts, fitted, epochs)
     next(listed.start(bench, given))  # what is wrong with the question is said before a journal is begun

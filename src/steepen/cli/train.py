@@ -160,14 +160,16 @@ def train(
     )
     if wanted is not None:
         from steepen.cli.evaluation import print_found
-        from steepen.cli.measure import Subject, keep, measure
+        from steepen.cli.measure import Subject, measure
+        from steepen.cli.scored import keep_scores
 
         subject = Subject.find(runs / run.hash)
         found = measure(subject, dataset, wanted, device=device, quiet=as_json)
-        keep(subject, found, join=True)
-        record = Store(runs).record(run) or record
         if not as_json:
             print_found(found)
+        for note in keep_scores(subject, found, join=True).notes:
+            print(f"note: {note}", file=sys.stderr)
+        record = Store(runs).record(run) or record
     if as_json:
         print(json.dumps(record.to_dict(), indent=2))
         return

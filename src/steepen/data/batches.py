@@ -126,7 +126,12 @@ class Batches:
         position = step * self.rows
         chunks = self.order(position + first, position + last)
         tokens = np.empty((last - first, self.context + 1), dtype=self._stream.dtype)
-        self._stream.gather(chunks * (self.context + 1), tokens)
+        starts = chunks * (self.context + 1)
+        self._stream.gather(starts, tokens)
+        # Here and not on the device, where an id beyond the embedding is an assertion that names no file.
+        if tokens.size and int(tokens.max()) >= self.dataset.vocabulary:
+            row = int(np.argmax(tokens.max(axis=1)))
+            raise self._stream.beyond_the_vocabulary(int(starts[row]), tokens[row])
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
 
     def order(self, start: int, stop: int) -> npt.NDArray[np.int64]:

@@ -24,6 +24,7 @@ class State:
     empty: int = 0
     dropped: int = 0
     chosen: int = 0
+    threshold: int | None = None  # of the split, once it is settled
     finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
     open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
 

@@ -170,6 +170,7 @@ class _Preparation:
         """Write shards, tokenizer and manifest into the working directory."""
         try:
             self._write_journal()  # first of all, so that nothing on disk lacks the request it belongs to
+            self._settle()
             tokenizer = self._tokenizer()
             dtype = dtype_for(tokenizer.size, self.request.dtype)
             for name in ("train", "val"):
@@ -183,6 +184,27 @@ class _Preparation:
             self.split.close()
             for writer in self.writers.values():
                 writer.close()
+
+    def _settle(self) -> None:
+        """See to it that there will be text for validation, and for training."""
+        state = self.state
+        name = self.source.description["name"]
+        if state.threshold is not None:
+            self.split.threshold = state.threshold
+        elif not any(state.documents.values()):
+            texts = (unit.text for unit in self._units(self.first_part, 0) if unit.text)
+            sizes = ((digest_of(text), len(text.encode("utf-8", "surrogatepass"))) for text in texts)
+            most = min(self.request.max_tokens or TRAINING_CHARACTERS, TRAINING_CHARACTERS)
+            if self.share and not self.split.settle(sizes, most):
+                raise UsageError(
+                    f"source {name!r} is one document, and validation is split off by document: cut plain "
+                    "text with --separator (as '\\n\\n', at blank lines), name files with --val-source, or "
+                    "do without validation by --val-tokens 0."
+                )
+            apart = self.parts[: self.first_part]
+            if self.wanted and apart and not any(text for part in apart for text in part.documents(0)):
+                raise UsageError("the files of --val-source hold no text; name others, or leave it out.")
+            state.threshold = self.split.threshold
 
     def _tokenizer(self) -> Tokenizer:
         path = self.work / TOKENIZER

@@ -87,12 +87,23 @@ class TokenStream:
     """The shards of one split as one flat sequence of ids."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
-        self._arrays = [shard.map() for shard in shards if shard.tokens]
+        self._shards = [shard for shard in shards if shard.tokens]
+        self._arrays = [shard.map() for shard in self._shards]
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self._offsets: list[int] = self._starts.tolist()
 
     def __len__(self) -> int:
         return self._offsets[-1]
+
+    def beyond_the_vocabulary(self, start: int, ids: npt.NDArray[np.unsignedinteger]) -> SteepenError:
+        """What to say of ids, read from `start` on, of which some are none of the tokenizer's."""
+        place = start + int(np.argmax(ids))
+        shard = self._shards[int(np.searchsorted(self._starts, place, side="right")) - 1]
+        return SteepenError(
+            f"shard {shard.path} was altered: it has token id {int(ids.max()):,}, and the tokenizer only "
+            f"{shard.vocabulary:,} ids; check the data with `steepen data verify {shard.path.parent}`, then "
+            "restore it or prepare it again."
+        )
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
         """The ids [start, stop); a view where one shard holds them all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from steepen.data.encoding import DIGEST
@@ -36,7 +37,7 @@ class Split:
 
     def __init__(self, journal: Path, wanted: int, share: float, chosen: int = 0) -> None:
         self.wanted = wanted
-        self._threshold = int(share * 2 ** (8 * DIGEST))
+        self.threshold = int(share * 2 ** (8 * DIGEST))  # hashes below it are of the share
         self._chosen: set[bytes] = set()
         self._stream = journal.open("a+b")
         if journal.stat().st_size < chosen * DIGEST:
@@ -50,6 +51,39 @@ class Split:
     def chosen(self) -> int:
         """Number of validation documents so far."""
         return len(self._chosen)
+
+    def settle(self, documents: Iterable[tuple[bytes, int]], most: int) -> bool:
+        """Move the share so that each split gets a document, where the hashes would leave one without.
+
+        `documents` are hashes and bytes of text, from the source's start; no more of them are read than it
+        takes. Those that begin within `most` bytes are sure to be reached. False where there is only one.
+        """
+        sure: dict[bytes, int] = {}
+        after: set[bytes] = set()
+        read, train, val = 0, False, False
+        for digest, size in documents:
+            chosen = self.may_validate(digest)
+            train, val = train or not chosen, val or (chosen and read < most)
+            if read < most:
+                sure[digest] = size
+            else:
+                after.add(digest)
+            read += size + 1
+            if train and (val or (read >= most and len(sure.keys() | after) > 1)):
+                break
+        found = sure.keys() | after
+        if len(found) < 2:
+            return not found  # of nothing at all others will speak
+        if not train:
+            self.threshold = int.from_bytes(max(found), "big")
+        elif not val:
+            gathered = 0.0
+            for digest in sorted(sure)[: max(1, int(LARGEST_SHARE * len(found)))]:
+                self.threshold = int.from_bytes(digest, "big") + 1
+                gathered += sure[digest] / BYTES_PER_TOKEN
+                if gathered >= self.wanted:
+                    break
+        return True
 
     def of(self, digest: bytes, val_tokens: int, for_validation: bool = False) -> str | None:
         """The split of a document, given the validation tokens so far; None where it must be dropped.
@@ -66,7 +100,7 @@ class Split:
 
     def may_validate(self, digest: bytes) -> bool:
         """Whether a document could be chosen; a tokenizer trained on the source leaves these out."""
-        return int.from_bytes(digest, "big") < self._threshold
+        return int.from_bytes(digest, "big") < self.threshold
 
     def sync(self) -> None:
         """Bring the chosen documents to the disk."""

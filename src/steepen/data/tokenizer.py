@@ -174,9 +174,12 @@ class Tokenizer:
         merged = [b"".join(spelled[letter] for letter in token) for token, _ in by_id if len(token) > 1]
         tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
         if len(tokens) != size - 1:
+            most = len(tokens) + 1
+            remedy = (
+                f"ask for bpe:{most} or fewer, or give more text" if merged else "give more text, or use gpt2"
+            )
             raise UsageError(
-                f"the source has text for a vocabulary of only {len(tokens) + 1:,} ids, not bpe:{size}; "
-                f"ask for bpe:{len(tokens) + 1} or fewer, or give more text."
+                f"the source has text for a vocabulary of only {most:,} ids, not bpe:{size}; {remedy}."
             )
         return cls(name=f"bpe:{size}", tokens=tokens)
 

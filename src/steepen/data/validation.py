@@ -24,17 +24,33 @@ class Validation:
     """
 
     def __init__(self, dataset: Dataset, context: int, tokens: int | None = None) -> None:
+        if context < 1:
+            raise UsageError(f"context is {context}; it must be 1 or more.")
         stream = dataset.tokens("val")
-        available = len(stream) // (context + 1) if context >= 1 else 0
+        available = len(stream) // (context + 1)
         self.context = context
-        self.chunks = available if tokens is None else tokens // context if context >= 1 else 0
-        if self.chunks < 1 or self.chunks > available:
-            asked = "any" if tokens is None else f"{tokens:,}"
+        self.chunks = available if tokens is None else tokens // context
+        if not available:
             raise UsageError(
-                f"cannot take {asked} validation tokens at context {context:,}: {dataset.directory} has "
-                f"{available * context:,} to predict; prepare it with a larger --val-tokens."
+                f"the {len(stream):,} validation tokens of {dataset.directory} do not fill one chunk of "
+                f"context+1 = {context + 1:,} tokens; prepare it with a larger --val-tokens or "
+                "a --val-source, or use a shorter context."
             )
-        self._ids = stream.read(0, self.chunks * (context + 1)).reshape(self.chunks, context + 1)
+        if self.chunks < 1:
+            raise UsageError(
+                f"cannot validate on {tokens:,} tokens at context {context:,}: at least one context is "
+                f"needed; give --validation-tokens {context} or more."
+            )
+        if self.chunks > available:
+            raise UsageError(
+                f"cannot take {tokens:,} validation tokens at context {context:,}: {dataset.directory} has "
+                f"{available * context:,} to predict; ask for no more, or prepare it with a larger "
+                "--val-tokens."
+            )
+        ids = stream.read(0, self.chunks * (context + 1))
+        if int(ids.max()) >= dataset.vocabulary:
+            raise stream.beyond_the_vocabulary(0, ids)
+        self._ids = ids.reshape(self.chunks, context + 1)
         self._lengths = dataset.tokenizer().lengths
         self._tokenizer = dataset.manifest.tokenizer.sha256
 

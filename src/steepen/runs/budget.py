@@ -13,7 +13,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class BudgetReached(SteepenError):
-    """The next run would go over the budget; all that was started has been finished."""
+    """The runs that are left do not fit into the budget; all that was started has been finished."""
 
     exit_code = 3
     resumable = True
@@ -53,6 +53,20 @@ class Budget:
             return False
         self.spent += flops
         return True
+
+    def serves_again(self, flops: float, seconds: float) -> bool:
+        """Whether the same budget, given anew, admits a run of this cost."""
+        if self.spent == 0:  # nothing was begun under this one; another is no different
+            return False
+        return flops <= (self.flops or math.inf) and seconds <= (self.seconds or math.inf)
+
+    def needed(self, flops: float, seconds: float) -> str:
+        """What a budget of this kind must be to admit a run of this cost; rounded up, so that it does."""
+        if self.flops is not None:
+            size = 10.0 ** (math.floor(math.log10(flops)) - 2)
+            return f"{math.ceil(flops / size) * size:.3g} FLOPs"
+        unit = 1 if seconds < 3600 else 60 if seconds < 86400 else 3600  # the least that `duration` shows
+        return duration((math.floor(seconds / unit) + 1) * unit)
 
     def __str__(self) -> str:
         if self.flops is not None:

@@ -83,8 +83,8 @@ def drive(
     Finished specs come from the store, the others from the launcher. A run that cannot be finished raises
     `RunsFailed`, after all others of its batch have ended. With `gaps`, a run that *diverged* is a result:
     the study is sent None in its place. A run that has diverged is not trained again unless `retry_diverged`.
-    `BudgetReached` is raised when the next run would go over the budget. Whatever is raised, and whenever the
-    process is stopped or killed, the same call goes on from there.
+    With a budget the runs that fit are made, and `BudgetReached` is raised for those that did not. Whatever
+    is raised, and whenever the process is stopped or killed, the same call goes on from there.
     """
     progress = progress or Progress(store, quiet=True)
     with contextlib.ExitStack() as stack:
@@ -237,23 +237,40 @@ class _Batch:
             failed.append(outcome)
 
     def _admitted(self, waiting: Sequence[RunSpec], refused: list[RunSpec]) -> Iterator[RunSpec]:
-        """Specs in order, up to the first that the budget refuses."""
-        for index, spec in enumerate(waiting):
-            if self.budget is not None:
-                flops = flops_left(spec, self.store.run(spec))
-                seconds = self.progress.speed().seconds(spec, flops)
-                if not self.budget.admits(flops, seconds):
-                    refused += waiting[index:]
-                    return
+        """Specs in order, without those that do not fit into the budget: they end up in `refused`."""
+        pending = list(waiting)
+        # One that does not fit now is asked again later: measured speed may be better than assumed.
+        while (spec := next(filter(self._fits, pending), None)) is not None:
+            pending.remove(spec)
             self.progress.started(spec)
             yield spec
+        refused += pending
+
+    def _fits(self, spec: RunSpec) -> bool:
+        """Whether the budget admits a run; where it does, the run is counted as spent."""
+        return self.budget is None or self.budget.admits(*self._cost(spec))
+
+    def _cost(self, spec: RunSpec) -> tuple[float, float]:
+        """FLOPs and seconds to the end of a run."""
+        flops = flops_left(spec, self.store.run(spec))
+        return flops, self.progress.speed().seconds(spec, flops)
 
     def _over(self, waiting: Sequence[RunSpec], refused: Sequence[RunSpec]) -> BudgetReached:
-        left = sum(flops_left(spec, self.store.run(spec)) for spec in refused)
-        noun = "run is" if len(refused) == 1 else "runs are"
+        budget = self.budget
+        assert budget is not None
+        costs = [self._cost(spec) for spec in refused]
+        made, left = len(waiting) - len(refused), sum(flops for flops, _ in costs)
+        were = "run of this batch was" if made == 1 else "runs of this batch were"
+        are = "run is" if len(refused) == 1 else "runs are"
+        state = f"{made} {were} made, {len(refused)} {are} left ({left:.3g} FLOPs)"
+        if any(budget.serves_again(*cost) for cost in costs):
+            return BudgetReached(
+                f"the budget of {budget} is reached: {state}; the same command goes on from here."
+            )
+        needed = budget.needed(*min(costs, key=lambda cost: cost[budget.flops is None]))
         return BudgetReached(
-            f"the budget of {self.budget} is reached: {len(waiting) - len(refused)} runs of this batch were "
-            f"made, {len(refused)} {noun} left ({left:.3g} FLOPs); the same command goes on from here."
+            f"the budget of {budget} is too small for what is left: {state}, and the smallest needs "
+            f"{needed}; raise --budget to go on."
         )
 
 

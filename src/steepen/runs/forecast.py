@@ -11,9 +11,10 @@ from typing import Any
 from steepen.runs.driver import Rehearsal
 from steepen.runs.estimate import Speed, expected_flops, flops_left, makespan
 from steepen.runs.journal import Asked, Journal
+from steepen.runs.launch import saved_step
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import STATUSES, Row
-from steepen.runs.store import Store
+from steepen.runs.store import RunDirectory, Store
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class StudyStatus:
     batches: int
     counts: dict[str, int]  # runs by status
     flops_done: float
-    flops_left: float
+    flops_left: float  # without runs that diverged: they are not trained again
     seconds_left: float | None  # at the measured speed, with as many runs at a time as there are now
     changed: str
     host: str
@@ -121,8 +122,8 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     known = {row.run: row for row in store.rows() if row.run in names}
     rows = tuple(known.get(asked.run) or _not_begun(asked) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
-    done = sum(row.flops * _share(row) for row in rows)
-    total = sum(row.flops for row in rows)
+    shares = {row.run: _share(row, store) for row in rows}
+    left = [row for row in rows if row.status != "finished" and not row.cause.startswith("Diverged:")]
     return StudyStatus(
         name=entry.name,
         stage=journal.stage,
@@ -130,9 +131,9 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
         options=entry.options,
         batches=entry.batches,
         counts={status: counts[status] for status in STATUSES},
-        flops_done=done,
-        flops_left=max(0.0, total - done),
-        seconds_left=_seconds_left(rows),
+        flops_done=sum(row.flops * shares[row.run] for row in rows),
+        flops_left=sum(row.flops * (1 - shares[row.run]) for row in left),
+        seconds_left=_seconds_left(rows, shares),
         changed=entry.changed,
         host=entry.host,
         answer=entry.answer,
@@ -144,14 +145,15 @@ def _not_begun(asked: Asked) -> Row:
     return Row(**asdict(asked), status="waiting")
 
 
-def _share(row: Row) -> float:
-    """How much of a run is done."""
+def _share(row: Row, store: Store) -> float:
+    """How much of a run is done: of one that does not run now, what it has saved and goes on from."""
     if row.status == "finished":
         return 1.0
-    return (row.step or 0) / row.steps if row.steps else 0.0
+    step = row.step if row.status == "running" else saved_step(RunDirectory(store.root / row.run))
+    return min(1.0, max(0, step or 0) / row.steps) if row.steps else 0.0
 
 
-def _seconds_left(rows: Iterable[Row]) -> float | None:
+def _seconds_left(rows: Iterable[Row], shares: dict[str, float]) -> float | None:
     """Time to the end of the runs asked for, from the speed of those that have one; without failed ones."""
     rows = list(rows)
     rates = [
@@ -164,4 +166,4 @@ def _seconds_left(rows: Iterable[Row]) -> float | None:
         return None
     rate = sorted(rates)[len(rates) // 2]
     running = sum(row.status == "running" for row in rows)
-    return makespan([row.flops * (1 - _share(row)) / rate for row in left], max(1, running))
+    return makespan([row.flops * (1 - shares[row.run]) / rate for row in left], max(1, running))

@@ -173,9 +173,16 @@ def find_study_folder(study: str, studies: Path) -> Path:
     )
 
 
-def studies_in(folder: Path) -> list[Journal]:
-    """Every study of a folder."""
-    return [Journal.read(file.parent) for file in sorted(folder.glob(f"*/{JOURNAL}"))]
+def studies_in(folder: Path) -> tuple[list[Journal], dict[str, str]]:
+    """Every study of a folder; and those whose journal can't be read, by name, each with the reason."""
+    found: list[Journal] = []
+    unreadable: dict[str, str] = {}
+    for file in sorted(folder.glob(f"*/{JOURNAL}")):
+        try:
+            found.append(Journal.read(file.parent))
+        except SteepenError as error:
+            unreadable[file.parent.name] = str(error)
+    return found, unreadable
 
 
 def _now() -> str:

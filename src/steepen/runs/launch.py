@@ -6,6 +6,7 @@ has room for it, so whoever supplies the specs may stop at any moment (a budget 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
@@ -161,7 +162,19 @@ class Queue(ABC):
                 job.retried += 1
                 job.handle = None
                 return None
+        _remember(job.run, result)
         return Outcome(job.spec, failure=result, retried=job.retried)
+
+
+def _remember(run: RunDirectory, failure: Failure) -> None:
+    """Have a failed run listed as failed, also where its process ended before it could say why.
+
+    What a run said itself stays: that it diverged must not be forgotten.
+    """
+    if run.record_file.exists() or run.failure() is not None or run.busy():
+        return
+    with contextlib.suppress(OSError):  # a full disk is no reason to lose the outcome
+        write_json(run.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
 def judge(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from steepen.errors import UsageError
 from steepen.runs.launch import Job, Queue, Workplace
@@ -50,8 +51,12 @@ class LocalLauncher(Queue):
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} = {value} is not valid: it must be at least 1.")
-        on_cpu = _asked_for_cpu(place.arguments)
-        devices = [] if on_cpu else [device for device, _ in gpus()]
+        asked = _asked_device(place.arguments)
+        devices = [] if asked == "cpu" else [device for device, _ in gpus()]
+        chosen = asked.removeprefix("cuda:")
+        if chosen.isdigit() and int(chosen) < len(devices):
+            devices = [devices[int(chosen)]]
+            place = replace(place, arguments=(*place.arguments, "--device", "cuda"))  # all a run sees
         self.devices: list[str | None] = [*devices] * runs_per_gpu
         if not devices:
             self.devices = [None] * (jobs or max(1, cores() // threads))
@@ -97,6 +102,6 @@ class LocalLauncher(Queue):
                 child.kill()
 
 
-def _asked_for_cpu(arguments: Sequence[str]) -> bool:
+def _asked_device(arguments: Sequence[str]) -> str:
     words = " ".join(arguments).replace("--device=", "--device ").split()
-    return any(a == "--device" and b == "cpu" for a, b in itertools.pairwise(words))
+    return next((b for a, b in itertools.pairwise(words) if a == "--device"), "auto")

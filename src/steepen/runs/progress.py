@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from steepen.runs.budget import duration
-from steepen.runs.estimate import Speed, expected_flops, makespan
+from steepen.runs.estimate import Speed, expected_flops, flops_left, makespan
 from steepen.runs.launch import Outcome
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -60,7 +60,7 @@ class Progress:
             done = len(self.total) - len(self.left)
             before = f", {done} already finished" if done else ""
             noun = "run" if len(self.total) == 1 else "runs"
-            cost = sum(map(expected_flops, waiting))
+            cost = sum(flops_left(spec, self.store.run(spec)) for spec in waiting)
             self._say(f"batch {self.batches}: {len(self.total)} {noun}{before}, {cost:.3g} FLOPs to go.")
 
     def started(self, spec: RunSpec) -> None:
@@ -157,11 +157,11 @@ class Progress:
         seconds: list[float] = []
         for spec in left:
             last = known.get(spec.hash, {})
-            share = 1 - last.get("step", 0) / spec.steps
             pace = last.get("tokens_per_second")
-            seconds.append(
-                share * spec.tokens / pace if pace else speed.seconds(spec, expected_flops(spec) * share)
-            )
+            if pace:
+                seconds.append((1 - last["step"] / spec.steps) * spec.tokens / pace)
+            else:
+                seconds.append(speed.seconds(spec, flops_left(spec, self.store.run(spec))))
         return makespan(seconds, max(1, len(running)))
 
     def _table(self) -> Any:

@@ -206,5 +206,8 @@ def _locate(key: str) -> tuple[str | None, str]:
         return section or homes[0], name
     if section == "optimizer" and "hyperparameters" in homes:
         return "hyperparameters", name
-    choices = [*_PLAIN, *(f"{home}.{f.name}" for home, kind in _SECTIONS.items() for f in fields(kind))]
+    # As they are written in the documentation: the tuned hyperparameters under `optimizer`.
+    written = {"hyperparameters": "optimizer"}
+    homes = ((written.get(home, home), kind) for home, kind in _SECTIONS.items())
+    choices = [*_PLAIN, *(f"{home}.{f.name}" for home, kind in homes for f in fields(kind))]
     raise UsageError(f"--set knows no {key!r}; the nearest are {nearest(key, choices)}.")

@@ -56,6 +56,7 @@ class Child:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log: BinaryIO = path.open("ab+")
         self.began = self.log.seek(0, os.SEEK_END)
+        self.attempt: Attempt | None = None
         self.process = subprocess.Popen(
             task.command,
             stdin=subprocess.DEVNULL,
@@ -67,14 +68,14 @@ class Child:
         )
 
     def ended(self) -> Attempt | None:
-        """The attempt, once the process is gone."""
+        """The attempt, once the process is gone; it may be asked for again."""
         code = self.process.poll()
-        if code is None:
-            return None
-        self.log.seek(self.began)
-        output = self.log.read().decode(errors="replace")[-_TAIL:]
-        self.log.close()
-        return Attempt(code, output, socket.gethostname())
+        if code is not None and self.attempt is None:
+            self.log.seek(self.began)
+            output = self.log.read().decode(errors="replace")[-_TAIL:]
+            self.log.close()
+            self.attempt = Attempt(code, output, socket.gethostname())
+        return self.attempt
 
     def wait(self) -> Attempt:
         """The attempt, however long it takes."""

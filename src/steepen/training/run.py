@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import time
@@ -58,8 +59,12 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
             f"{dataset.identity[:16]}; give the data set the spec was made for."
         )
     directory = store.run(spec)
-    if directory.record() is None:  # what cannot be trained here leaves nothing behind
-        check_way(spec, device, fast=options.fast, compile=options.compile)
+    finished = directory.record()
+    if finished is not None:  # looked for before the lock, which could not be written on read-only storage
+        return finished
+    # What cannot be trained here, or on this data, leaves nothing behind.
+    check_way(spec, device, fast=options.fast, compile=options.compile)
+    batches, validation = _text(spec, dataset)
     with directory.lock(options.wait):
         finished = directory.record()
         if finished is not None:
@@ -70,14 +75,35 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
         failure.unlink(missing_ok=True)
         display = Display(spec, options.quiet)
         try:
-            return _Run(spec, dataset, directory, options, display).go()
-        except (SteepenError, RuntimeError, MemoryError) as error:
+            return _Run(spec, batches, validation, directory, options, display).go()
+        except Exception as error:
             told = _told(error)
             if not isinstance(told, Interrupted):
-                write_json(failure, {"kind": type(told).__name__, "message": str(told)})
+                with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                    write_json(failure, {"kind": type(told).__name__, "message": str(told)})
             raise told from error
         finally:
             display.close()
+
+
+def _text(spec: RunSpec, dataset: Dataset) -> tuple[Batches, Validation]:
+    """What a run trains on and what it is scored on; refuses what the data cannot give."""
+    shape, data = spec.shape, spec.data
+    if dataset.vocabulary > shape.vocabulary:
+        raise UsageError(
+            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.vocabulary:,}: "
+            f"use a vocabulary of {dataset.padded_vocabulary:,}."
+        )
+    batches = Batches(
+        dataset,
+        shape.context,
+        spec.batch_tokens,
+        spec.seed,
+        pool_tokens=data.pool_tokens,
+        epochs=data.epochs,
+    )
+    batches.require(spec.steps)
+    return batches, Validation(dataset, shape.context, spec.validation_tokens)
 
 
 def _told(error: Exception) -> Exception:
@@ -96,34 +122,20 @@ class _Run:
     def __init__(
         self,
         spec: RunSpec,
-        dataset: Dataset,
+        batches: Batches,
+        validation: Validation,
         directory: RunDirectory,
         options: TrainOptions,
         display: Display,
     ) -> None:
-        self.spec, self.directory, self.options, self.display = spec, directory, options, display
+        self.spec, self.batches, self.validation = spec, batches, validation
+        self.directory, self.options, self.display = directory, options, display
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
         self.way = choose_way(spec, self.device, fast=options.fast, compile=options.compile)
         # A look at the losses makes the device wait, so short steps are looked at less often.
         self.log_every = options.log_every or (50 if self.way.graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
-        if dataset.vocabulary > spec.shape.vocabulary:
-            raise UsageError(
-                f"the data has {dataset.vocabulary:,} token ids, the network only {spec.shape.vocabulary:,}: "
-                f"use a vocabulary of {dataset.padded_vocabulary:,}."
-            )
-        shape, data = spec.shape, spec.data
-        self.batches = Batches(
-            dataset,
-            shape.context,
-            spec.batch_tokens,
-            spec.seed,
-            pool_tokens=data.pool_tokens,
-            epochs=data.epochs,
-        )
-        self.batches.require(spec.steps)
-        self.validation = Validation(dataset, shape.context, spec.validation_tokens)
         self.schedule = build_schedule(spec)
         self.peak = machine.peak_flops(self.device)
         self.scores: list[Score] = []
@@ -284,11 +296,14 @@ class _Run:
         """The newest checkpoint that is whole, or a beginning."""
         folder = self.directory.checkpoints
         checkpoints.remove_partial(folder)
-        for saved in reversed(checkpoints.list_checkpoints(folder)):
+        left = checkpoints.list_checkpoints(folder)
+        while left:
+            saved = left.pop()
             try:
                 return self._load(saved)
             except CorruptCheckpoint as error:
-                self.display.say(f"{error} Trying the one before it.")
+                then = "Trying the one before it." if left else "None is left: the run begins anew."
+                self.display.say(f"{error} {then}")
                 checkpoints.set_aside(saved)
         self._build(self.spec.schedule.initial)
         hyper = self.spec.hyperparameters

@@ -1,0 +1,71 @@
+"""What cannot run is refused before anything is prepared, written or started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from steepen.cli import launching, main
+from steepen.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("cuda", "--device cuda is not here: this machine has 0 GPUs."),
+        ("cuda:1", "--device cuda:1 is not here: this machine has 0 GPUs."),
+        ("gpu", "--device 'gpu' is not known: use auto, cpu, cuda or cuda:N."),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_once_before_anything_starts(
+    device: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["study", "ladder", "--preset", "tiny", "--device", device]) == 2
+    assert capsys.readouterr().err == f"steepen: {told}\n"
+    assert not list(tmp_path.iterdir()), "data were prepared, or a journal begun"
+
+
+def test_a_study_started_from_python_is_refused_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    place: dict[str, Any] = {"data": tmp_path, "runs": tmp_path / "runs", "studies": tmp_path / "studies"}
+
+    def never() -> Any:
+        raise AssertionError("the study was begun")
+
+    with pytest.raises(UsageError, match="this machine has 0 GPUs"):
+        launching.launch_study(never, name="s", options={}, device="cuda", **place)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_and_a_cluster_need_no_gpu_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    words = [
+        "study",
+        "ladder",
+        "--preset",
+        "tiny",
+        "--device",
+        "cuda",
+        "--dry-run",
+        "--gpu",
+        "h100",
+        "--json",
+    ]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]
+    for on in ("slurm", "ray"):
+        launching.check_device("cuda", on)  # what the nodes have is not known here
+        with pytest.raises(UsageError, match="cuda:N"):
+            launching.check_device("tpu", on)
