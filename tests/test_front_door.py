@@ -22,3 +22,8 @@ def test_help_imports_no_heavy_library() -> None:
 def test_unknown_command_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-command"]) == 2
     assert "no-such-command" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("steepen 0.")

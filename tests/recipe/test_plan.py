@@ -198,6 +198,21 @@ def test_the_largest_micro_batch_fits_and_one_more_would_not() -> None:
     assert training_memory(rung, 8, most + 1, sharded=True).total > room
 
 
+def test_what_is_said_to_fit_is_what_at_most_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    words = ["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--micro-batch"]
+    for micro_batch, said in (
+        ("7", "fits ("),
+        ("8", "fits only without a tenth to spare ("),
+        ("9", "NOT fit"),
+    ):
+        assert main([*words, micro_batch]) == 0
+        line = next(row for row in capsys.readouterr().out.splitlines() if "sharded" in row)
+        assert said in line and "at most 7 sequences" in line
+
+
 def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(
         "outside d6-d18" in w for w in plan_json(capsys, "--arm", "untied-grow", "--depth", "26")["warnings"]
@@ -236,6 +251,17 @@ def test_a_wrong_request_exits_2_with_one_sentence(
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.strip()
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("columns", [80, 130])
+def test_every_width_has_room_for_what_an_arm_is(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["arms"]) == 0
+    shown = capsys.readouterr().out
+    assert "the plain stack" in shown and "2/3/3" in shown and "…" not in shown
+    assert ("154.3M" in shown) == (columns == 130)
 
 
 def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

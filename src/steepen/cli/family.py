@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from steepen.recipe.plan import Plan
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
+WIDE = 110  # columns of a terminal that has room for every column of the family
 
 
 def arms(
@@ -62,19 +63,25 @@ def arms(
     table = Table(title=f"The family at d{depth} (width {128 * depth})", box=None, header_style="bold")
     for column in ("arm", "what it is"):
         table.add_column(column, no_wrap=column == "arm")
-    for column in ("passes", "P/C/D", "executed", "stored", "compute-active"):
+    console = Console()
+    wide = console.width >= WIDE  # else numbers would leave no room for words
+    for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(
+        cells = [
             row["arm"],
             row["about"],
             " → ".join(_counts(stage) for stage in row["passes"]),
             row["split"],
             _change(row["initial_executed_depth"], row["executed_depth"]),
-            _change(_size(row["initial_stored_parameters"]), _size(row["stored_parameters"])),
-            _size(row["compute_active_parameters"]),
-        )
-    Console().print(table)
+        ]
+        if wide:
+            stored = _size(row["initial_stored_parameters"]), _size(row["stored_parameters"])
+            cells += [_change(*stored), _size(row["compute_active_parameters"])]
+        table.add_row(*cells)
+    console.print(table)
+    if not wide:
+        console.print(f"Parameters are shown from {WIDE} columns up, and by --json.", style="dim")
 
 
 def plan(
