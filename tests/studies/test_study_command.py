@@ -122,6 +122,22 @@ def test_a_dry_run_that_no_cpu_will_finish_points_to_gpus(
     assert "`--gpu h100` estimates" not in dry(["ladder", "--device", "cpu"], capsys)
 
 
+@pytest.mark.parametrize("asked", [512, 8192])
+def test_fewer_validation_tokens_than_the_preset_asks_for_are_told(
+    asked: int,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (folder / "minute.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("validation_tokens: 512", f"validation_tokens: {asked}"))
+    words = ["--preset", "own.yaml", "--rungs", "2-5", "--data", str(folder / "data"), "--epochs", "99"]
+    assert main(["study", "ladder", *words, "--dry-run"]) == 0
+    assert ("the preset asks for 8,192" in capsys.readouterr().err) == (asked == 8192)
+
+
 def test_a_study_runs_to_its_answer_and_is_not_run_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,6 +112,13 @@ def study(
     folder, facts = _data(chosen, data, runs, dry_run)
     bench = Bench(chosen, facts, fitted, epochs)
     next(listed.start(bench, given))  # what is wrong with the question is said before a journal is begun
+    asked = chosen.validation_tokens // chosen.context * chosen.context
+    if bench.validation_tokens < asked:
+        print(
+            f"note: losses are of {bench.validation_tokens:,} validation tokens, all that the data has; the "
+            f"preset asks for {asked:,}.",
+            file=sys.stderr,
+        )
     title = label or _title(listed, chosen, given)
     options: dict[str, Any] = {
         "study": listed.name, "preset": chosen.name, "data": facts.identity, "epochs": epochs,
