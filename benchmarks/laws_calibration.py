@@ -98,7 +98,7 @@ def fitted(repeats: int) -> None:
     print(f"\nReported 90% intervals of γ in fits of four arms, {repeats} repeats each")
     print(f"{'noise':>8} {'way':>6} {'unconditional':>14} {'given E':>8} {'E':>6}")
     arms = {name: TRUTHS[name] for name in list(TRUTHS)[1:5]}
-    for noise in (1e-3, 3e-3):
+    for noise in (1e-3, 3e-3, 1e-2):
         for way in ("joint", "paper"):
             rng = np.random.default_rng(int(1e4 * noise))
             hits = np.zeros(3)

@@ -208,6 +208,7 @@ def _locate(key: str) -> tuple[str | None, str]:
         return "hyperparameters", name
     # As they are written in the documentation: the tuned hyperparameters under `optimizer`.
     written = {"hyperparameters": "optimizer"}
-    homes = ((written.get(home, home), kind) for home, kind in _SECTIONS.items())
-    choices = [*_PLAIN, *(f"{home}.{f.name}" for home, kind in homes for f in fields(kind))]
+    choices = list(_PLAIN)
+    for home, kind in _SECTIONS.items():
+        choices += [f"{written.get(home, home)}.{f.name}" for f in fields(kind)]
     raise UsageError(f"--set knows no {key!r}; the nearest are {nearest(key, choices)}.")
