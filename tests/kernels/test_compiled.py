@@ -209,9 +209,9 @@ def call_muon(width: int) -> None:
     weight = empty(3, width, width, dtype=torch.float32)
     for nesterov, direction in ((False, empty(3, width, width)), (True, empty(3, width, width).mT)):
         fused.momentum_into([direction], [weight], [weight], 0.95, nesterov)
-        fused.decay_and_add([weight], [direction], 0.02, [1.0], 0.1)
+        fused.decay_and_add([weight], [direction], [1.0], 0.02, 0.1)
     for rows, columns in ((width, 4 * width), (1040, 1040)):
-        gram = fused.gram(empty(3, rows, columns))
+        gram = fused.gram(fused.normalised(empty(3, rows, columns), 1.02, 1e-7))
         fused.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445)
 
 

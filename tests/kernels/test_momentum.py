@@ -48,6 +48,23 @@ def test_momentum_and_direction_equal_their_plain_twin(
 
 
 @DTYPES
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 70, 40), (2, 2048, 1), (2, 700, 900)])
+def test_matrices_are_normalised_as_by_their_plain_twin(
+    size: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Each by its own norm; one of zeros stays what it is."""
+    x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    x *= 1e-3 * torch.arange(1, len(x) + 1, device=DEVICE)[:, None, None]
+    ours = fused.normalised(x, 1.02, 1e-7)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours, eager.normalised(x, 1.02, 1e-7), rtol=TOLERANCE[dtype], atol=1e-7)
+    sizes = ours.float().norm(dim=(1, 2))
+    # The interpreter cuts bf16 off where a GPU rounds.
+    torch.testing.assert_close(sizes, torch.full_like(sizes, 1 / 1.02), rtol=5e-3, atol=0)
+    assert not fused.normalised(torch.zeros_like(x), 1.02, 1e-7).any()
+
+
+@DTYPES
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("lr", [0.3, torch.tensor(0.3)])
 def test_decayed_steps_equal_their_plain_twin(
@@ -58,8 +75,8 @@ def test_decayed_steps_equal_their_plain_twin(
         updates = turned(updates)
     lr = lr.to(DEVICE) if isinstance(lr, Tensor) else lr
     scales = [0.5 + k for k in range(len(SHAPES))]
-    fused.decay_and_add(ours, updates, lr, scales, 0.2)
-    eager.decay_and_add(theirs, updates, lr, scales, 0.2)
+    fused.decay_and_add(ours, updates, scales, lr, 0.2)
+    eager.decay_and_add(theirs, updates, scales, lr, 0.2)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
     exact = [
         (1 - 0.3 * 0.2) * p - 0.3 * s * u.float() for p, u, s in zip(draw(1), updates, scales, strict=True)

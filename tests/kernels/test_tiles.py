@@ -94,13 +94,14 @@ def test_cublas_is_told_what_to_multiply_and_how(turned: bool, adds: bool) -> No
     """Its matrices go down columns: it makes the transposed product, of the transposed weight and x."""
     library: Any = FakeLibrary([LARGE, 23, SMALL])
     plan = tiles._Plan(library, 7, 5, 3, turned=turned, adds=adds)
-    x, weight, out = torch.zeros(7, 3), torch.zeros((5, 3) if turned else (3, 5)), torch.zeros(7, 5)
-    assert plan.run(x, weight.t() if turned else weight, out)
+    x, weight = torch.zeros(7, 3), torch.zeros((5, 3) if turned else (3, 5))
+    total, out = torch.zeros(2, 7, 5)
+    assert plan.run(x, weight.t() if turned else weight, total, out)
     assert library.types == [68, 0], "sums in fp32"
     assert library.turned == {3: int(turned), 4: 0}
     (told,) = library.multiplied
     assert told["candidate"] == 2 and told["factors"] == (1.0, float(adds))
-    assert told["tensors"] == [t.data_ptr() for t in (weight, x, out, out)]
+    assert told["tensors"] == [t.data_ptr() for t in (weight, x, total, out)]
     bf16 = 14
     matrices = [(3, 5) if turned else (5, 3), (3, 7), (5, 7), (5, 7)]
     assert told["layouts"] == [(bf16, rows, columns, rows) for rows, columns in matrices]
@@ -114,8 +115,8 @@ def test_what_cublas_does_not_offer_or_do_is_left_to_torch() -> None:
     plan = tiles._Plan(refusing, 7, 5, 3, turned=False, adds=True)
     x, weight, out = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
     with pytest.warns(UserWarning, match="status 15"):
-        assert not plan.run(x, weight, out)
-    assert not plan.run(x, weight, out) and len(refusing.multiplied) == 1, "and not asked again"
+        assert not plan.run(x, weight, out, out)
+    assert not plan.run(x, weight, out, out) and len(refusing.multiplied) == 1, "and not asked again"
 
 
 def draw(*size: int) -> Tensor:
@@ -145,6 +146,19 @@ def test_on_a_gpu_products_are_right(turned: bool, adds: bool, rows: int, inner:
     torch.testing.assert_close(given.float(), expected, rtol=2**-7, atol=2e-2 * inner**0.5)
     if is_hopper() and (rows, inner, columns) in SIZES:
         assert tiles.tile_of(x, weight, onto=onto) is not None, "it was made as torch makes it"
+
+
+@gpu
+@pytest.mark.skipif(not is_hopper(), reason="the rule is Hopper's")
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(65_536, 384, 384), (65_536, 1024, 1024)])
+def test_a_product_is_added_to_a_total_that_stays(rows: int, inner: int, columns: int) -> None:
+    torch.manual_seed(0)
+    x, weight, total = draw(rows, inner), draw(columns, inner).t(), draw(rows, columns)
+    before = total.clone()
+    given = tiles.multiply_and_add(x, weight, total)
+    assert given is not None and torch.equal(total, before)
+    expected = x.float() @ weight.float() + total.float()
+    torch.testing.assert_close(given.float(), expected, rtol=2**-7, atol=2e-2 * inner**0.5)
 
 
 @gpu

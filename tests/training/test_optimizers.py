@@ -280,20 +280,6 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
     assert silent.isdisjoint(optimizer.state())
 
 
-def test_gradients_are_zeroed_in_place_or_forgotten() -> None:
-    network = network_with_gradients()
-    optimizer = Optimizer(network, HYPER, OptimizerChoice())
-    network.head.grad = None
-    places = {n: p.grad.data_ptr() for n, p in network.named_parameters() if p.grad is not None}
-    optimizer.zero_grad(set_to_none=False)
-    kept = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
-    assert {n: g.data_ptr() for n, g in kept.items()} == places
-    assert not any(gradient.any() for gradient in kept.values())
-    optimizer.zero_grad()
-    assert all(p.grad is None for p in network.parameters())
-    optimizer.zero_grad(set_to_none=False)
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rates_hold_until_they_are_set_again(variant: str) -> None:
     networks = [network_with_gradients(), network_with_gradients()]

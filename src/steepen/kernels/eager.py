@@ -223,11 +223,18 @@ def momentum_into(
     torch._foreach_copy_(out, directions)
 
 
+def normalised(matrices: Tensor, factor: float, least: float) -> Tensor:
+    """Each matrix of a (count, m, n) stack over factor·norm + least."""
+    exact = torch.promote_types(matrices.dtype, torch.float32)
+    size = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=exact)
+    return torch.div(matrices, size * factor + least, out=torch.empty_like(matrices))
+
+
 def decay_and_add(
     parameters: list[Tensor],
     updates: list[Tensor],
-    lr: float | Tensor,
     scales: list[float],
+    lr: float | Tensor,
     weight_decay: float,
 ) -> None:
     """p ← (1 − lr·wd)·p − lr·scale·update for each parameter, in its own precision."""

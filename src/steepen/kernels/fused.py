@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steepen.kernels.cross_entropy import cross_entropy_
 from steepen.kernels.eager import normed, quantise_activation, quantise_gradient, size_of, whole
-from steepen.kernels.momentum import decay_and_add, momentum_into
+from steepen.kernels.momentum import decay_and_add, momentum_into, normalised
 from steepen.kernels.norm import (
     add_rms_norm,
     embed_norm,
@@ -30,6 +30,7 @@ __all__ = [
     "momentum_into",
     "norm_inject",
     "norm_inject_backward",
+    "normalised",
     "normed",
     "odds",
     "quantise_activation",

@@ -6,6 +6,7 @@ The plain twins in `eager` have the same names.
 # Inside a kernel the names are Triton's own language, which carries no types for a checker to follow,
 # and a launch takes options that the kernel's signature does not have.
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+AT_ONCE, PARTS = 2048, 128  # numbers a program takes at a time, and the most programs for a matrix
 EDGE = 64  # a tile is read along one side and may be written along the other: both must be long enough
 
 
@@ -76,6 +78,43 @@ def _decay_and_add(
     tl.store(here, parameter, mask=inside)
 
 
+@triton.jit
+def _squares(x_ptr, squares_ptr, size, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """The sum of squares of a part of a matrix, added up by each thread for itself until the end."""
+    matrix, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((AT_ONCE,), dtype=tl.float32)
+    for first in range(part * AT_ONCE, size, tl.num_programs(1) * AT_ONCE):
+        place = first + tl.arange(0, AT_ONCE)
+        x = tl.load(x_ptr + matrix * size + place, mask=place < size, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(squares_ptr + matrix * PARTS + part, tl.sum(total))
+
+
+@triton.jit
+def _normalised(x_ptr, squares_ptr, out_ptr, size, factor, least, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
+    matrix, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    parts = tl.arange(0, PARTS)
+    squares = tl.load(squares_ptr + matrix * PARTS + parts, mask=parts < tl.num_programs(1), other=0.0)
+    divisor = tl.sqrt(tl.sum(squares)) * factor + least
+    for first in range(part * AT_ONCE, size, tl.num_programs(1) * AT_ONCE):
+        place = first + tl.arange(0, AT_ONCE)
+        x = tl.load(x_ptr + matrix * size + place, mask=place < size).to(tl.float32)
+        tl.store(
+            out_ptr + matrix * size + place, (x / divisor).to(out_ptr.dtype.element_ty), mask=place < size
+        )
+
+
+def normalised(matrices: Tensor, factor: float, least: float) -> Tensor:
+    """As `eager.normalised`."""
+    count, size = len(matrices), matrices.shape[-2] * matrices.shape[-1]
+    x, out = matrices.contiguous(), torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    squares = torch.empty(count, PARTS, dtype=torch.float32, device=x.device)
+    grid = count, min(PARTS, triton.cdiv(size, AT_ONCE))
+    _squares[grid](x, squares, size, PARTS=PARTS, AT_ONCE=AT_ONCE)
+    _normalised[grid](x, squares, out, size, factor, least, PARTS=PARTS, AT_ONCE=AT_ONCE)
+    return out
+
+
 def _grid(stack: Tensor) -> tuple[int, int]:
     count, rows, columns = stack.shape
     return -(-rows // EDGE) * -(-columns // EDGE), count
@@ -108,8 +147,8 @@ def momentum_into(
 def decay_and_add(
     parameters: list[Tensor],
     updates: list[Tensor],
-    lr: float | Tensor,
     scales: list[float],
+    lr: float | Tensor,
     weight_decay: float,
 ) -> None:
     """p ← (1 − lr·wd)·p − lr·scale·update for each parameter, in its own precision."""

@@ -59,9 +59,18 @@ def multiply(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor
     plan = _plan_for(x, weight, onto)
     if plan is not None:
         out = x.new_empty(len(x), weight.shape[1]) if onto is None else onto
-        if plan.run(x, weight, out):
+        if plan.run(x, weight, out, out):
             return out
     return x @ weight if onto is None else onto.addmm_(x, weight)
+
+
+def multiply_and_add(x: Tensor, weight: Tensor, total: Tensor) -> Tensor | None:
+    """x times weight plus the total, rounded once; None where torch would copy the total first."""
+    plan = _plan_for(x, weight, total)
+    if plan is None:
+        return None
+    out = torch.empty_like(total)
+    return out if plan.run(x, weight, total, out) else None
 
 
 def tile_of(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> tuple[int, int] | None:
@@ -156,12 +165,14 @@ class _Plan:
         except _Refused:  # a size that cuBLAS does not take, for one
             return
 
-    def run(self, x: Tensor, weight: Tensor, out: Tensor) -> bool:
-        """Compute on torch's stream; False where cuBLAS refused, and nothing was done."""
+    def run(self, x: Tensor, weight: Tensor, total: Tensor, out: Tensor) -> bool:
+        """Compute on torch's stream; False where cuBLAS refused, and nothing was done.
+
+        `total` is what a plan that adds adds to, and may be `out` itself.
+        """
         algorithm = self.algorithm
         if algorithm is None:
             return False
-        data = c_void_p(out.data_ptr())
         status = self.library.try_to(
             "Matmul",
             self.library.handle,
@@ -172,9 +183,9 @@ class _Plan:
             c_void_p(x.data_ptr()),
             self.x,
             byref(self.kept),
-            data,
+            c_void_p(total.data_ptr()),
             self.out,
-            data,
+            c_void_p(out.data_ptr()),
             self.out,
             byref(algorithm),
             None,

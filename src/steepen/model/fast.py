@@ -117,9 +117,12 @@ class _Rest(torch.autograd.Function):
         flat = _rows(attended)
         taken = kernels.quantise_activation(flat)
         size = kernels.size_of(taken)
-        added = block.out(taken)
-        middle, n, rstd = kernels.add_rms_norm(_rows(x), added, block.eps)
-        del taken, added  # memory is scarcest here, in the last block
+        middle = block.out.plus(_rows(x), taken)
+        if middle is not None:
+            n, rstd = kernels.rms_norm(middle, block.eps)
+        else:
+            middle, n, rstd = kernels.add_rms_norm(_rows(x), block.out(taken), block.eps)
+        del taken  # memory is scarcest here, in the last block
         gate_up = block.gate_up(n)
         activated = kernels.swiglu(gate_up)
         block.down.add_to_(middle, activated)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from steepen.kernels.tiles import multiply
+from steepen.kernels.tiles import multiply, multiply_and_add
 
 
 class Product:
@@ -34,16 +34,20 @@ class Product:
         """Add x times the transposed matrix to `total`, rounding once."""
         return multiply(x, self.weight.t(), onto=total)
 
+    def plus(self, total: Tensor, x: Tensor) -> Tensor | None:
+        """Total and x times the transposed matrix, rounded once; None where that takes a pass of its own."""
+        return multiply_and_add(x, self.weight.t(), total)
+
     def to_input(self, d: Tensor) -> Tensor:
         """The gradient of x."""
         return multiply(d, self.weight)
 
     def to_weight(self, d: Tensor, x: Tensor) -> None:
-        """Add the weight's gradient to the parameter's, summing in fp32 throughout."""
-        parameter = self.parameter
+        """Add the weight's gradient to the parameter's, summing in fp32 throughout; the first is written."""
+        parameter, kept = self.parameter, 1.0
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor)
+            parameter.grad, kept = torch.empty_like(parameter), 0.0
+        accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor, kept)
 
     def back(self, d: Tensor, x: Tensor) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
@@ -51,14 +55,17 @@ class Product:
         return self.to_input(d)
 
 
-def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float) -> None:
-    """total += factor·(a @ b), summed in total's precision whatever that of a and b."""
+def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float, kept: float = 1.0) -> None:
+    """total ← kept·total + factor·(a @ b), summed in total's precision whatever that of a and b.
+
+    With `kept` at 0 it does not matter what the total was, not even if that was no number.
+    """
     if total.dtype == a.dtype:
-        total.addmm_(a, b, alpha=factor)
+        total.addmm_(a, b, beta=kept, alpha=factor)
     elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, alpha=factor, out=total)
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=kept, alpha=factor, out=total)
     else:  # only a GPU's library mixes precisions in one product
-        total.addmm_(a.to(total.dtype), b.to(total.dtype), alpha=factor)
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=kept, alpha=factor)
 
 
 def rounded(products: list[Product]) -> None:

@@ -47,6 +47,10 @@ class Product8(Product):
         """Add x times the transposed matrix to `total`."""
         return super().add_to_(total, x) if isinstance(x, Tensor) else total.add_(self(x))
 
+    def plus(self, total: Tensor, x: Tensor | Twice) -> Tensor | None:
+        """Total and x times the transposed matrix; None where that takes a pass of its own."""
+        return super().plus(total, x) if isinstance(x, Tensor) else None
+
     def to_input(self, d: Tensor | Twice) -> Tensor:
         """The gradient of x."""
         if isinstance(d, Tensor):

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from steepen.kernels import eager, kernels_for
 from steepen.model.growth import State
 from steepen.runs.spec import OptimizerChoice
+from steepen.training.streams import SideBySide, one_after_the_other
 
 # Odd polynomials a·x + b·x³ + c·x⁵ applied to the singular values, step by step; the last repeats.
 NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),)
@@ -38,13 +40,12 @@ TINY = 1e-7  # guards the norm: with output projections at zero the first gradie
 # Rows from which the kernels for symmetric products are used: at 384 they are faster than torch's batched
 # product (docs/performance.md), smaller matrices were not measured.
 SYMMETRIC_FROM = 256
+AT_ONCE = 6  # streams for the parameters of a shape, at most: torch has 32 in all
 
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
     """Each matrix of a (count, rows, columns) stack, rows ≤ columns, its singular values brought near 1."""
-    exact = torch.promote_types(matrices.dtype, torch.float32)
-    size = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=exact)
-    x = torch.div(matrices, size * SAFETY[method] + TINY, out=torch.empty_like(matrices))
+    x = kernels_for(matrices).normalised(matrices, SAFETY[method], TINY)
     table = COEFFICIENTS[method]
     kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_FROM else eager
     gram = polynomial = None
@@ -64,16 +65,19 @@ class Muon:
         self.choice = choice
         self.parameters = parameters
         self.state: State = {}
+        self.sides: defaultdict[tuple[int, int], SideBySide] = defaultdict(SideBySide)  # by shape
 
     def step(self, lr: float | Tensor, weight_decay: float) -> None:
         """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd."""
-        for work in self.works(lr, weight_decay):
-            work()
+        one_after_the_other(self.works(lr, weight_decay))
 
-    def works(self, lr: float | Tensor, weight_decay: float) -> list[Callable[[], None]]:
+    def works(
+        self, lr: float | Tensor, weight_decay: float, *, at_once: bool = False
+    ) -> list[Callable[[], None]]:
         """A step's parts, one for each shape of matrix, in any order or at once.
 
-        A rate that is a tensor stays on its device, so that a captured step can be replayed at another rate.
+        With `at_once`, for a GPU, what can be done at once within a part is, too. A rate that is a tensor
+        stays on its device, so that a captured step can be replayed at another rate.
         """
         named = {name: p for name, p in self.parameters.items() if p.grad is not None}
         for name, parameter in named.items():
@@ -84,13 +88,19 @@ class Muon:
             rows, columns = sorted(parameter.shape[-2:])
             buckets[rows, columns].append(name)
         return [
-            functools.partial(self._step_bucket, names, *shape, lr, weight_decay)
+            functools.partial(self._step_bucket, names, *shape, lr, weight_decay, at_once)
             for shape, names in buckets.items()
         ]
 
     @torch.no_grad()
     def _step_bucket(
-        self, names: list[str], rows: int, columns: int, lr: float | Tensor, weight_decay: float
+        self,
+        names: list[str],
+        rows: int,
+        columns: int,
+        lr: float | Tensor,
+        weight_decay: float,
+        at_once: bool,
     ) -> None:
         """Step all matrices of a shape; a tall matrix is its transpose's, so both kinds share a batch."""
         choice = self.choice
@@ -102,14 +112,15 @@ class Muon:
         precision = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
         counts = [p.numel() // (rows * columns) for p in parameters]
         batch = torch.empty(sum(counts), rows, columns, dtype=precision, device=parameters[0].device)
-        kernels.momentum_into(
-            _parts(batch, counts, parameters), gradients, momenta, choice.momentum, choice.nesterov
-        )
+        sides = self.sides[rows, columns] if at_once else None
+        follow = functools.partial(kernels.momentum_into, beta=choice.momentum, nesterov=choice.nesterov)
+        _spread(sides, follow, _parts(batch, counts, parameters), gradients, momenta)
         done = orthogonalise(batch, choice.orthogonalisation, choice.orthogonalisation_steps)
         updates = _parts(done, counts, parameters)
         scales = [max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
         if not choice.neuron_norm and not choice.cautious_decay:
-            kernels.decay_and_add(parameters, updates, lr, scales, weight_decay)
+            add = functools.partial(kernels.decay_and_add, lr=lr, weight_decay=weight_decay)
+            _spread(sides, add, parameters, updates, scales)
             return
         updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
         if choice.neuron_norm:
@@ -128,6 +139,16 @@ class Muon:
         scaled = update / (running.sqrt() + TINY)
         before, after = (x.norm(dim=(-2, -1), keepdim=True) for x in (update, scaled))
         return scaled * (before / (after + TINY))
+
+
+def _spread(sides: SideBySide | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
+    """Do a work on lists of things that belong together, or on some of each beside the others."""
+    if sides is None:
+        work(*lists)
+        return
+    groups = range(min(AT_ONCE, len(lists[0])))
+    works = [functools.partial(work, *(each[k::AT_ONCE] for each in lists)) for k in groups]
+    sides(works, lists[0][0].device)
 
 
 def _parts(batch: Tensor, counts: list[int], parameters: list[Tensor]) -> list[Tensor]:

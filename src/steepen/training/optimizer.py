@@ -16,7 +16,7 @@ from steepen.model.network import Network
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.runs.spec import OptimizerChoice
 from steepen.training.muon import Muon, decay
-from steepen.training.streams import SideBySide
+from steepen.training.streams import SideBySide, one_after_the_other
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
 # Numbers in all block matrices up to which the parts of a step are done side by side: a small network's leave
@@ -106,9 +106,12 @@ class Optimizer:
         On a GPU it can be captured in a graph and replayed. State is created by the first step, and growing
         or loading state replaces it: capture after a step was taken, and again after those.
         """
+        device = self.network.embedding.device
+        small = sum(p.numel() for p in self.muon.parameters.values()) <= OVERLAP_UP_TO
+        at_once = device.type == "cuda" and small
         works: list[Callable[[], Any]] = [
             self._step_adam,
-            *self.muon.works(self.lr["matrices"], self.hyper.wd),
+            *self.muon.works(self.lr["matrices"], self.hyper.wd, at_once=at_once),
         ]
         if self.choice.clip is not None:
             clipped = nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
@@ -116,22 +119,12 @@ class Optimizer:
         else:
             gradients = [p.grad for p in self.names.values() if p.grad is not None]
             works.insert(0, lambda: nn.utils.get_total_norm(gradients))
-        device = self.network.embedding.device
-        small = sum(p.numel() for p in self.muon.parameters.values()) <= OVERLAP_UP_TO
-        if device.type == "cuda" and small:
-            norm, *_ = self.side_by_side(works, device)
-        else:
-            norm, *_ = [work() for work in works]
+        norm, *_ = self.side_by_side(works, device) if at_once else one_after_the_other(works)
         self.network.refresh()
         return norm
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; a captured step needs them zeroed where they are instead."""
-        if not set_to_none:
-            gradients = [p.grad for p in self.names.values() if p.grad is not None]
-            if gradients:
-                torch._foreach_zero_(gradients)
-            return
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
         for parameter in self.names.values():
             parameter.grad = None
 

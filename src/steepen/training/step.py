@@ -27,7 +27,6 @@ class _Graph:
     targets: Tensor
     loss: Tensor
     norm: Tensor
-    gradients: list[Tensor]  # kept alive: the graph writes to them
 
 
 class Stepper:
@@ -58,9 +57,9 @@ class Stepper:
             return recorded.loss.clone(), recorded.norm.clone()
         loss = self.accumulator(inputs, targets, passes)
         norm = self.optimizer.step(factor)
+        self.optimizer.zero_grad()
         if self.graphs:
             self._record(inputs, targets, passes)
-        self.optimizer.zero_grad()
         return loss, norm
 
     def rehearse(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
@@ -91,9 +90,11 @@ class Stepper:
         self.pool = None  # it goes with the last graph that uses it
 
     def _record(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
-        """Record a step like the one just made, whose gradients and optimizer state now have their places."""
+        """Record a step like the one just made, whose optimizer state now has its place.
+
+        There are no gradients before it, so what is recorded writes the first of each and adds the others.
+        """
         inputs, targets = inputs.clone(), targets.clone()
-        self.optimizer.zero_grad(set_to_none=False)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -103,12 +104,12 @@ class Stepper:
                 # already half recorded, goes on writing to.
                 loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
                 norm = self.optimizer.apply()
-                self.optimizer.zero_grad(set_to_none=False)
         except RuntimeError as error:
             self.graphs = False
             self.reset()
             self.say(f"steps are not recorded as a graph ({str(error).splitlines()[0]}); going on without.")
             return
+        finally:
+            self.optimizer.zero_grad()  # they were the graph's
         self.pool = self.pool or graph.pool()
-        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
-        self.recorded[passes] = _Graph(graph, inputs, targets, loss, norm, gradients)
+        self.recorded[passes] = _Graph(graph, inputs, targets, loss, norm)

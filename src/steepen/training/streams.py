@@ -19,7 +19,7 @@ class SideBySide:
         self.sides: list[torch.cuda.Stream] = []
 
     def __call__(self, works: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
-        """Do the works; returns what they return."""
+        """Do the works on a GPU; returns what they return."""
         here = torch.cuda.current_stream(device)
         while len(self.sides) < len(works) - 1:
             self.sides.append(torch.cuda.Stream(device))
@@ -35,3 +35,8 @@ class SideBySide:
         finally:  # also where a work failed: what it began may still be reading
             for side in begun:
                 here.wait_stream(side)
+
+
+def one_after_the_other(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Does works in turn; returns what they return."""
+    return [work() for work in works]
