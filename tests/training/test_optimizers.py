@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,6 +294,27 @@ def test_rates_hold_until_they_are_set_again(variant: str) -> None:
             two.step(factor)
     pairs: zip[tuple[Tensor, Tensor]] = zip(*(n.parameters() for n in networks), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_warming_up_leaves_no_trace_and_sees_every_shape(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = network_with_gradients()
+    optimizer = Optimizer(network, HYPER, VARIANTS[variant])
+    before = [(p.detach().clone(), p.grad) for p in network.parameters()]
+    seen: list[tuple[int, ...]] = []
+
+    def spy(matrices: Tensor, *words: Any) -> Tensor:
+        seen.append(tuple(matrices.shape[1:]))
+        return orthogonalise(matrices, *words)
+
+    monkeypatch.setattr("steepen.training.muon.orthogonalise", spy)
+    optimizer.warm_up()
+    assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.muon.parameters.values()}
+    assert not optimizer.state()
+    for parameter, (weight, gradient) in zip(network.parameters(), before, strict=True):
+        assert torch.equal(parameter, weight) and parameter.grad is gradient
 
 
 def on_gpu() -> Network:

@@ -123,6 +123,14 @@ class Optimizer:
         self.network.refresh()
         return norm
 
+    def warm_up(self) -> None:
+        """Have the kernels of a step compiled, on zeros: one block matrix of each shape."""
+        shapes = {p.shape: p for p in self.muon.parameters.values()}
+        zeros = {str(shape): nn.Parameter(torch.zeros_like(p)) for shape, p in shapes.items()}
+        for parameter in zeros.values():
+            parameter.grad = torch.zeros_like(parameter)
+        Muon(zeros, self.choice).step(self.lr["matrices"], self.hyper.wd)
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for parameter in self.names.values():

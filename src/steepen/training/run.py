@@ -334,7 +334,7 @@ class _Run:
         self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
 
     def _warm_up(self) -> None:
-        """Compile before the clock starts: a micro-batch forward and backward, and one without gradients."""
+        """Compile before the clock starts: a micro-batch there and back, a step, and validation."""
         if self.step == self.spec.steps:
             return
         started = time.monotonic()
@@ -346,6 +346,7 @@ class _Run:
         with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
             self.accumulator(tokens[:size], tokens[:size], passes)
             self.optimizer.zero_grad()
+            self.optimizer.warm_up()
             self.stepper.rehearse(tokens, tokens, passes)
         size = self.accumulator.micro_batch
         mean_loss(self.network, [(tokens[:size], tokens[:size])])
