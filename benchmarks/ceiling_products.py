@@ -34,13 +34,17 @@ def multiply_as_torch(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) 
 
 @dataclass
 class Matrix:
-    """A matrix and its three products as training makes them."""
+    """A matrix and its three products as training makes them, with two differences in what is read.
+
+    Here the output projection does not add to the stream, and gradients of weights are always added to what
+    there is, where a step writes its first.
+    """
 
     weight: Tensor
     total: Tensor  # its gradient, summed in fp32
     x: Tensor
     d: Tensor
-    stream: Tensor | None = None  # what the product is added to, as the MLP's last is
+    stream: Tensor | None = None  # what the product is added to, as the MLP's last one is
 
     @property
     def flops(self) -> int:

@@ -119,6 +119,17 @@ def test_what_cublas_does_not_offer_or_do_is_left_to_torch() -> None:
     assert not plan.run(x, weight, out, out) and len(refusing.multiplied) == 1, "and not asked again"
 
 
+@pytest.mark.usefixtures("no_stream")
+def test_a_sum_that_cublas_refuses_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing: Any = FakeLibrary([SMALL], status=15)
+    plan = tiles._Plan(refusing, 7, 5, 3, turned=False, adds=True)
+    monkeypatch.setattr(tiles, "_plan_for", lambda *_: plan)
+    x, weight, total = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
+    with pytest.warns(UserWarning, match="status 15"):
+        assert tiles.multiply_and_add(x, weight, total) is None
+    assert tiles.multiply_and_add(x, weight, total) is None and len(refusing.multiplied) == 1
+
+
 def draw(*size: int) -> Tensor:
     return torch.randn(size, device="cuda", dtype=torch.bfloat16)
 

@@ -80,6 +80,24 @@ def test_an_injection_of_one_leaves_the_preludes_output_whole(name: str) -> None
     same(gradients(fast, fast.passes), gradients(plain, plain.passes))
 
 
+@pytest.mark.parametrize("name", ["vanilla", "loop-2", "untied-2"])
+def test_an_output_projection_that_adds_to_the_stream_itself_gives_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the GPUs where that takes no pass of its own."""
+    plain, fast = build(name), build(name)
+    speed_up(fast, partial(Product, dtype=torch.float64))
+    asked: list[torch.Tensor] = []
+
+    def add(x: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        asked.append(total)
+        return total + x @ weight
+
+    monkeypatch.setattr("steepen.model.products.multiply_and_add", add)
+    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
+    assert asked
+
+
 def test_gradients_of_shares_add_up() -> None:
     plain, fast = build("untied-2", softcap=3.0), build("untied-2", softcap=3.0)
     speed_up(fast, partial(Product, dtype=torch.float64))

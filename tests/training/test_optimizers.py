@@ -17,8 +17,9 @@ from steepen.model.network import Network
 from steepen.model.shape import Scale
 from steepen.recipe.paper import BASE
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.muon import Muon, orthogonalise
+from steepen.training.muon import Muon, orthogonalise, spread
 from steepen.training.optimizer import Optimizer, route
+from steepen.training.streams import SideBySide
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 HYPER = replace(BASE["untied-2"], wd=0.3)
@@ -315,6 +316,23 @@ def test_warming_up_leaves_no_trace_and_sees_every_shape(
     assert not optimizer.state()
     for parameter, (weight, gradient) in zip(network.parameters(), before, strict=True):
         assert torch.equal(parameter, weight) and parameter.grad is gradient
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 13])
+def test_what_is_spread_is_done_once(count: int) -> None:
+    done: list[tuple[int, int]] = []
+
+    def work(tensors: list[Tensor], numbers: list[int]) -> None:
+        done.extend((int(tensor), number) for tensor, number in zip(tensors, numbers, strict=True))
+
+    class Sides(SideBySide):
+        def __call__(self, works: Any, device: torch.device) -> list[Any]:
+            assert 1 <= len(works) <= 6
+            return [work() for work in works]
+
+    tensors = [torch.tensor(k) for k in range(count)]
+    spread(Sides(), work, tensors, list(range(count)))
+    assert sorted(done) == [(k, k) for k in range(count)]
 
 
 def on_gpu() -> Network:

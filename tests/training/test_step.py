@@ -67,7 +67,11 @@ def test_a_rehearsal_leaves_no_trace(
         assert torch.equal(one, two)
 
 
-def test_memory_that_runs_out_while_recording_leaves_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", [3, 4])
+def test_memory_that_runs_out_while_recording_leaves_plain_steps(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first micro-batch of the recording or in the second, when it has made gradients already."""
     for name in ("synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
@@ -77,7 +81,7 @@ def test_memory_that_runs_out_while_recording_leaves_plain_steps(monkeypatch: py
     def full(*words: Any, **options: Any) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == 3:  # both micro-batches of the step fit; their repetition for the recording does not
+        if calls == at:  # both micro-batches of the step fit; their repetition for the recording does not
             raise torch.OutOfMemoryError("no memory for a graph")
         return forward(*words, **options)
 

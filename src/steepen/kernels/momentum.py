@@ -105,7 +105,7 @@ def _normalised(x_ptr, squares_ptr, out_ptr, size, factor, least, PARTS: tl.cons
 
 
 def normalised(matrices: Tensor, factor: float, least: float) -> Tensor:
-    """As `eager.normalised`."""
+    """As `eager.normalised`, but in fp32 at most."""
     count, size = len(matrices), matrices.shape[-2] * matrices.shape[-1]
     x, out = matrices.contiguous(), torch.empty_like(matrices, memory_format=torch.contiguous_format)
     squares = torch.empty(count, PARTS, dtype=torch.float32, device=x.device)

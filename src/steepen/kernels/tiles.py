@@ -67,7 +67,7 @@ def multiply(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor
 def multiply_and_add(x: Tensor, weight: Tensor, total: Tensor) -> Tensor | None:
     """x times weight plus the total, rounded once; None where torch would copy the total first."""
     plan = _plan_for(x, weight, total)
-    if plan is None:
+    if plan is None or plan.algorithm is None:
         return None
     out = torch.empty_like(total)
     return out if plan.run(x, weight, total, out) else None

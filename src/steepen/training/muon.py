@@ -114,13 +114,13 @@ class Muon:
         batch = torch.empty(sum(counts), rows, columns, dtype=precision, device=parameters[0].device)
         sides = self.sides[rows, columns] if at_once else None
         follow = functools.partial(kernels.momentum_into, beta=choice.momentum, nesterov=choice.nesterov)
-        _spread(sides, follow, _parts(batch, counts, parameters), gradients, momenta)
+        spread(sides, follow, _parts(batch, counts, parameters), gradients, momenta)
         done = orthogonalise(batch, choice.orthogonalisation, choice.orthogonalisation_steps)
         updates = _parts(done, counts, parameters)
         scales = [max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
         if not choice.neuron_norm and not choice.cautious_decay:
             add = functools.partial(kernels.decay_and_add, lr=lr, weight_decay=weight_decay)
-            _spread(sides, add, parameters, updates, scales)
+            spread(sides, add, parameters, updates, scales)
             return
         updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
         if choice.neuron_norm:
@@ -141,7 +141,7 @@ class Muon:
         return scaled * (before / (after + TINY))
 
 
-def _spread(sides: SideBySide | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
+def spread(sides: SideBySide | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
     """Do a work on lists of things that belong together, or on some of each beside the others."""
     if sides is None:
         work(*lists)

@@ -108,7 +108,8 @@ class Optimizer:
         """
         device = self.network.embedding.device
         small = sum(p.numel() for p in self.muon.parameters.values()) <= OVERLAP_UP_TO
-        at_once = device.type == "cuda" and small
+        # Only in a recording: elsewhere a small step waits for the host, whose work streams are.
+        at_once = device.type == "cuda" and small and torch.cuda.is_current_stream_capturing()
         works: list[Callable[[], Any]] = [
             self._step_adam,
             *self.muon.works(self.lr["matrices"], self.hyper.wd, at_once=at_once),

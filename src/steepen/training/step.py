@@ -100,8 +100,8 @@ class Stepper:
         try:
             # Other threads (the one that prepares batches) may go on talking to the driver.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                # Not by the accumulator: where memory runs out it would free gradients that the graph,
-                # already half recorded, goes on writing to.
+                # Not by the accumulator: where memory runs out it would begin again, and what was recorded
+                # until then would stay in the graph.
                 loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
                 norm = self.optimizer.apply()
         except RuntimeError as error:
