@@ -163,7 +163,7 @@ def test_a_short_outage_is_waited_out(tmp_path: Path, hub: Hub) -> None:
 def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
     tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.prepare.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
     hub.break_after = 2
     with pytest.raises(

@@ -170,7 +170,7 @@ def interrupt_after(calls: int) -> Callable[[Any], None]:
 @pytest.fixture
 def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal entry after every group, and small groups."""
-    monkeypatch.setattr(preparation, "JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
 
 
@@ -204,10 +204,10 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     request = Request((str(source),), val_tokens=20_000, shard_tokens=150_000)
     whole = prepare(request, tmp_path / "whole")
     code = (
-        "from steepen.data import prepare as p; from steepen.data.request import Request; "
-        "p.JOURNAL_SECONDS = 0.05; "
+        "from steepen.data import make_shards; from steepen.data.prepare import prepare; "
+        "from steepen.data.request import Request; make_shards.JOURNAL_SECONDS = 0.05; "
         f"request = Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
-        f"p.prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
+        f"prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
     )
     journal = tmp_path / "out.partial" / "journal.json"
 

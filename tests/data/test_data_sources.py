@@ -146,7 +146,7 @@ def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
 ) -> None:
     monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
     monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
-    monkeypatch.setattr("steepen.data.prepare.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
     first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
     second = write_jsonl(tmp_path / "b.jsonl", documents[300:])
     request = Request((f"{tmp_path}/*.jsonl",), val_tokens=0)

@@ -24,10 +24,11 @@ from steepen.runs.store import Store
 from steepen.training import checkpoint as checkpoints
 from steepen.training import run as training_run
 from steepen.training.clock import Clock
+from steepen.training.diverged import Diverged
 from steepen.training.gradients import OutOfMemory
 from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
-from steepen.training.run import Diverged, train
+from steepen.training.run import train
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]

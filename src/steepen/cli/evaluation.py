@@ -93,8 +93,8 @@ def checkpoint(
 
     [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --depth-used --passes 1..8[/bold]
     """
+    from steepen.cli.keep_scores import Elsewhere, has_tokenizer_of, keep_scores, somewhere
     from steepen.cli.measure import Subject, measure
-    from steepen.cli.scored import Elsewhere, has_tokenizer_of, keep_scores, somewhere
     from steepen.data import Dataset
 
     wanted = make_wanted(

@@ -1,4 +1,4 @@
-"""What `steepen eval` assembles: a checkpoint's network, what is measured of it, and where the results go."""
+"""What `steepen eval` assembles: a checkpoint's network, and what is measured of it."""
 
 from __future__ import annotations
 
@@ -231,55 +231,3 @@ def _core(
     found = {**scores, "bundle": bundle.identity, "examples": options.examples, "outcomes": str(folder)}
     write_json(folder / "scores.json", found)
     return found
-
-
-def keep(subject: Subject, found: dict[str, Any], join: bool | None) -> bool:
-    """Save results beside the checkpoint, and join them to the run's record; returns whether they were.
-
-    By default only what the run ended with is joined. What was measured before and is not measured now stays.
-    """
-    import dataclasses
-    import json
-
-    from steepen.runs.store import RunDirectory, write_json
-
-    file = subject.results / "evaluation.json"
-    before: dict[str, Any] = {}
-    if file.is_file():
-        try:
-            before = json.loads(file.read_text())
-        except ValueError:
-            before = {}
-    write_json(file, _merged(before, found))
-    if join is False or (join is None and not subject.final):
-        return False
-    directory = RunDirectory(subject.run)
-    if not subject.final:
-        raise UsageError(
-            f"{subject.checkpoint.path} is not what the run ended with (step {subject.checkpoint.step:,} of "
-            f"{subject.spec.steps:,}), so its scores cannot join the run's record; leave --join out."
-        )
-    with directory.lock(wait=True):
-        record = directory.record()
-        if record is None:
-            if join:
-                raise SteepenError(f"{subject.run} has no record.json to join: finish the run first.")
-            return False
-        joined = dataclasses.replace(record, evaluation=_merged(record.evaluation, found))
-        write_json(directory.record_file, joined.to_dict())
-    return True
-
-
-def _merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """New results over old ones of the same checkpoint and precision; others would not belong together.
-
-    A smaller look at CORE does not displace a larger one: a quick check must not cost a record its scores.
-    """
-    from steepen.evaluation.results import covers
-
-    if any(before.get(name) != found[name] for name in ("run", "step", "passes", "precision")):
-        return found
-    merged = {**before, **found}
-    if "core" in before and "core" in found and not covers(found["core"], before["core"]):
-        merged["core"] = before["core"]
-    return merged

@@ -160,8 +160,8 @@ def train(
     )
     if wanted is not None:
         from steepen.cli.evaluation import print_found
+        from steepen.cli.keep_scores import keep_scores
         from steepen.cli.measure import Subject, measure
-        from steepen.cli.scored import keep_scores
 
         subject = Subject.find(runs / run.hash)
         found = measure(subject, dataset, wanted, device=device, quiet=as_json)

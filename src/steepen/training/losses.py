@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from steepen.runs.spec import RunSpec
 from steepen.training.clock import Clock
 from steepen.training.display import Display, Moment
+from steepen.training.diverged import diverged
 from steepen.training.metrics import Metrics
 from steepen.training.schedule import Schedule
 from steepen.training.trackers import Trackers
@@ -26,11 +27,11 @@ class Losses:
         peak: float | None,
         clock: Clock,
         listeners: tuple[Metrics, Trackers, Display],
-        diverged: Callable[[int, str], Exception],
+        checkpoints: Path,
     ) -> None:
         self.spec, self.schedule, self.peak, self.clock = spec, schedule, peak, clock
         self.metrics, self.trackers, self.display = listeners
-        self.diverged = diverged
+        self.checkpoints = checkpoints
         self.spent = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.waited = 0.0  # seconds for batches since the last look
@@ -40,7 +41,7 @@ class Losses:
         self.pending.append((step, loss, norm))
 
     def drain(self) -> None:
-        """Look at all there are; raises what `diverged` gives where one is not a number."""
+        """Look at all there are; raises where one is not a number."""
         if not self.pending:
             return
         steps = [step for step, _, _ in self.pending]
@@ -52,7 +53,8 @@ class Losses:
         waiting, self.waited = self.waited / seconds, 0.0
         for step, loss, norm in zip(steps, losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self.diverged(step, f"the loss is {loss}, the gradient's norm {norm}")
+                what = f"the loss is {loss}, the gradient's norm {norm}"
+                raise diverged(self.spec, self.checkpoints, step, what)
             values = {
                 "loss": loss,
                 "lr": self._rate(step),

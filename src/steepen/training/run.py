@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
 from steepen.model.arms import code_digest
-from steepen.model.init import initialise, name_seed, on_meta
-from steepen.model.load import copy_weights, with_memory
 from steepen.model.measure import mean_loss
-from steepen.model.network import Network
 from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.record import RunRecord, Score
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, Store, write_json
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
-from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
-from steepen.training.clock import Clock, process_seconds
+from steepen.training.checkpoint import Position
+from steepen.training.clock import Clock
 from steepen.training.display import Display
+from steepen.training.diverged import Diverged, diverged
 from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
 from steepen.training.losses import Losses
 from steepen.training.metrics import Metrics
-from steepen.training.optimizer import Optimizer
 from steepen.training.options import TrainOptions
+from steepen.training.record import make_record
+from steepen.training.resume import save, take_up
 from steepen.training.schedule import build_schedule
 from steepen.training.step import Stepper
 from steepen.training.stopping import Interrupted, Stopping
+from steepen.training.text import text_of
 from steepen.training.trackers import Trackers
-from steepen.training.way import check_way, choose_way, compile_blocks, prepare
-
-
-class Diverged(SteepenError):
-    """The loss or a gradient stopped being a number."""
+from steepen.training.warm_up import warm_up
+from steepen.training.way import check_way, choose_way, compile_blocks
 
 
 def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
@@ -64,15 +59,14 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
         return finished
     # What cannot be trained here, or on this data, leaves nothing behind.
     check_way(spec, device, fast=options.fast, compile=options.compile)
-    batches, validation = _text(spec, dataset)
+    batches, validation = text_of(spec, dataset)
     with directory.lock(options.wait):
         finished = directory.record()
         if finished is not None:
             return finished
         if not directory.spec_file.exists():
             write_json(directory.spec_file, spec.to_dict())
-        failure = directory.path / "failure.json"
-        failure.unlink(missing_ok=True)
+        directory.failure_file.unlink(missing_ok=True)
         display = Display(spec, options.quiet)
         try:
             return _Run(spec, batches, validation, directory, options, display).go()
@@ -80,30 +74,10 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
             told = _told(error)
             if not isinstance(told, Interrupted):
                 with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-                    write_json(failure, {"kind": type(told).__name__, "message": str(told)})
+                    write_json(directory.failure_file, {"kind": type(told).__name__, "message": str(told)})
             raise told from error
         finally:
             display.close()
-
-
-def _text(spec: RunSpec, dataset: Dataset) -> tuple[Batches, Validation]:
-    """What a run trains on and what it is scored on; refuses what the data cannot give."""
-    shape, data = spec.shape, spec.data
-    if dataset.vocabulary > shape.vocabulary:
-        raise UsageError(
-            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.vocabulary:,}: "
-            f"use a vocabulary of {dataset.padded_vocabulary:,}."
-        )
-    batches = Batches(
-        dataset,
-        shape.context,
-        spec.batch_tokens,
-        spec.seed,
-        pool_tokens=data.pool_tokens,
-        epochs=data.epochs,
-    )
-    batches.require(spec.steps)
-    return batches, Validation(dataset, shape.context, spec.validation_tokens)
 
 
 def _told(error: Exception) -> Exception:
@@ -146,26 +120,26 @@ class _Run:
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
         begun = time.monotonic()
+        spec, options, say = self.spec, self.options, self.display.say
+        folder = self.directory.checkpoints
         with machine.fast_kernels(self.device), self.stopping.listening():
-            position = self._restore()
+            self.network, self.optimizer, position = take_up(spec, folder, self.device, self.way, say)
             self.step, self.resumed = position.step, position.resumed
             self.clock = Clock(self.device, position.seconds_training)
             self.total_before = position.seconds_total - begun
             self.scores = [from_plain(Score, score) for score in position.scores]
             self.saved_at = time.monotonic()
-            self.accumulator = Accumulator(
-                self.network, self.spec.rows, self.options.micro_batch, self.display.say
-            )
+            self.accumulator = Accumulator(self.network, spec.rows, options.micro_batch, say)
             self.stepper = Stepper(
-                self.network, self.optimizer, self.accumulator, graphs=self.way.graphs, say=self.display.say
+                self.network, self.optimizer, self.accumulator, graphs=self.way.graphs, say=say
             )
-            self.trackers = Trackers(self.options.trackers, self.spec, self.directory.path, self.display.say)
+            self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
             listeners = (self.metrics, self.trackers, self.display)
-            self.losses = Losses(self.spec, self.schedule, self.peak, self.clock, listeners, self._diverged)
+            self.losses = Losses(spec, self.schedule, self.peak, self.clock, listeners, folder)
             try:
-                if self.way.compiled or self.device.type == "cuda":
-                    self._warm_up()
+                if (self.way.compiled or self.device.type == "cuda") and self.step < spec.steps:
+                    warm_up(self.stepper, spec, int(self.schedule.passes[self.step]), say)
                 self._loop()
                 record = self._finish()
             finally:
@@ -214,17 +188,6 @@ class _Run:
         if self.stopping.signal and not ended:
             raise Interrupted(self.stopping.signal, step)
 
-    def _diverged(self, step: int, what: str) -> Diverged:
-        good = [c for c in checkpoints.list_checkpoints(self.directory.checkpoints) if c.step <= step]
-        where = (
-            f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
-        )
-        first = step * self.spec.rows
-        return Diverged(
-            f"{what} at step {step + 1:,} (sequences {first:,} to {first + self.spec.rows - 1:,} of the "
-            f"data's order); {where}. Lower the learning rate (--set optimizer.glr=…) or look at the data."
-        )
-
     # --- growth, validation, checkpoints ------------------------------------------------------------------
 
     def _grow(self, passes: int) -> None:
@@ -236,7 +199,7 @@ class _Run:
             compile_blocks(self.network)
         self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
-    def _validate(self) -> Score:
+    def _validate(self) -> None:
         self.losses.drain()
         self.clock.pause()
         passes = int(self.schedule.evaluated[max(0, self.step - 1)])
@@ -253,7 +216,6 @@ class _Run:
         self.display.say(
             f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
         )
-        return score
 
     def _validation_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The validation set; a signal does not have to wait for its end."""
@@ -267,12 +229,19 @@ class _Run:
     def _save(self, kind: str) -> None:
         self.losses.drain()
         self.clock.pause()
-        started = time.monotonic()
+        started, folder = time.monotonic(), self.directory.checkpoints
         size = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
         if not math.isfinite(size):
-            raise self._diverged(self.step - 1, f"the weights' norm is {size}")
+            raise diverged(self.spec, folder, self.step - 1, f"the weights' norm is {size}")
         self.metrics.sync()
-        position = Position(
+        save(folder, self._position(kind), self.network, self.optimizer)
+        checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
+        self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - started
+
+    def _position(self, kind: str) -> Position:
+        """Where the run stands now."""
+        return Position(
             run=self.spec.hash,
             step=self.step,
             passes=self.network.passes,
@@ -282,109 +251,20 @@ class _Run:
             kind=kind,
             scores=[to_plain(score) for score in self.scores],
         )
-        folder = self.directory.checkpoints
-        weights = {name: p.data for name, p in self.network.named_parameters()}
-        random = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoints.save(folder, position, weights, self.optimizer.state(), random)
-        checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
-        self.saved_at = time.monotonic()
-        self.save_seconds = self.saved_at - started
-
-    def _restore(self) -> Position:
-        """The newest checkpoint that is whole, or a beginning."""
-        folder = self.directory.checkpoints
-        checkpoints.remove_partial(folder)
-        left = checkpoints.list_checkpoints(folder)
-        while left:
-            saved = left.pop()
-            try:
-                return self._load(saved)
-            except CorruptCheckpoint as error:
-                then = "Trying the one before it." if left else "None is left: the run begins anew."
-                self.display.say(f"{error} {then}")
-                checkpoints.set_aside(saved)
-        self._build(self.spec.schedule.initial)
-        hyper = self.spec.hyperparameters
-        # For blocks of a user's own that draw numbers: the run's seed decides them too.
-        torch.manual_seed(name_seed(self.spec.seed, "run"))
-        initialise(self.network, embedding_std=hyper.wte, input_scale=hyper.uis, seed=self.spec.seed)
-        return Position(run=self.spec.hash, step=0, passes=self.network.passes)
-
-    def _load(self, saved: Checkpoint) -> Position:
-        position = saved.position()
-        weights, state, random = saved.load(self.device)
-        if position.run != self.spec.hash:
-            raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({position.run}).")
-        self._build(position.passes)
-        copy_weights(self.network, weights)
-        self.optimizer.load_state(state)
-        torch.set_rng_state(random["cpu"].cpu())
-        if "cuda" in random and self.device.type == "cuda":
-            torch.cuda.set_rng_state(random["cuda"].cpu(), self.device)
-        self.display.say(f"going on from step {position.step:,} of {self.spec.steps:,}.")
-        return replace(position, resumed=position.resumed + 1)
-
-    def _build(self, passes: int) -> None:
-        spec = self.spec
-        bare = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
-        self.network: Network = with_memory(bare, self.device)
-        prepare(self.network, spec.precision, fast=self.way.fast, compiled=self.way.compiled)
-        self.optimizer = Optimizer(self.network, spec.hyperparameters, spec.optimizer)
-
-    def _warm_up(self) -> None:
-        """Compile before the clock starts: a micro-batch there and back, a step, and validation."""
-        if self.step == self.spec.steps:
-            return
-        started = time.monotonic()
-        tokens = torch.zeros(self.spec.rows, self.spec.shape.context, dtype=torch.long, device=self.device)
-        size = self.accumulator.micro_batch
-        devices = [self.device] if self.device.type == "cuda" else []
-        # At a checkpoint from just before growth the network has yet to grow.
-        passes = min(int(self.schedule.passes[self.step]), self.network.passes)
-        with torch.random.fork_rng(devices):  # a block that draws numbers must not notice
-            self.accumulator(tokens[:size], tokens[:size], passes)
-            self.optimizer.zero_grad()
-            self.optimizer.warm_up()
-            self.stepper.rehearse(tokens, tokens, passes)
-        size = self.accumulator.micro_batch
-        mean_loss(self.network, [(tokens[:size], tokens[:size])])
-        machine.synchronise(self.device)
-        age = process_seconds()
-        since = "" if age is None else f", {age:.1f} s after the start"
-        self.display.say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def _finish(self) -> RunRecord:
-        last = self.scores[-1] if self.scores and self.scores[-1].step == self.step else self._validate()
-        spec, arm, shape, schedule = self.spec, self.spec.arm, self.spec.shape, self.schedule
-        flops = schedule.flops(arm, shape, spec.batch_tokens)
-        seconds = self.clock.seconds
-        tail = self.metrics.losses[-max(10, spec.steps // 100) :]
-        record = RunRecord(
-            spec=spec,
-            run=spec.hash,
-            validation_loss=last.loss,
-            validation_bits_per_byte=last.bits_per_byte,
+        if not self.scores or self.scores[-1].step != self.step:
+            self._validate()
+        record = make_record(
+            self.spec,
+            self.schedule,
+            self._position("final"),
+            scores=self.scores,
+            losses=self.metrics.losses,
             validation_identity=self.validation.identity,
-            scores=tuple(self.scores),
-            train_loss=sum(tail) / len(tail) if tail else last.loss,  # where someone removed the log
-            tokens=spec.tokens,
-            flops=flops.total,
-            flops_by_term=flops.to_dict(),
-            parameters=schedule.parameters(arm, shape),
-            seconds_training=seconds,
-            seconds_total=self.total_before + time.monotonic(),
-            tokens_per_second=spec.tokens / max(seconds, 1e-9),
-            mfu=flops.total / seconds / self.peak if self.peak and seconds > 0 else None,
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
-            hardware=machine.hardware(self.device),
-            versions=machine.versions(),
-            git=machine.git_state(),
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            resumed=self.resumed,
+            device=self.device,
         )
         self.metrics.sync()
         write_json(self.directory.record_file, record.to_dict())

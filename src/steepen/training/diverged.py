@@ -1,0 +1,24 @@
+"""A run that cannot go on: its loss, a gradient or the weights stopped being numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from steepen.errors import SteepenError
+from steepen.runs.spec import RunSpec
+from steepen.training.checkpoint import list_checkpoints
+
+
+class Diverged(SteepenError):
+    """The loss or a gradient stopped being a number."""
+
+
+def diverged(spec: RunSpec, checkpoints: Path, step: int, what: str) -> Diverged:
+    """What to say of a step, counted from 0: where in the data it was, and what was saved before it."""
+    good = [c for c in list_checkpoints(checkpoints) if c.step <= step]
+    where = f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
+    first = step * spec.rows
+    return Diverged(
+        f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.rows - 1:,} of the "
+        f"data's order); {where}. Lower the learning rate (--set optimizer.glr=…) or look at the data."
+    )
