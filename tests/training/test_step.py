@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from steepen.runs.spec import OptimizerChoice
 from steepen.training.gradients import Accumulator
 from steepen.training.optimizer import Optimizer
 from steepen.training.step import Stepper
+from steepen.training.warm_up import warm_up
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 DEFAULT = OptimizerChoice()
@@ -64,6 +66,19 @@ def test_a_rehearsal_leaves_no_trace(
             stepper(*batch(step), 2, 1.0)
     rehearsed.rehearse(*batch(7), 2)
     for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_warming_up_leaves_no_trace_and_has_the_optimizers_kernels_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warmed, other = make(fast=True), make(fast=True)
+    calls: list[str] = []
+    monkeypatch.setattr(warmed.optimizer, "warm_up", lambda: calls.append("optimizer"))
+    spec: Any = SimpleNamespace(rows=4, shape=warmed.network.shape)
+    warm_up(warmed, spec, 2, calls.append)
+    assert calls[0] == "optimizer" and calls[1].startswith("kernels ready in")
+    for one, two in zip(run(warmed, 12), run(other, 12), strict=True):
         assert torch.equal(one, two)
 
 
