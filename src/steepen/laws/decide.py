@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from steepen.laws.readings import Comparison, Pair, PairFits, Rule, compare_readings, fit_readings, judge
-from steepen.laws.solver import Array, Design, Mask, solve
+from steepen.laws.solver import Array, Design, Mask, better_of, solve, solve_anew
 
 POWER = 0.90
 FURTHEST_DECADES = 12.0
@@ -85,7 +85,9 @@ def separation(
 ) -> float:
     """The sum of squares the twin cannot explain when the truth is the other reading, without noise."""
     y = truth.predict(theta, pair.x)
-    found = solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=60)
+    found = solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
+    if not found.converged[0]:
+        found = better_of(found, solve_anew(twin, pair.x, y[None], weights=pair.weights[None], log=log))
     return float(found.objective[0])
 
 

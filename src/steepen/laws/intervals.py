@@ -7,10 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from steepen.laws.solver import Array, Design, limits, solve
+from steepen.laws.solver import Array, Design, best_start, limits, starts
 
 Interval = tuple[float, float]
+Indices = NDArray[np.intp]
+
+FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, at which floors begin
+MOST_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,31 +44,54 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     rows = [(index, side) for index in which for side in (-1.0, 1.0)]
     index = np.array([row[0] for row in rows])
     side = np.array([row[1] for row in rows])
-    step = np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(fit.theta[index]), 1.0))
-    fixed = np.zeros((len(rows), fit.design.parameters), bool)
-    fixed[np.arange(len(rows)), index] = True
+    best = fit.theta[index]
     # As a parameter is pushed, the others follow it; the covariance says how, to first order.
     follow = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
     lowest, highest = (part[0, index] for part in limits(fit.design, fit.y[None]))
-    ends = np.where(side < 0, lowest, highest)
-    reached = np.zeros(len(rows), bool)
-    for _ in range(40):
-        value = np.clip(fit.theta[index] + side * step, lowest, highest)
-        start = fit.theta + follow * (value - fit.theta[index])[:, None]
-        start[np.arange(len(rows)), index] = value
-        found = solve(
-            fit.design, fit.x, fit.y[None], start,
-            weights=fit.weights[None], fixed=fixed, log=fit.log, iterations=60,
-        )  # fmt: skip
-        rise = np.sqrt(np.maximum(found.objective - fit.rss, 0.0) / fit.variance)
-        stuck = ((value <= lowest) | (value >= highest)) & (rise < quantile)
-        # Past every limit the solver allows there is no end, save that no floor lies below zero.
-        beyond = np.where(stuck & ((index >= n_floor) | (side > 0)), side * np.inf, value)
-        ends = np.where(reached, ends, beyond)
-        reached |= (np.abs(rise - quantile) <= 1e-4 * quantile) | stuck
-        if reached.all():
+    limit = np.abs(np.where(side < 0, lowest, highest) - best)  # how far each can go
+    # Between `near`, which is not refuted, and `far`, which is; until that is found, twice as far each time.
+    near, far = np.zeros(len(rows)), np.full(len(rows), np.inf)
+    near_rise, far_rise = np.zeros(len(rows)), np.full(len(rows), np.inf)
+    step = np.minimum(np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(best), 1.0)), limit)
+    theta = np.repeat(fit.theta[None], len(rows), axis=0)
+    done = np.zeros(len(rows), bool)
+    for _ in range(MOST_STEPS):
+        value = best + side * step
+        start = fit.theta + follow * (value - best)[:, None]
+        rise, theta = _risen(fit, index, value, [start, theta])
+        out = rise >= quantile
+        near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)
+        far, far_rise = np.where(out, step, far), np.where(out, rise, far_rise)
+        done = (np.abs(rise - quantile) <= 1e-4 * quantile) | (~out & (step >= limit))
+        done |= far - near <= 1e-9 * np.maximum(far, 1e-300)
+        if done.all():
             break
-        # The root of the rise is nearly linear in the parameter, so scaling the step homes in at once.
-        scale = np.clip(quantile / np.maximum(rise, 1e-12), 0.25, 2.0)
-        step = np.where(reached, step, step * scale)
+        # The rise is nearly linear in the parameter; not quite, so some way is always kept from both ends.
+        with np.errstate(invalid="ignore"):
+            share = np.clip((quantile - near_rise) / (far_rise - near_rise), 0.1, 0.9)
+            between = near + share * (far - near)
+        step = np.where(done, step, np.where(np.isfinite(far), between, np.minimum(2.0 * step, limit)))
+    # Past every limit the solver allows there is no end, save that no floor lies below zero.
+    endless = np.isinf(far) & ((index >= n_floor) | (side > 0))
+    ends = np.where(endless, side * np.inf, best + side * step)
     return [(float(ends[2 * i]), float(ends[2 * i + 1])) for i in range(len(which))]
+
+
+def _risen(fit: Fitted, index: Indices, value: Array, begin: list[Array]) -> tuple[Array, Array]:
+    """How far, in standard deviations, the fit is off with each parameter at a value, and where it is then.
+
+    The best from several starts: where a parameter is pushed far, the best fit may be another than the one
+    that its neighbour's leads to.
+    """
+    rows = np.arange(len(index))
+    anew = [starts(fit.design, fit.x, fit.y, fraction) for fraction in FRACTIONS]
+    fixed = np.zeros((len(rows), fit.design.parameters), bool)
+    fixed[rows, index] = True
+    every = [*begin, *(np.repeat(one[None], len(rows), axis=0) for one in anew)]
+    for start in every:
+        start[rows, index] = value
+    found = best_start(
+        fit.design, fit.x, fit.y[None], every,
+        weights=fit.weights[None], fixed=fixed, log=fit.log, iterations=100,
+    )  # fmt: skip
+    return np.sqrt(np.maximum(found.objective - fit.rss, 0.0) / fit.variance), found.theta

@@ -23,7 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from steepen.laws.solver import Array, Design, Solution, better_of, solve, solve_anew, unscaled_covariance
+from steepen.laws.solver import (
+    Array,
+    Design,
+    Mask,
+    Solution,
+    better_of,
+    solve,
+    solve_anew,
+    unscaled_covariance,
+)
 
 Reading = Literal["same", "constant", "exponent", "floor", "free"]
 Own = Literal["exponent", "floor"]
@@ -123,28 +132,30 @@ class Comparison:
 def fit_readings(
     pair: Pair, y: Array, rule: Rule, *, weights: Array | None = None, warm: PairFits | None = None
 ) -> PairFits:
-    """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts."""
+    """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts.
+
+    Where there is none, or a search from it does not come to rest, several starts are tried: a short ladder
+    leaves its floor nearly free, and a search that begins at the wrong end of that valley may stop in it.
+    """
     y, w = np.broadcast_arrays(np.atleast_2d(y), np.atleast_2d(pair.weights if weights is None else weights))
     designs = pair.designs()
-    found: dict[Reading, Solution] = {}
 
     def run(reading: Reading, start: Array) -> Solution:
         return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
-    if warm is not None:
-        for reading in READINGS:
-            found[reading] = run(reading, warm.solutions[reading].theta)
-        _mend(found, run)
-        return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
-    for reading in ("same", "constant"):
-        found[reading] = solve_anew(designs[reading], pair.x, y, weights=w, log=rule.log)
-    # Each larger reading starts from the smaller one it contains, so it can never fit worse.
-    found["exponent"] = run("exponent", _widened(found["constant"].theta, "exponent"))
-    found["floor"] = run("floor", _widened(found["constant"].theta, "floor"))
-    found["free"] = better_of(
-        run("free", _widened(found["exponent"].theta, "floor")),
-        run("free", _widened(found["floor"].theta, "exponent")),
-    )
+    def anew(reading: Reading, rows: Mask) -> Solution:
+        return solve_anew(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
+
+    found: dict[Reading, Solution] = {}
+    for reading in READINGS:
+        if warm is None:
+            found[reading] = anew(reading, np.ones(len(y), bool))
+            continue
+        found[reading] = run(reading, warm.solutions[reading].theta)
+        restless = ~found[reading].converged
+        if restless.any():
+            found[reading] = found[reading].with_rows(restless, anew(reading, restless))
+    _mend(found, run)
     return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
 
 
@@ -154,7 +165,7 @@ def _widened(theta: Array, by: Own) -> Array:
 
 
 def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Solution]) -> None:
-    """Where a warm start led a larger reading to fit worse than one it contains, start it from that one."""
+    """Where a larger reading came out worse than one it contains, start it from that one."""
     pairs: list[tuple[Reading, Reading, Own]] = [
         ("constant", "exponent", "exponent"),
         ("constant", "floor", "floor"),

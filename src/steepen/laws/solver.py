@@ -12,6 +12,7 @@ cheap.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,13 @@ class Solution:
     theta: Array
     objective: Array
     converged: Mask
+
+    def with_rows(self, rows: Mask, other: Solution) -> Solution:
+        """These data sets' solutions taken from another fit to them, where that is the better."""
+        theta, objective, converged = self.theta.copy(), self.objective.copy(), self.converged.copy()
+        best = better_of(Solution(theta[rows], objective[rows], converged[rows]), other)
+        theta[rows], objective[rows], converged[rows] = best.theta, best.objective, best.converged
+        return Solution(theta, objective, converged)
 
 
 def one_hot(groups: NDArray[np.intp], count: int) -> Array:
@@ -169,21 +177,40 @@ def solve_anew(
 ) -> Solution:
     """Like `solve`, from several starts that need no guess; the best of them for each data set."""
     y = np.atleast_2d(y)
-    best: Solution | None = None
-    for fraction in fractions:
-        found = solve(
-            design,
-            x,
-            y,
-            starts(design, x, y, fraction),
-            weights=weights,
-            log=log,
-            huber=huber,
-            iterations=400,
-        )
-        best = found if best is None else better_of(best, found)
-    assert best is not None
-    return best
+    begin = [starts(design, x, y, fraction) for fraction in fractions]
+    found = best_start(design, x, y, begin, weights=weights, log=log, huber=huber, iterations=80)
+    if found.converged.all():
+        return found
+    # Most are at rest by then; of the others the best goes on.
+    return solve(design, x, y, found.theta, weights=weights, log=log, huber=huber, iterations=400)
+
+
+def best_start(
+    design: Design,
+    x: Array,
+    y: Array,
+    begin: Sequence[Array],
+    *,
+    weights: Array | None = None,
+    fixed: Mask | None = None,
+    log: bool = False,
+    huber: float | None = None,
+    iterations: int,
+) -> Solution:
+    """`solve` from each of several arrays of starts; the best of them for each data set."""
+    count, many = len(begin[0]), len(begin)
+
+    def for_each(part: NDArray[Any]) -> NDArray[Any]:
+        return np.tile(np.broadcast_to(part, (count, np.shape(part)[-1])), (many, 1))
+
+    found = solve(
+        design, x, for_each(y), np.concatenate(begin),
+        weights=None if weights is None else for_each(weights),
+        fixed=None if fixed is None else for_each(fixed),
+        log=log, huber=huber, iterations=iterations,
+    )  # fmt: skip
+    place = found.objective.reshape(many, count).argmin(axis=0) * count + np.arange(count)
+    return Solution(found.theta[place], found.objective[place], found.converged[place])
 
 
 def better_of(first: Solution, second: Solution) -> Solution:
