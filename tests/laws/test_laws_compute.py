@@ -13,8 +13,8 @@ from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import Request, analyse
-from steepen.laws.checks import shared_floor
-from steepen.laws.compute import fit_compute, lack_of_fit
+from steepen.laws.checks import lack_of_fit, shared_floor
+from steepen.laws.compute import fit_compute
 from steepen.laws.holdout import score, split_hold_out
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.law import Settings
