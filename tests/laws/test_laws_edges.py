@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +51,7 @@ def pair_of(flops: np.ndarray) -> Pair:
 @pytest.mark.parametrize("slope", [0.01, 0.0])
 def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: float) -> None:
     found = verdict(3.2 + slope * np.log(FLOPS / FLOPS[0]))
-    assert found.word == "worse"
+    assert found.word == "shallower"
     assert math.isnan(found.multiplier)
     assert all(math.isnan(p.multiplier) for p in found.readings["exponent"].predictions)
     assert "no multiplier" in found.sentence and "saves" not in found.sentence
@@ -61,6 +62,47 @@ def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: fl
     }
     fit = fit_compute(ladders, Settings("vanilla"))
     assert fitted_multipliers(fit, "arm", FLOPS, extrapolate=True) == []
+
+
+@pytest.mark.parametrize(
+    ("e", "gamma", "why", "crossing"),
+    [
+        # In units of 1e18: where the smaller exponent, or the higher floor, has used up the smaller constant.
+        (1.83, GAMMA - 0.002, "a higher floor with the same exponent is refuted", 1.6 ** (GAMMA / 0.002)),
+        (1.833, GAMMA, "its floor is higher", (1.5 * (1 - 1.6**-GAMMA) / 0.003) ** (1 / GAMMA)),
+    ],
+)
+def test_an_arm_that_is_ahead_but_shallower_is_told_where_it_is_overtaken(
+    e: float, gamma: float, why: str, crossing: float
+) -> None:
+    found = verdict(law(LONG, e, 1.5 * 1.6**-GAMMA, gamma), LONG, 1e-5)
+    assert found.word == "shallower" and found.multiplier > 1
+    assert why in found.sentence and "still saves compute" in found.sentence
+    (where,) = re.findall(r"the saving is gone at (\S+) FLOPs", found.sentence)
+    assert math.log(float(where) / 1e18) == pytest.approx(math.log(crossing), rel=0.02)
+
+
+def test_where_a_shallower_arm_may_have_either_reason_both_crossings_are_given() -> None:
+    found = verdict(law(FLOPS, a=1.5 * 1.2**-GAMMA, gamma=0.109))
+    assert found.word == "shallower"
+    assert min(found.p_exponent_reading, found.p_floor_reading) > 0.05
+    for name in ("exponent", "floor"):
+        (where,) = re.findall(rf"at (\S+) FLOPs \({name}\)", found.sentence)
+        x = math.log(float(where) / found.c0)
+        reading = found.readings[name]  # type: ignore[index]
+        losses = [
+            e + math.exp(a - g * x) for e, a, g in zip(reading.e, reading.log_a, reading.gamma, strict=True)
+        ]
+        assert float(where) > FLOPS[-1]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_a_shallower_arm_without_a_common_floor_is_promised_nothing() -> None:
+    """Its floor is lower and its exponent smaller: it loses ground where it was measured, not far beyond."""
+    found = verdict(law(LONG, 1.75, 1.4, 0.095), LONG)
+    assert found.word == "shallower" and found.multiplier > 1
+    assert "is open" in found.sentence and "gone" not in found.sentence
+    assert f"Δγ = {found.delta_gamma_free:+.4f}" in found.sentence
 
 
 def test_equal_losses_are_no_difference() -> None:
