@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 
+from steepen.laws.checks import lack_of_fit
 from steepen.laws.compute import fit_compute
 from steepen.laws.intervals import Fitted, profile_intervals
 from steepen.laws.ladder import make_ladder
@@ -117,6 +118,31 @@ def fitted(repeats: int) -> None:
             print(f"{noise:8.0e} {way:>6} {share[0]:14.3f} {share[1]:8.3f} {share[2]:6.3f}")
 
 
+def lack(repeats: int) -> None:
+    """Three arms of three seeds: how often the lack-of-fit test rejects a right law, and a bent one."""
+    print(f"\nLack of fit at 5%, three arms of three seeds, noise 0.001, {repeats} repeats each")
+    print(f"{'way':>8} {'right law':>10} {'bent law':>9}")
+    arms = {name: TRUTHS[name] for name in ("same law", "exponent, Untied-Grow", "exponent, Operator-1")}
+    flops = np.repeat(PAPER, 3)
+    # Bent: from the middle of the ladder on, every exponent is larger by .005.
+    bend = np.maximum(flops / np.exp(np.log(PAPER).mean()), 1.0) ** -0.005
+    for way in ("joint", "paper"):
+        shares: list[float] = []
+        for factor in (1.0, bend):
+            rng = np.random.default_rng(5)
+            values: list[float | None] = []
+            for _ in range(repeats):
+                ladders = {
+                    n: make_ladder(
+                        n, flops, E + (curve(law, flops) - E) * factor + 1e-3 * rng.standard_normal(24)
+                    )
+                    for n, law in arms.items()
+                }
+                values.append(lack_of_fit(ladders, fit_compute(ladders, Settings("same law", method=way))))
+            shares.append(float(np.mean(np.array(values, float) < 0.05)))
+        print(f"{way:>8} {shares[0]:10.3f} {shares[1]:9.3f}")
+
+
 def verdicts(draws: int) -> None:
     """The share of each verdict under each truth; the F-test's size and power beside it."""
     rule = Rule()
@@ -150,4 +176,5 @@ if __name__ == "__main__":
     joint_coverage(number)
     verdicts(number)
     fitted(max(50, number // 15))
+    lack(max(50, number // 10))
     print(f"\n{time.perf_counter() - begun:.0f} s")

@@ -27,6 +27,7 @@ UNTIED_GROW: Law = (E, A * 1.30**-0.1168, 0.1168)
 OPERATOR_1: Law = (E, A * 1.12**-0.1140, 0.1140)
 LOWER: Law = (E, A * 1.08**-GAMMA, GAMMA)
 HIGHER: Law = (E, A * 0.93**-GAMMA, GAMMA)
+SHALLOWER: Law = (E, A * 1.10**-GAMMA, 0.109)
 FLOOR: Law = (E - 0.05, A, GAMMA)
 
 
@@ -117,7 +118,8 @@ def test_verdicts_are_right_and_wrong_as_rarely_as_claimed() -> None:
     long = np.geomspace(1e16, 1e22, 12)
     for arm, word, ladder, share in (
         (LOWER, "lower (constant)", FLOPS, 0.89),
-        (HIGHER, "worse", FLOPS, 0.91),
+        (HIGHER, "worse", FLOPS, 0.89),
+        (SHALLOWER, "shallower", FLOPS, 0.99),
         (UNTIED_GROW, "steeper", long, 0.93),
         (FLOOR, "floor", long, 0.93),
     ):
@@ -129,6 +131,9 @@ def test_verdicts_are_right_and_wrong_as_rarely_as_claimed() -> None:
             assert np.mean(words == wrong) <= 0.05
     _, words = simulated(VANILLA, 1e-3)
     assert np.mean((words == "steeper") | (words == "floor")) <= 0.02
+    for arm in (LOWER, HIGHER):
+        _, words = simulated(arm, 1e-3)
+        assert np.mean(words == "shallower") <= 0.035, "one side of a test at 5%"
 
 
 def test_a_gain_as_large_as_the_margin_is_not_called_a_constant() -> None:

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.cli.app import main
+from steepen.cli.laws_tables import STYLES
+from steepen.laws.readings import VERDICTS
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -62,6 +64,18 @@ def test_fit_prints_laws_verdicts_and_what_would_decide(
     ):
         assert word in out
     assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_a_shallower_arm_is_called_that_on_the_terminal_in_json_and_in_power(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("fit", write(tmp_path, lines()), "--reference", "grow", "--draws", "200")
+    code, out, _ = run(capsys, *words)
+    assert code == 0 and "vanilla against grow: shallower" in out
+    assert result(capsys, *words)["arms"]["vanilla"]["verdict"] == "shallower"
+    assert set(STYLES) == set(VERDICTS), "every word has its colour"
+    planned = result(capsys, "power", "--delta-gamma", "-0.0055", "--draws", "100", "--no-search")
+    assert planned["right_word"] == "shallower" and planned["verdict"] > 0.9
 
 
 def test_the_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +272,9 @@ def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_power_tells_chances_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
     data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
     assert data["slope"] > 0.99
-    assert set(data["shares"]) == {"steeper", "lower (constant)", "floor", "undecided", "worse"}
+    assert list(data["shares"]) == [
+        "steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"
+    ]  # fmt: skip
     for target, least in (("slope", "slope"), ("verdict", "verdict")):
         option = data["cheapest"][target]
         assert option["power"][least] >= 0.9

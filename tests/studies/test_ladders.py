@@ -49,7 +49,7 @@ def test_each_arm_gets_the_verdict_its_law_deserves(paper: Bench) -> None:
         "deep-vanilla": "lower (constant)",
         "operator-1": "steeper",
         "untied-grow": "steeper",
-        "loop-2": "worse",
+        "loop-2": "shallower",
         "untied-2": "floor",
     }
     gamma = answer.values["flops"]["arms"]["operator-1"]["gamma"]

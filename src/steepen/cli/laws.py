@@ -92,8 +92,8 @@ def fit(
 
     [bold]steepen fit runs.csv --reference vanilla[/bold] fits
     L = E + A·(C/C0)^−γ to every arm and judges each against the reference:
-    steeper, lower (constant), floor, undecided or worse, with intervals and
-    what would decide it. Other laws: --law chinchilla, --law isoflop.
+    steeper, lower (constant), floor, undecided, shallower or worse, with
+    intervals and what would decide it. Other laws: --law chinchilla, --law isoflop.
     """
     from steepen.cli.laws_runs import Output, run_chinchilla, run_compute, run_isoflop
     from steepen.laws.table import read_table

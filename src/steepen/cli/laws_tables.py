@@ -26,6 +26,7 @@ STYLES = {
     "lower (constant)": "green",
     "floor": "yellow",
     "undecided": "bold yellow",
+    "shallower": "bold red",
     "worse": "red",
 }
 

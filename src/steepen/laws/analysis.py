@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.checks import SharedFloor, shared_floor, warnings_of
-from steepen.laws.compute import fit_compute, lack_of_fit
+from steepen.laws.checks import SharedFloor, lack_of_fit, shared_floor, warnings_of
+from steepen.laws.compute import fit_compute
 from steepen.laws.holdout import HoldOut, score
 from steepen.laws.ladder import Ladder
 from steepen.laws.law import ComputeFit, Loss, Settings, law_dict

@@ -1,5 +1,5 @@
-"""What a reader must know before trusting a table of laws: whether arms share a floor, which rows stand
-out.
+"""What a reader must know before trusting a table of laws: whether the laws fit, whether arms share a floor,
+which rows stand out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,25 @@ from steepen.laws.solver import (
 MOST_ERRORS = 20.0
 
 
+def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
+    """p-value that rungs scatter about their laws no more than their seeds do; None where no rung has two
+    seeds. The laws have one floor between them, and a constant and an exponent each.
+
+    They are those with the least squares of the losses, whichever way `fit` was made: only about these does
+    the scatter have the distribution the test supposes. About the paper's, which take E from one arm alone,
+    it is larger though the law is right.
+    """
+    within = sum(
+        float(((runs - runs.mean()) ** 2).sum()) for ladder in ladders.values() for runs in ladder.runs
+    )
+    inner = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
+    freedom = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
+    if inner == 0 or within <= 0 or freedom <= 0:
+        return None
+    between, _ = _one_floor(ladders, fit, list(ladders), log=False)
+    return float(stats.f.sf((between / freedom) / (within / inner), freedom, inner))
+
+
 @dataclass(frozen=True, eq=False)
 class SharedFloor:
     """F-tests of one floor for all arms against a floor for each; the variance is that of the free laws.
@@ -45,19 +64,8 @@ def shared_floor(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedFloor:
     """Test whether the arms can share one E."""
     settings = fit.settings
 
-    order, count = list(ladders), len(ladders)
-
     def fitted(names: list[str]) -> tuple[float, Array]:
-        """The best law of some arms with one floor among them; the fit at hand is one of the starts."""
-        x, y, weights, group = _stacked({name: ladders[name] for name in names}, fit.c0)
-        design = _design(group, len(names), shared=True)
-        rows = [order.index(name) for name in names]
-        start = fit.theta[[0, *(1 + i for i in rows), *(1 + count + i for i in rows)]]
-        found = better_of(
-            solve(design, x, y[None], start[None], weights=weights[None], log=settings.log, iterations=400),
-            solve_anew(design, x, y, fractions=(0.3, 0.8, 0.95), weights=weights, log=settings.log),
-        )
-        return float(found.objective[0]), found.theta[0]
+        return _one_floor(ladders, fit, names, log=settings.log)
 
     alone = {name: fitted([name]) for name in ladders}
     theta = np.stack([alone[name][1] for name in ladders]).T.ravel()
@@ -121,6 +129,23 @@ def warnings_of(
         ]
     # Where floors differ every row of some arm is off the shared law, so rows are judged by the free laws.
     return tuple(found + _outliers(ladders, fit, floors.theta if apart else None))
+
+
+def _one_floor(
+    ladders: dict[str, Ladder], fit: ComputeFit, names: list[str], *, log: bool
+) -> tuple[float, Array]:
+    """The least sum of squares of some arms with one floor among them, and its law; the fit at hand is one of
+    the starts.
+    """
+    x, y, weights, group = _stacked({name: ladders[name] for name in names}, fit.c0)
+    design = _design(group, len(names), shared=True)
+    rows = [list(fit.arms).index(name) for name in names]
+    start = fit.theta[[0, *(1 + i for i in rows), *(1 + len(fit.arms) + i for i in rows)]]
+    found = better_of(
+        solve(design, x, y[None], start[None], weights=weights[None], log=log, iterations=400),
+        solve_anew(design, x, y, fractions=(0.3, 0.8, 0.95), weights=weights, log=log),
+    )
+    return float(found.objective[0]), found.theta[0]
 
 
 def _stacked(ladders: dict[str, Ladder], c0: float) -> tuple[Array, Array, Array, np.ndarray]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import stats
 
 from steepen.laws.intervals import Fitted, Interval, profile_intervals
 from steepen.laws.ladder import Ladder, check_ladders
@@ -79,21 +78,3 @@ def _variance(rss: float, freedom: int, y: Array, settings: Settings) -> float:
         return (settings.noise / scale) ** 2
     rounding = ROUNDING * (1.0 if settings.log else float(y.mean()))
     return max(rss / max(freedom, 1), rounding**2)
-
-
-def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
-    """p-value that rungs scatter about their laws no more than their seeds do; None where no rung has two
-    seeds. The laws have one floor between them, and a constant and an exponent each.
-    """
-    within = sum(
-        float(((runs - runs.mean()) ** 2).sum()) for ladder in ladders.values() for runs in ladder.runs
-    )
-    inner = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
-    freedom = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
-    if inner == 0 or within <= 0 or freedom <= 0:
-        return None
-    between = sum(
-        float((ladder.seeds * (ladder.loss - fit.arms[name].predict(ladder.flops)) ** 2).sum())
-        for name, ladder in ladders.items()
-    )
-    return float(stats.f.sf((between / freedom) / (within / inner), freedom, inner))

@@ -178,9 +178,11 @@ def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
 def _right_word(plan: Plan) -> str:
     if plan.delta_gamma > 0:
         return "steeper"
-    if plan.delta_gamma < 0 or plan.multiplier < 1:
-        return "worse"
-    return "lower (constant)" if plan.multiplier > 1 else "undecided"
+    if plan.delta_gamma < 0:
+        return "shallower"
+    if plan.multiplier == 1:
+        return "undecided"
+    return "lower (constant)" if plan.multiplier > 1 else "worse"
 
 
 def _faking_error(plan: Plan) -> float:

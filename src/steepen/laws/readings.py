@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,10 @@ from steepen.laws.solver import (
 
 Reading = Literal["same", "constant", "exponent", "floor", "free"]
 Own = Literal["exponent", "floor"]
-VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "worse"]
+VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"]
 
 READINGS: tuple[Reading, ...] = ("same", "constant", "exponent", "floor", "free")
-VERDICTS: tuple[VerdictWord, ...] = ("steeper", "lower (constant)", "floor", "undecided", "worse")
+VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 # Below this share of the loss, scatter is the rounding of the table, not noise of the runs.
 ROUNDING = 1e-9
@@ -203,12 +203,14 @@ def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
 def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
-    1. Slopes (given one floor) differ: if the arm is shallower it is *worse*. If it is steeper, the
-    exponent reading and its floor twin are each tested against the free reading: *steeper* if only the twin
-    is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are, and
-    *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant does,
-    if the interval of Δγ excludes a drift beyond the margin, and if one floor for both is not refuted: where
-    it is, a floor and an exponent may make up for each other here and part further on. Otherwise *undecided*.
+    1. Slopes (given one floor) differ: if the reference gains on the arm with compute the arm is *shallower*,
+    wherever it stands now, and whether by a smaller exponent or a higher floor, which foretell the same. If
+    the arm gains, the exponent reading and its floor twin are each tested against the free reading: *steeper*
+    if only the twin is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are,
+    and *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant
+    does, if the interval of Δγ excludes a drift beyond the margin, and if one floor for both is not refuted:
+    where it is, a floor and an exponent may make up for each other here and part further on. Otherwise
+    *undecided*.
     """
     level = rule.level
     steep = tests.p_slope < level
@@ -225,7 +227,7 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
     verdict[constant & (tests.delta_log_a > 0)] = "worse"
     up = steep & (tests.delta_gamma > 0)
-    verdict[steep & (tests.delta_gamma < 0)] = "worse"
+    verdict[steep & (tests.delta_gamma < 0)] = "shallower"
     verdict[up & twin_out & ~exponent_out] = "steeper"
     verdict[up & exponent_out & ~twin_out] = "floor"
     verdict[up & exponent_out & twin_out] = "floor"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from steepen.laws.decide import MOST_EXCESS, MOST_RUNS
+from steepen.laws.decide import FURTHEST_DECADES, MOST_EXCESS, MOST_RUNS
 
 if TYPE_CHECKING:
-    from steepen.laws.verdict import Verdict
+    from steepen.laws.verdict import ReadingFit, Verdict
 
 
 def sentence(verdict: Verdict) -> str:
@@ -19,13 +19,8 @@ def sentence(verdict: Verdict) -> str:
     lead = f"{v.arm} against {v.reference}: {v.word}"
     sloped = v.p_slope < v.rule.level
     own_floors = v.p_exponent_reading < v.rule.level
-    if v.word in ("steeper", "floor") and own_floors and v.p_floor_reading < v.rule.level:
-        low, high = v.delta_gamma_free_interval
-        return (
-            f"{lead}. A common floor is refuted (p = {v.p_exponent_reading:.2g}) and so is a common exponent"
-            f" (p = {v.p_floor_reading:.2g}); each with its own, Δγ = {v.delta_gamma_free:+.4f}"
-            f" ({low:+.4f} to {high:+.4f}){_behind(v)}."
-        )
+    if v.word in ("steeper", "floor") and _both_refuted(v):
+        return f"{lead}. {_each_its_own(v)}{_behind(v)}."
     if v.word == "steeper":
         more = f"; a lower floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
         return f"{lead}. {gain}{more}{_behind(v)}."
@@ -42,9 +37,9 @@ def sentence(verdict: Verdict) -> str:
             " drifts by no more than"
             f" ×{10**drift:.3f} a decade."
         )
+    if v.word == "shallower":
+        return f"{lead}. {_loses(v, gain)}, {_standing(v)}."
     if v.word == "worse":
-        if sloped:
-            return f"{lead}. {gain}: the curve is shallower, {_standing(v)}."
         return f"{lead}. It needs {_times(1 / _constant(v))} the {_cost(v)} at every rung, and {gain}."
     if sloped:
         far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
@@ -145,20 +140,69 @@ def _tie_breakers(v: Verdict) -> list[str]:
     return lines
 
 
+def _both_refuted(v: Verdict) -> bool:
+    """Whether the arm has a floor and an exponent of its own."""
+    return max(v.p_exponent_reading, v.p_floor_reading) < v.rule.level
+
+
+def _each_its_own(v: Verdict) -> str:
+    """Why neither reading holds, and the Δγ that needs neither."""
+    low, high = v.delta_gamma_free_interval
+    return (
+        f"A common floor is refuted (p = {v.p_exponent_reading:.2g}) and so is a common exponent"
+        f" (p = {v.p_floor_reading:.2g}); each with its own, Δγ = {v.delta_gamma_free:+.4f}"
+        f" ({low:+.4f} to {high:+.4f})"
+    )
+
+
+def _loses(v: Verdict, gain: str) -> str:
+    """Why the reference gains on a shallower arm: its exponent, its floor, or one of the two."""
+    if _both_refuted(v):
+        e, arm_e = v.readings["free"].e
+        return f"{_each_its_own(v)} and ΔE = {arm_e - e:+.4f}"
+    if v.p_floor_reading < v.rule.level:
+        return f"{gain}; a higher floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
+    if v.p_exponent_reading < v.rule.level:
+        return (
+            f"It loses with {_cost(v)} because its floor is higher (ΔE = {v.delta_e:+.4f}); a smaller"
+            f" exponent above a common floor is refuted (p = {v.p_exponent_reading:.2g})"
+        )
+    return f"{gain}, or a higher floor with the same exponent (ΔE = {v.delta_e:+.4f})"
+
+
 def _standing(v: Verdict) -> str:
     """Where a shallower arm stands now, and where it is overtaken."""
     if math.isnan(v.multiplier):
         return f"and {_multiplier(v)}"
     if v.multiplier <= 1:
         return f"and it already needs {_times(1 / v.multiplier)} the {_cost(v)} {_where(v)}"
-    exponent = v.readings["exponent"]
-    gap = exponent.log_a[1] - exponent.log_a[0]
-    slope = exponent.gamma[1] - exponent.gamma[0]
-    further = gap / slope / math.log(10) - math.log10(v.multiplier_flops / v.c0)
-    return (
-        f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_where(v)}; by the exponent reading the"
-        f" saving is gone {further:.1f} decades further on"
-    )
+    now = f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_where(v)}"
+    if _both_refuted(v):
+        return f"{now}; whether the saving lasts is open"
+    exponent, floor = (_overtaken(v, v.readings[name]) for name in ("exponent", "floor"))
+    if v.p_floor_reading < v.rule.level:
+        return f"{now}; the saving is gone {exponent}"
+    if v.p_exponent_reading < v.rule.level:
+        return f"{now}; by its floor the saving is gone {floor}"
+    return f"{now}; the saving is gone {exponent} (exponent) or {floor} (floor)"
+
+
+def _overtaken(v: Verdict, reading: ReadingFit) -> str:
+    """Where the laws of the exponent reading, or of the floor reading, meet."""
+    (a, arm_a), gamma = reading.log_a, reading.gamma[0]
+    if reading.reading == "exponent":
+        x = (arm_a - a) / v.delta_gamma
+    else:
+        # A higher floor uses up a smaller constant as that shrinks; without one the arm was never ahead.
+        ahead, raised = math.exp(a) - math.exp(arm_a), reading.e[1] - reading.e[0]
+        falls = gamma > 0 and raised > 0
+        x = -math.inf if ahead <= 0 else math.log(ahead / raised) / gamma if falls else math.inf
+    top = math.log(v.multiplier_flops / v.c0)
+    if x <= top:
+        return "already"
+    if x - top > FURTHEST_DECADES * math.log(10):
+        return f"beyond {FURTHEST_DECADES:.0f} more decades"
+    return f"at {plain(v.c0 * math.exp(x))} {v.unit}"
 
 
 def _behind(v: Verdict) -> str:

@@ -60,7 +60,8 @@ class ReadingFit:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Steeper, lower (constant), floor, undecided or worse; and why, how firmly, and what would change it.
+    """Steeper, lower (constant), floor, undecided, shallower or worse; and why, how firmly, and what would
+    change it.
 
     `multiplier` is the exponent reading's at `multiplier_flops`, the top of the span both ladders cover; NaN
     where there is none. `delta_gamma` supposes one floor for both, `delta_gamma_free` does not.
