@@ -54,7 +54,7 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     near_rise, far_rise = np.zeros(len(rows)), np.full(len(rows), np.inf)
     step = np.minimum(np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(best), 1.0)), limit)
     theta = np.repeat(fit.theta[None], len(rows), axis=0)
-    done = np.zeros(len(rows), bool)
+    endless = np.zeros(len(rows), bool)
     for _ in range(MOST_STEPS):
         value = best + side * step
         start = fit.theta + follow * (value - best)[:, None]
@@ -62,8 +62,9 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
         out = rise >= quantile
         near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)
         far, far_rise = np.where(out, step, far), np.where(out, rise, far_rise)
-        done = (np.abs(rise - quantile) <= 1e-4 * quantile) | (~out & (step >= limit))
-        done |= far - near <= 1e-9 * np.maximum(far, 1e-300)
+        endless = ~out & (step >= limit)
+        done = endless | (np.abs(rise - quantile) <= 1e-4 * quantile)
+        done |= np.isfinite(far) & (far - near <= 1e-9 * far)
         if done.all():
             break
         # The rise is nearly linear in the parameter; not quite, so some way is always kept from both ends.
@@ -72,8 +73,7 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
             between = near + share * (far - near)
         step = np.where(done, step, np.where(np.isfinite(far), between, np.minimum(2.0 * step, limit)))
     # Past every limit the solver allows there is no end, save that no floor lies below zero.
-    endless = np.isinf(far) & ((index >= n_floor) | (side > 0))
-    ends = np.where(endless, side * np.inf, best + side * step)
+    ends = np.where(endless & ((index >= n_floor) | (side > 0)), side * np.inf, best + side * step)
     return [(float(ends[2 * i]), float(ends[2 * i + 1])) for i in range(len(which))]
 
 

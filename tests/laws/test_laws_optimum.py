@@ -1,0 +1,130 @@
+"""Fits come to rest at the best there is, also on ladders too short to know their floor, and what is said of
+one fit agrees with itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from steepen.laws.intervals import Fitted, profile_intervals
+from steepen.laws.readings import Pair, Rule, compare_readings, fit_readings, judge, t_quantile
+from steepen.laws.solver import unscaled_covariance
+
+Array = NDArray[np.float64]
+RULE = Rule()
+
+
+def pair_of(rungs: int, decades: float, low: float = 1e17) -> tuple[Pair, Array]:
+    flops = np.geomspace(low, low * 10**decades, rungs)
+    x = np.log(flops) - np.log(flops).mean()
+    return Pair(np.tile(x, 2), np.repeat([False, True], rungs), np.ones(2 * rungs)), flops
+
+
+def law(flops: Array, e: float, a: float, gamma: float) -> Array:
+    return e + a * (flops / 1e18) ** -gamma
+
+
+def drawn(kind: str, count: int, seed: int = 0) -> tuple[Pair, Array]:
+    """Data sets of a reference and an arm: short ladders, arms that rise, an arm whose last rungs failed."""
+    rng = np.random.default_rng(seed)
+    pair, flops = pair_of(7 if kind == "bent" else 5, 2.0 if kind == "bent" else 1.25)
+    reference = law(flops, 1.8, 1.5, 0.11)
+    arms = {
+        "short": law(flops, 1.8, 1.38, 0.125),
+        "rising": 2.0 + 0.1 * np.log10(flops / flops[0]),
+        "bent": law(flops, 1.8, 1.5, 0.11) + np.where(flops >= flops[-2], 0.15, 0.0),
+        "noisy": law(flops, 1.7, 1.5, 0.11),
+    }
+    noise = {"noisy": 3e-2, "bent": 1e-2}.get(kind, 1e-3)
+    y = np.concatenate([reference, arms[kind]])
+    return pair, y + rng.normal(0, noise, (count, len(y)))
+
+
+def best_sum(pair: Pair, y: Array, *, shift: float | None = None) -> float:
+    """The exponent reading's least squares another way: floor and exponents searched, constants solved."""
+    x, arm = pair.x, pair.arm
+
+    def left(e: float, slopes: tuple[float, float]) -> float:
+        total = 0.0
+        for flag, slope in zip((False, True), slopes, strict=True):
+            basis, rest = np.exp(-slope * x[arm == flag]), y[arm == flag] - e
+            total += float(((rest - max(basis @ rest / (basis @ basis), 0.0) * basis) ** 2).sum())
+        return total
+
+    def objective(p: Array) -> float:
+        gap = p[2] if shift is None else shift
+        return left(p[0], (p[1], p[1] + gap)) / scale
+
+    scale = float(((y - y.mean()) ** 2).sum())
+    bounds = [(0.0, float(y.max())), (-1.0, 5.0), (-1.0, 5.0)]
+    found = np.inf
+    for e in (0.0, 0.3, 0.6, 0.9, 1.0):
+        for slope in (0.02, 0.1, 0.4):
+            for gap in (-0.15, 0.0, 0.05):
+                start = np.array([e * y.min(), slope, gap])[: 3 if shift is None else 2]
+                options = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
+                r = optimize.minimize(
+                    objective, start, bounds=bounds[: len(start)], method="L-BFGS-B", options=options
+                )
+                found = min(found, r.fun * scale)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
+def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: str) -> None:
+    pair, y = drawn(kind, 4)
+    fits = fit_readings(pair, y, RULE)
+    assert all(solution.converged.all() for name, solution in fits.solutions.items() if name != "free")
+    for ours, row in zip(fits.rss("exponent"), y, strict=True):
+        assert ours <= best_sum(pair, row) * 1.001
+
+
+@pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
+def test_a_fit_to_similar_data_only_saves_time(kind: str) -> None:
+    pair, y = drawn(kind, 40)
+    cold = fit_readings(pair, y, RULE)
+    warm = fit_readings(pair, y, RULE, warm=fit_readings(pair, y[:1], RULE))
+    words = [judge(compare_readings(fits, RULE), RULE) for fits in (cold, warm)]
+    assert (words[0] == words[1]).mean() >= 0.95
+
+
+def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
+    """Five rungs over 1.25 decades: mostly undecided, and the wrong word as rarely as the level says."""
+    pair, y = drawn("short", 400)
+    words = Counter(judge(compare_readings(fit_readings(pair, y, RULE), RULE), RULE).tolist())
+    assert set(words) <= {"undecided", "steeper", "floor"}
+    assert words["floor"] <= 400 * RULE.level + 3 * np.sqrt(400 * RULE.level)
+    assert words["undecided"] > 200
+
+
+def test_an_arm_that_rises_is_shallower() -> None:
+    pair, y = drawn("rising", 50)
+    tests = compare_readings(fit_readings(pair, y, RULE), RULE)
+    assert (judge(tests, RULE) == "shallower").all() and (tests.delta_gamma > -0.5).all()
+
+
+@pytest.mark.parametrize("kind", ["short", "bent", "noisy"])
+def test_the_interval_of_an_exponents_difference_is_what_the_test_does_not_refute(kind: str) -> None:
+    """At its ends another search finds the F-test's own limit; and zero is in it if the test says so."""
+    pair, y = drawn(kind, 8, seed=3)
+    for row in y:
+        fits = fit_readings(pair, row, RULE)
+        theta, rss = fits.solutions["exponent"].theta[0], float(fits.rss("exponent")[0])
+        freedom = float(fits.freedom("exponent")[0])
+        fit = Fitted(
+            fits.designs["exponent"], pair.x, row, pair.weights, theta, rss, rss / freedom, log=False
+        )
+        covariance = unscaled_covariance(fit.design, pair.x, theta)[0]
+        quantile = float(t_quantile(0.95, np.array(freedom)))
+        ((low, high),) = profile_intervals(fit, [4], covariance, quantile)
+        p = float(compare_readings(fits, RULE).p_slope[0])
+        if abs(p - 0.10) > 1e-3:  # nearer than that it is a matter of rounding
+            assert (low <= 0 <= high) == (p >= 0.10), (low, high, p)
+        for end in (low, high):
+            if np.isfinite(end):
+                statistic = (best_sum(pair, row, shift=end) - rss) / (rss / freedom)
+                assert stats.f.sf(statistic, 1, freedom) == pytest.approx(0.10, rel=0.02)
