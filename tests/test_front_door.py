@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,13 @@ def test_unknown_command_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("steepen 0.")
+
+
+def test_a_file_beside_the_user_hides_no_module_and_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "mine_here.py").write_text(
+        "from steepen.model.arms import find_arm\nARM = find_arm('vanilla')\n"
+    )
+    words = [sys.executable, "-P", "-m", "steepen.cli", "plan", "--arm", "mine_here:ARM", "--depth", "8"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.data.prepare import prepare
-from steepen.data.readers import LONGEST, Reading, read_documents
+from steepen.data.readers import LONGEST, Reading, format_of, read_documents
 from steepen.data.request import Request
 from steepen.errors import SteepenError, UsageError
 
@@ -279,3 +279,21 @@ def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Calla
     counts = pq.read_table(source, columns=["gpt2_tokens"])["gpt2_tokens"].to_pylist()
     assert sum(split.documents for split in dataset.manifest.splits.values()) == len(counts)
     assert sum(split.tokens for split in dataset.manifest.splits.values()) == sum(counts) + len(counts)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"text": "one"}\n{"text": "two"}\n', "jsonl"),
+        ('{\n  "text": "one"\n}\n', "text"),
+        ("[1, 2]\n", "text"),
+        ("", "text"),
+    ],
+)
+def test_lines_of_json_are_known_by_any_json_name(text: str, kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "part.json"
+    file.write_text(text)
+    assert format_of(file) == kind
+    packed = tmp_path / "part.json.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert format_of(packed) == kind

@@ -347,3 +347,9 @@ def test_headers_are_read_whatever_their_case(tmp_path: Path, capsys: pytest.Cap
     code, _, err = run(capsys, "fit", write(tmp_path, doubled, "arm,FLOPs,loss,Flops"), *words)
     assert code == 2
     assert "differ only in case" in " ".join(err.split())
+
+
+def test_a_single_arm_needs_no_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = [line for line in lines() if line.split(",")[0] in ("arm", "vanilla")]
+    code, out, _ = run(capsys, "fit", write(tmp_path, one), "--draws", "200")
+    assert code == 0 and "vanilla" in out

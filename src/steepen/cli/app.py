@@ -66,8 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Before torch is imported: its threads must not spin while they wait, or two busy cores stall each other.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     here = str(Path.cwd())
-    if here not in sys.path:  # as with `python -m`: arms of the user's own are found beside them
-        sys.path.insert(0, here)
+    if here not in sys.path:  # arms of the user's own are found beside them, and hide no one else's module
+        sys.path.append(here)
     try:
         app(args=words, prog_name="steepen")
         return 0

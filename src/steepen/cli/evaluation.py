@@ -37,7 +37,7 @@ def checkpoint(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="A run directory (its newest checkpoint) or a checkpoint directory."
+            metavar="RUN", help="A run directory (its newest checkpoint) or a checkpoint directory."
         ),
     ],
     data: Annotated[

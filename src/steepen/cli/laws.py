@@ -75,7 +75,7 @@ def fit(
     level: Annotated[float, typer.Option(help="Level of the tests behind a verdict.")] = 0.05,
     margin: Annotated[float, typer.Option(help="Largest |Δγ|/γ that may be called a constant gain.")] = 0.025,
     draws: Annotated[
-        int, typer.Option(help="Bootstrap draws per arm (chinchilla: redraws for intervals).")
+        int, typer.Option(help="Bootstrap draws per arm (chinchilla: redraws for intervals, at most 500).")
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     vertex: Annotated[str, typer.Option(help="Isoflop: quadratic or akima.")] = "quadratic",

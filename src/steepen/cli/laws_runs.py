@@ -39,6 +39,8 @@ class Output:
 def run_compute(data: Table, reference: str | None, options: dict[str, Any], output: Output) -> None:
     """Laws of every arm, and the verdicts."""
     ladders = read_ladders(data)
+    if reference is None and len(ladders) == 1:  # its law alone
+        reference = next(iter(ladders))
     if reference is None:
         raise UsageError(
             f"name the arm to judge against with --reference; the arms are {', '.join(ladders)}."

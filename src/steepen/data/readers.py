@@ -49,7 +49,18 @@ def format_of(path: Path) -> str:
     if first_bytes(path) == PARQUET_MAGIC or path.suffix == ".parquet":
         return "parquet"
     suffixes = [suffix for suffix in path.suffixes if suffix not in {".gz", ".zst", ".zstd", ".gzip"}]
-    return "jsonl" if suffixes and suffixes[-1] in {".jsonl", ".ndjson"} else "text"
+    kind = suffixes[-1] if suffixes else ""
+    lines = kind in {".jsonl", ".ndjson"} or (kind == ".json" and _begins_with_an_object(path))
+    return "jsonl" if lines else "text"
+
+
+def _begins_with_an_object(path: Path) -> bool:
+    """Whether the first line is a JSON object by itself, as in lines of JSON that are named .json."""
+    line = next(_blocks(path), b"").split(b"\n", 1)[0]
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def first_bytes(path: Path) -> bytes:

@@ -78,9 +78,12 @@ def deciders(verdict: Verdict) -> list[str]:
         goal = v.rule.margin * abs(v.readings["constant"].gamma[0])
         room = goal - abs(v.delta_gamma)  # which more runs may narrow, if the slopes are equal, and not move
         if reach > room > 0 and math.isfinite(reach):
+            times = (reach / room) ** 2
             lines.append(
-                f"more rungs in the same span: if the slopes are equal, about {(reach / room) ** 2:.0f} times"
+                f"more rungs in the same span: if the slopes are equal, about {times:.0f} times"
                 " the runs bring Δγ's interval inside the margin"
+                if times < MOST_RUNS
+                else f"more runs in the same span will not do (over {MOST_RUNS} times as many)"
             )
         lines.append(
             f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span"

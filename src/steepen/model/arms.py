@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 import re
 from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule, SplitRule
+from steepen.model.source import own_sources
 
 FULL = "norm+inject"
 UNSPLIT = SplitRule(unsplit=True)
@@ -254,17 +254,18 @@ def load_attribute(path: str, what: str) -> object:
 
 
 def code_digest(arm: Arm) -> str | None:
-    """A digest of the user's own code behind an arm (block, boundaries); None where all of it is built in."""
+    """A digest of the user's own code behind an arm (block, boundaries); None where all of it is built in.
+
+    With what that code names of its own folder: functions, classes, constants, and whole modules.
+    """
     named = [path for path in (arm.block, arm.core_boundary, arm.coda_boundary) if ":" in path]
     if not named:
         return None
     digest = hashlib.sha256()
     for path in named:
         found = load_attribute(path, "part of an arm")
-        try:
-            digest.update(inspect.getsource(found).encode())  # pyright: ignore[reportArgumentType]
-        except (OSError, TypeError):  # made at run time: its name is all there is
-            digest.update(path.encode())
+        for source in own_sources(found, path):
+            digest.update(source.encode())
     return digest.hexdigest()[:16]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import load_attribute
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
@@ -98,6 +98,30 @@ class TransformerBlock(nn.Module):
 
     def _norm(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
+
+
+def own_block(name: str) -> Callable[..., Tensor]:
+    """Applies a block of a user's own, and says whose fault it is where that fails or gives another shape."""
+
+    def apply(block: nn.Module, x: Tensor, *rest: Tensor) -> Tensor:
+        try:
+            y = block(x, *rest)
+        except (SteepenError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "can't allocate memory" in str(error):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UsageError(f"the block {name!r} failed: {type(error).__name__}: {reason}") from error
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise UsageError(
+                f"the block {name!r} turns a stream of shape {tuple(x.shape)} into {given}; "
+                "a block gives the stream back in the shape it came in."
+            )
+        return y
+
+    return apply
 
 
 def find_block(name: str) -> type[TransformerBlock]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
-from steepen.model.block import find_block, linear, rotary_table
+from steepen.model.block import find_block, linear, own_block, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
 from steepen.model.loss import head_loss
 from steepen.model.options import Multipliers, Options
@@ -125,9 +125,11 @@ class Network(nn.Module):
         else:
             rotary, rest = self.rotary[:, tree.positions].to(dtype), (tree.mask,)
 
+        apply = own_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
+
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
             for block in blocks:
-                x = block(x, rotary, *rest)
+                x = apply(block, x, rotary, *rest)
                 if visit is not None:
                     visit(x)
             return x

@@ -1,0 +1,121 @@
+"""Code a user brings: what counts as a change of it, and what is said where it fails."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from steepen.errors import UsageError
+from steepen.model.arms import ARMS, code_digest
+from steepen.model.init import materialise, on_meta
+from steepen.model.shape import Scale
+
+SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
+FILES = {
+    "own_lab.py": """
+import torch
+import own_lab_names
+from own_lab_parts import act
+from steepen.model.block import TransformerBlock, linear
+
+SLOPE = 2.0
+UNUSED = 3.0
+
+def scaled(x):
+    return SLOPE * own_lab_names.twice(act(x))
+
+def other(x):
+    return x
+
+class Block(TransformerBlock):
+    def plain(self, x, rotary, mask=None):
+        return x + self.residual * linear(scaled(linear(x, self.gate_up[:1])), self.down)
+
+class Short(TransformerBlock):
+    def plain(self, x, rotary, mask=None):
+        return x[:, :-1]
+
+class Raises(TransformerBlock):
+    def plain(self, x, rotary, mask=None):
+        return x + no_such_name
+""",
+    "own_lab_parts.py": "def act(x):\n    return x.relu()\n\ndef unused(x):\n    return x\n",
+    "own_lab_names.py": "def twice(x):\n    return 2 * x\n",
+}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith("own_lab")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def digest(lab: Path, changes: tuple[str, str, str] | None = None) -> str | None:
+    """As a new process would compute it, with a text replaced in one file."""
+    for name, text in FILES.items():
+        changed = text
+        if changes is not None and name == changes[0]:
+            assert changes[1] in text
+            changed = text.replace(changes[1], changes[2]) + "\n# so that its size differs"
+        (lab / name).write_text(changed)
+    forget()
+    return code_digest(replace(ARMS["vanilla"], block="own_lab:Block"))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("own_lab.py", "x + self.residual", "x - self.residual"),
+        ("own_lab.py", "SLOPE * own", "-SLOPE * own"),
+        ("own_lab.py", "SLOPE = 2.0", "SLOPE = 2.5"),
+        ("own_lab_parts.py", "x.relu()", "x.relu().square()"),
+        ("own_lab_names.py", "2 * x", "3 * x"),
+    ],
+)
+def test_what_a_block_names_in_its_folder_is_part_of_it(lab: Path, file: str, old: str, new: str) -> None:
+    before = digest(lab)
+    assert before is not None and before == digest(lab)
+    assert digest(lab, (file, old, new)) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("own_lab.py", "UNUSED = 3.0", "UNUSED = 4.0"),
+        ("own_lab.py", "def other(x):\n    return x", "def other(x):\n    return 2 * x"),
+        ("own_lab_parts.py", "def unused(x):\n    return x", "def unused(x):\n    return 2 * x"),
+    ],
+)
+def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) -> None:
+    assert digest(lab, (file, old, new)) == digest(lab)
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("Short", "own_lab:Short' turns a stream of shape (1, 8, 16) into (1, 7, 16)"),
+        ("Raises", "own_lab:Raises' failed: NameError: name 'no_such_name' is not defined"),
+    ],
+)
+def test_a_block_that_fails_is_named(block: str, said: str) -> None:
+    arm = replace(ARMS["vanilla"], block=f"own_lab:{block}")
+    network = materialise(on_meta(arm.shape(2, SCALE), arm), embedding_std=0.1)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        network(torch.zeros(1, 8, dtype=torch.long))
