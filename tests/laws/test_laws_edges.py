@@ -248,12 +248,19 @@ def scattered(fits: PairFits, noise: float) -> PairFits:
 
 
 def test_how_many_runs_would_show_a_constant_is_said_only_where_they_could() -> None:
-    for arm in (law(FLOPS, gamma=GAMMA + 0.0055), law(FLOPS, a=1.5 * 1.08**-GAMMA)):
-        found = verdict(arm, noise=1.5e-2)
+    seen: set[str] = set()
+    for gain, noise in ((0.0, 1e-2), (0.0, 1.5e-2), (0.002, 1.5e-2)):
+        found = verdict(law(FLOPS, a=1.5 * 1.08**-GAMMA, gamma=GAMMA + gain), noise=noise)
         assert found.word == "undecided"
-        said = [line for line in found.would_decide if "inside the margin" in line]
-        goal = found.rule.margin * found.readings["constant"].gamma[0]
-        assert bool(said) == (abs(found.delta_gamma) < goal)
+        room = found.rule.margin * found.readings["constant"].gamma[0] - abs(found.delta_gamma)
+        low, high = found.delta_gamma_interval
+        times = (0.5 * (high - low) / room) ** 2
+        said = " ".join(found.would_decide)
+        kind = "none" if room <= 0 else "many" if times >= 100 else "some"
+        assert ("inside the margin" in said) == (kind == "some"), (kind, times, said)
+        assert ("will not do" in said) == (kind == "many"), (kind, times, said)
+        seen.add(kind)
+    assert seen == {"some", "many", "none"}
 
 
 def test_runs_of_the_same_compute_are_seeds_of_a_rung() -> None:
