@@ -13,6 +13,7 @@ import pytest
 from steepen.cli.app import main
 from steepen.cli.launching import launch_study
 from steepen.errors import UsageError
+from steepen.laws.table import read_table
 from steepen.runs.driver import drive
 from steepen.runs.estimate import expected_flops
 from steepen.runs.journal import Journal
@@ -60,6 +61,21 @@ def test_filters_and_sorting_choose_and_order_rows(mixed: Store, capsys: pytest.
     # What has no loss comes last, whichever way the others are sorted.
     assert [row["loss"] for row in listed(capsys, mixed, "--sort", "loss")] == [4.0, 5.0, 5.5, None, None]
     assert [row["loss"] for row in listed(capsys, mixed, "--sort=-loss")] == [5.5, 5.0, 4.0, None, None]
+
+
+def test_finished_runs_are_written_as_a_table_that_fit_reads(
+    mixed: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    assert main(["runs", "--runs", str(mixed.root), "--csv", str(path)]) == 0
+    finished = [row for row in mixed.rows() if row.status == "finished"]
+    assert finished and f"{len(finished)} finished runs" in capsys.readouterr().err
+    columns = read_table(path).columns
+    found = zip(columns["arm"], columns["seed"], columns["flops"], columns["loss"], strict=True)
+    read = {(arm, int(seed), float(flops), float(loss)) for arm, seed, flops, loss in found}
+    assert read == {(row.arm, row.seed, row.flops, row.loss) for row in finished}
+    assert main(["runs", "--runs", str(mixed.root), "--status", "failed", "--csv", str(tmp_path / "no")]) == 2
+    assert not (tmp_path / "no").exists()
 
 
 def test_the_table_says_why_a_run_failed(mixed: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,10 @@ def runs(
     ] = None,
     sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTS)}; a - before it reverses.")] = "arm",
     as_json: Json = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Write the finished ones to this file, as `steepen fit` takes them."),
+    ] = None,
 ) -> None:
     """List runs: what came out, what is going on, and what went wrong.
 
@@ -43,6 +49,8 @@ def runs(
         raise UsageError(f"there is no folder {runs}; name the one with your runs with --runs.")
     chosen = None if status is None else check_status(status)
     found = _sorted(Store(runs).rows(arm=arm, depth=depth, status=chosen), sort)
+    if table is not None:
+        _write_csv(table, [row for row in found if row.status == "finished"])
     if as_json:
         print(json.dumps({"runs": [row.to_dict() for row in found]}, indent=2, ensure_ascii=False))
         return
@@ -111,6 +119,23 @@ def _headline(study: StudyStatus) -> str:
         when = "ETA" if study.stage == "running" else "about"
         line += f", {when} {duration(study.seconds_left)}" + ("" if when == "ETA" else " of work")
     return line + "."
+
+
+def _write_csv(path: Path, rows: list[Row]) -> None:
+    """The table a law is fitted to, one line per run."""
+    import csv
+
+    from steepen.runs.store import write_atomically
+
+    if not rows:
+        raise UsageError(f"none of these runs is finished: {path} was not written.")
+    columns = ("arm", "depth", "seed", "tokens", "flops", "loss", "run")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([getattr(row, column) for column in columns] for row in rows)
+    write_atomically(path, text.getvalue())
+    print(f"{path}: {len(rows)} finished runs.", file=sys.stderr)
 
 
 def _sorted(rows: list[Row], sort: str) -> list[Row]:
