@@ -18,6 +18,15 @@ class UsageError(SteepenError):
     exit_code = 2
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a device's or the host allocator's refusal."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:
     """The valid choices most like `word`, as prose for the end of an error sentence."""
     options = list(choices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -123,18 +122,15 @@ def _headline(study: StudyStatus) -> str:
 
 def _write_csv(path: Path, rows: list[Row]) -> None:
     """The table a law is fitted to, one line per run."""
-    import csv
-
+    from steepen.report.tables import to_csv
     from steepen.runs.store import write_atomically
+    from steepen.studies.answer import Table
 
     if not rows:
         raise UsageError(f"none of these runs is finished: {path} was not written.")
     columns = ("arm", "depth", "seed", "tokens", "flops", "loss", "run")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([getattr(row, column) for column in columns] for row in rows)
-    write_atomically(path, text.getvalue())
+    values = tuple(tuple(getattr(row, column) for column in columns) for row in rows)
+    write_atomically(path, to_csv(Table("runs", columns, values)))
     print(f"{path}: {len(rows)} finished runs.", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, is_out_of_memory
 from steepen.model.arms import load_attribute
 from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
@@ -106,10 +106,10 @@ def own_block(name: str) -> Callable[..., Tensor]:
     def apply(block: nn.Module, x: Tensor, *rest: Tensor) -> Tensor:
         try:
             y = block(x, *rest)
-        except (SteepenError, MemoryError, torch.OutOfMemoryError):
+        except SteepenError:
             raise
         except Exception as error:
-            if "can't allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UsageError(f"the block {name!r} failed: {type(error).__name__}: {reason}") from error

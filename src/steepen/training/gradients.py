@@ -8,19 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, is_out_of_memory
 from steepen.model.network import Network
 
 
 class OutOfMemory(SteepenError):
     """The micro-batch does not fit."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is a device's or the host allocator's refusal."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, micro_batch: int) -> Tensor:

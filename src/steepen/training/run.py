@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from steepen.data import Batches, Dataset, Prefetcher, Validation
-from steepen.errors import UsageError
+from steepen.errors import UsageError, is_out_of_memory
 from steepen.model.arms import code_digest
 from steepen.model.measure import mean_loss
 from steepen.runs.codec import from_plain, to_plain
@@ -24,7 +24,7 @@ from steepen.training.checkpoint import Position
 from steepen.training.clock import Clock
 from steepen.training.display import Display
 from steepen.training.diverged import Diverged, diverged
-from steepen.training.gradients import Accumulator, OutOfMemory, is_out_of_memory
+from steepen.training.gradients import Accumulator, OutOfMemory
 from steepen.training.losses import Losses
 from steepen.training.metrics import Metrics
 from steepen.training.options import TrainOptions
