@@ -12,8 +12,8 @@ from throughput import DEVICE, OurStepper, build
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from steepen.model.fast import speed_up
-from steepen.model.products import Product
+from steepen.execution.gpu_fused import speed_up
+from steepen.execution.linear import Product
 from steepen.training.device import synchronise
 
 GROUPS = {  # of kernels by what their names hold, the first that fits; `aten` and `cpu` are a CPU's

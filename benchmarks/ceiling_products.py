@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from steepen.kernels.tiles import multiply
-from steepen.model.fast import piece_rows
-from steepen.model.products import accumulate_
+from steepen.execution.gpu_fused import piece_rows
+from steepen.execution.linear import accumulate_
+from steepen.kernels.cublaslt_gemm import multiply
 from steepen.model.shape import Shape
 
 Multiply = Callable[..., Tensor]
@@ -28,7 +28,7 @@ def normal(*size: int) -> Tensor:
 
 
 def multiply_as_torch(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """As `steepen.kernels.tiles.multiply`, with the algorithm that torch has cuBLAS choose."""
+    """As `steepen.kernels.cublaslt_gemm.multiply`, with the algorithm that torch has cuBLAS choose."""
     return x @ weight if onto is None else onto.addmm_(x, weight)
 
 

@@ -41,10 +41,10 @@ from throughput import DEVICE, Sampler, time_calls
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
+from steepen.execution.linear import accumulate_
 from steepen.kernels import kernels_for
-from steepen.kernels.tiles import tile_of
+from steepen.kernels.cublaslt_gemm import tile_of
 from steepen.model.arms import find_arm
-from steepen.model.products import accumulate_
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
 from steepen.training.device import fast_kernels, peak_flops

@@ -23,16 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.model import cpu
+from steepen.execution import cpu_fused as cpu
 from steepen.model.arms import find_arm
 from steepen.model.init import initialise
 from steepen.model.network import Network
+from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.studies.bench import Bench, DataFacts
+from steepen.studies.context import Bench, DataFacts
 from steepen.studies.preset import load_preset
 from steepen.training.device import keep_freed_memory
-from steepen.training.gradients import Accumulator
-from steepen.training.optimizer import Optimizer
+from steepen.training.gradient_accumulation import Accumulator
 
 VOCABULARY = 512
 CHECKED = 5  # steps after which both losses must agree

@@ -22,8 +22,8 @@ import numpy as np
 
 from steepen.data import Batches, Dataset, Prefetcher, Tokenizer
 from steepen.data.manifest import TOKENIZER, Manifest, SplitRecord, TokenizerRecord
+from steepen.data.shard_writer import SplitWriter
 from steepen.data.shards import HEADER
-from steepen.data.writer import SplitWriter
 
 
 def main() -> None:

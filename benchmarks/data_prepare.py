@@ -18,9 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from steepen.data import Tokenizer, embedded
+from steepen.data import Tokenizer
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
+from steepen.data.sources import builtin as embedded
 
 
 def main() -> None:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
 from steepen.model.arms import find_arm
 from steepen.model.shape import Scale
-from steepen.recipe.paper import recipe_of
-from steepen.recipe.plan import make_plan
+from steepen.recipe.paper_tables import recipe_of
+from steepen.recipe.planner import make_plan
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataChoice, RunSpec
 from steepen.runs.store import Store
-from steepen.training.options import TrainOptions
-from steepen.training.run import train
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 
 def spread(values: list[float]) -> float:

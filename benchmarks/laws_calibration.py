@@ -13,13 +13,21 @@ import time
 
 import numpy as np
 
-from steepen.laws.checks import lack_of_fit
-from steepen.laws.compute import fit_compute
-from steepen.laws.intervals import Fitted, profile_intervals
+from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.intervals import Fitted, profile_intervals
+from steepen.laws.fits.law import Settings
+from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
+from steepen.laws.hypotheses.checks import lack_of_fit
+from steepen.laws.hypotheses.nested_models import (
+    VERDICTS,
+    Pair,
+    Rule,
+    compare_readings,
+    fit_readings,
+    judge,
+    t_quantile,
+)
 from steepen.laws.ladder import make_ladder
-from steepen.laws.law import Settings
-from steepen.laws.readings import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge, t_quantile
-from steepen.laws.solver import Design, one_hot, solve, unscaled_covariance
 
 E, A, GAMMA = 1.83, 1.5, 0.1113
 PAPER = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])

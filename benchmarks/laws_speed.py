@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from steepen.laws.analysis import Request, analyse
-from steepen.laws.chinchilla import fit_chinchilla
+from steepen.laws.fits.chinchilla import fit_chinchilla
 from steepen.laws.ladder import make_ladder
 from steepen.laws.power import Plan, cheapest, simulate
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.shape import Scale
-from steepen.recipe.paper import BASE
+from steepen.optim import muon
+from steepen.optim.optimizer import Optimizer
+from steepen.recipe.paper_tables import BASE
 from steepen.runs.spec import OptimizerChoice
-from steepen.training import muon
 from steepen.training.device import find_device, synchronise
-from steepen.training.optimizer import Optimizer
 
 CHOICE = OptimizerChoice()
 TILES = [  # edge, depth, warps, stages
@@ -204,7 +204,8 @@ def main() -> None:
 
 def show_tiles(batch: Tensor, repeats: int) -> None:
     """The symmetric kernels beside torch's batched products, with each choice of tiles, in CUDA graphs."""
-    from steepen.kernels import eager, symmetric
+    from steepen.kernels import eager
+    from steepen.kernels import gram as symmetric
 
     gram = eager.gram(batch) / batch.shape[-1]
     out = torch.empty_like(gram)

@@ -14,13 +14,13 @@ import time
 
 import torch
 
+from steepen.execution.select import prepare
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token
 from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
-from steepen.training.way import prepare
 
 
 def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:

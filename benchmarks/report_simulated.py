@@ -19,12 +19,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
-from steepen.recipe.paper import recipe_of
-from steepen.runs.journal import Journal
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.record import Parameters, RunRecord, Score
 from steepen.runs.spec import DataChoice, RunSpec
 from steepen.runs.store import Store, write_json
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+from steepen.studies.driver.journal import Journal
 
 Array = NDArray[np.float64]
 Values = ArrayLike

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
-from steepen.recipe.paper import recipe_of
-from steepen.runs.estimate import expected_flops
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.index import NAME, SETTLED_SECONDS, Index
 from steepen.runs.record import Parameters, RunRecord, Score
 from steepen.runs.spec import DataChoice, RunSpec

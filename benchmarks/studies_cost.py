@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from steepen.runs.estimate import expected_flops
+from steepen.launch.cost_estimate import expected_flops
 from steepen.runs.spec import RunSpec
-from steepen.studies.bench import Bench, DataFacts
-from steepen.studies.catalogue import STUDIES
+from steepen.studies.context import Bench, DataFacts
 from steepen.studies.preset import load_preset
+from steepen.studies.registry import STUDIES
 from steepen.studies.synthetic import Formula, share_after_growth, tokens_per_parameter
 
 VOCABULARY = {"tiny": 512, "mini": 8192, "paper": 50_304}

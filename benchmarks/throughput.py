@@ -31,23 +31,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from steepen.execution.float8_linear import eight_where_it_fits
+from steepen.execution.gpu_fused import FastBlock, speed_up
+from steepen.execution.linear import Product
+from steepen.execution.select import GRAPH_FLOPS
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
-from steepen.model.fast import FastBlock, speed_up
+from steepen.model.config import FP32_EPSILON
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.options import FP32_EPSILON
-from steepen.model.products import Product
-from steepen.model.products8 import eight_where_it_fits
 from steepen.model.shape import Scale
+from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
-from steepen.recipe.paper import recipe_of
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import OptimizerChoice
 from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
-from steepen.training.gradients import Accumulator
-from steepen.training.optimizer import Optimizer
-from steepen.training.step import Stepper
-from steepen.training.way import GRAPH_FLOPS
+from steepen.training.gradient_accumulation import Accumulator
+from steepen.training.train_step import Stepper
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
 DEVICE = find_device("auto")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steepen.data import embedded
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
+from steepen.data.sources import builtin as embedded
 from steepen.errors import UsageError
 
 

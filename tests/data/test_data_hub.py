@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steepen.data import hub as hugging_face
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
+from steepen.data.sources import hub as hugging_face
 from steepen.errors import SteepenError, UsageError
 
 REPOSITORY = "HuggingFaceFW/fineweb-edu"
@@ -143,8 +143,8 @@ def test_the_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub:
 def test_only_the_files_that_are_needed_are_downloaded(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
-    monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.AHEAD", 1)
     # One thread reads ahead by little: with many the next file may be asked for before the count is reached.
     prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out", threads=1)
     assert len(hub.fetched) == 1
@@ -164,7 +164,7 @@ def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
     tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
     hub.break_after = 2
     with pytest.raises(
         SteepenError, match=r"cannot download sample/10BT/002_00000\.parquet .*same command again"

@@ -20,7 +20,7 @@ import pytest
 from steepen.data import Dataset, Tokenizer
 from steepen.data import prepare as preparation
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
 from steepen.errors import SteepenError, UsageError
 
 WriteJsonl = Callable[[Path, list[str]], Path]
@@ -171,7 +171,7 @@ def interrupt_after(calls: int) -> Callable[[Any], None]:
 def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal entry after every group, and small groups."""
     monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
 
 
 @pytest.mark.usefixtures("fine_journal")
@@ -205,7 +205,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     whole = prepare(request, tmp_path / "whole")
     code = (
         "from steepen.data import make_shards; from steepen.data.prepare import prepare; "
-        "from steepen.data.request import Request; make_shards.JOURNAL_SECONDS = 0.05; "
+        "from steepen.data.prepare_options import Request; make_shards.JOURNAL_SECONDS = 0.05; "
         f"request = Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
         f"prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
     )
@@ -316,7 +316,7 @@ def test_memory_does_not_grow_with_the_corpus(
 ) -> None:
     code = (
         "import re, sys; from steepen.data.prepare import prepare; "
-        "from steepen.data.request import Request; "
+        "from steepen.data.prepare_options import Request; "
         "prepare(Request((sys.argv[1],)), sys.argv[2], threads=1); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
@@ -377,7 +377,7 @@ def one_text(seed: int, paragraphs: int) -> str:
 def test_a_text_of_a_few_large_documents_has_validation_text_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, most: int | None
 ) -> None:
-    monkeypatch.setattr("steepen.data.readers.LONGEST", 4096)
+    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 4096)
     (tmp_path / "big.txt").write_text(one_text(seed, 340))
     request = Request((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=most)
     dataset = prepare(request, tmp_path / "out")
@@ -391,7 +391,7 @@ def test_a_text_of_a_few_large_documents_has_validation_text_too(
 def test_stopped_and_continued_a_few_large_documents_are_split_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.readers.LONGEST", 4096)
+    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 4096)
     for seed in range(4):
         source, out = tmp_path / f"{seed}.txt", tmp_path / f"{seed}"
         source.write_text(one_text(seed, 340))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.files import sha256_of_file
 from steepen.data.shards import HEADER, dtype_for
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import sha256_of_file
 
 
 @pytest.fixture

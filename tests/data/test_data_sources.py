@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.data.prepare import prepare
-from steepen.data.readers import LONGEST, Reading, format_of, read_documents
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
+from steepen.data.sources.readers import LONGEST, Reading, format_of, read_documents
 from steepen.errors import SteepenError, UsageError
 
 WriteJsonl = Callable[[Path, list[str]], Path]
@@ -127,11 +127,11 @@ def test_a_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, doc
 def test_pieces_do_not_depend_on_how_a_file_comes_in_blocks(
     tmp_path: Path, documents: list[str], monkeypatch: pytest.MonkeyPatch, separator: str
 ) -> None:
-    monkeypatch.setattr("steepen.data.readers.LONGEST", 300)
+    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 300)
     path = packed(tmp_path / "d.txt", "<|endoftext|>".join(documents[:40]).encode())
     whole = list(read_documents(path, Reading(separator=separator)))
     for block in (1, 13, 301, 1000):
-        monkeypatch.setattr("steepen.data.readers.BLOCK", block)
+        monkeypatch.setattr("steepen.data.sources.readers.BLOCK", block)
         assert list(read_documents(path, Reading(separator=separator))) == whole
     assert max(len(piece or "") for piece in whole) <= 300
 
@@ -144,8 +144,8 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -
 def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.encoding.GROUP", 2_000)
-    monkeypatch.setattr("steepen.data.encoding.AHEAD", 1)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.AHEAD", 1)
     monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
     first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
     second = write_jsonl(tmp_path / "b.jsonl", documents[300:])
@@ -168,7 +168,7 @@ def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
 def test_a_character_cut_by_the_end_of_a_block_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.readers.BLOCK", 7)
+    monkeypatch.setattr("steepen.data.sources.readers.BLOCK", 7)
     text = "naïve 日本語 🙂 " * 20
     (tmp_path / "d.txt").write_text(text)
     assert list(read_documents(tmp_path / "d.txt", Reading())) == [text.strip()]

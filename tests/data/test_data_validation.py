@@ -11,7 +11,7 @@ import pytest
 
 from steepen.data import Dataset, Validation
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
 from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31

@@ -15,8 +15,8 @@ import torch
 
 from steepen.data import Dataset, Tokenizer
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
-from steepen.evaluation.bundle import Bundle
+from steepen.data.prepare_options import Request
+from steepen.evaluation.core.bundle import Bundle
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
@@ -138,12 +138,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     """A finished run of a few steps; copy it before changing it."""
-    from steepen.recipe.paper import recipe_of
-    from steepen.recipe.plan import make_plan
+    from steepen.recipe.paper_tables import recipe_of
+    from steepen.recipe.planner import make_plan
     from steepen.runs.spec import DataChoice
     from steepen.runs.store import Store
-    from steepen.training.options import TrainOptions
-    from steepen.training.run import train
+    from steepen.training.train_options import TrainOptions
+    from steepen.training.trainer import train
 
     arm = find_arm("untied-grow")
     scale = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=64, vocabulary=dataset.padded_vocabulary)

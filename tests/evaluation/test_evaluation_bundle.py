@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from steepen.errors import UsageError
-from steepen.evaluation.bundle import BadBundle, Bundle
-from steepen.evaluation.suite import CORE17, CORE22
+from steepen.evaluation.core.bundle import BadBundle, Bundle
+from steepen.evaluation.core.suite import CORE17, CORE22
 
 
 def test_a_bundle_is_read_with_its_settings(bundle_folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from steepen.cli.app import main
 from steepen.data import Dataset
-from steepen.evaluation.suite import CORE17, CORE22, GPT3_CORE
+from steepen.evaluation.core.suite import CORE17, CORE22, GPT3_CORE
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory, write_json
 

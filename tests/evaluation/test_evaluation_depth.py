@@ -10,9 +10,9 @@ import torch
 
 from steepen.data import Dataset, Validation
 from steepen.errors import UsageError
-from steepen.evaluation.depth import depth_used, effective_depth
-from steepen.evaluation.passes import passes_curve
-from steepen.evaluation.validation import validate
+from steepen.evaluation.kl_depth import depth_used, effective_depth
+from steepen.evaluation.test_time_passes import passes_curve
+from steepen.evaluation.validation_loss import validate
 from steepen.model.growth import grow
 from steepen.model.network import Network
 

@@ -14,8 +14,8 @@ import pytest
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
-from steepen.evaluation.results import covers
+from steepen.data.prepare_options import Request
+from steepen.evaluation.core.results import covers
 from steepen.runs.store import RunDirectory
 
 from .conftest import words

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from steepen.data import Tokenizer
-from steepen.evaluation.bundle import Bundle
-from steepen.evaluation.core import CoreOptions, evaluate_core
+from steepen.evaluation.core.bundle import Bundle
+from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
 from steepen.evaluation.reference import score_one
 from steepen.model.network import Network
 

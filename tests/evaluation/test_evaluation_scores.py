@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from steepen.data import Tokenizer
-from steepen.evaluation.bundle import Bundle, Item, Task
-from steepen.evaluation.core import CoreOptions, evaluate_core
-from steepen.evaluation.encoding import TaskEncoder
+from steepen.evaluation.core.bundle import Bundle, Item, Task
+from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
+from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, split
+from steepen.evaluation.core.prompt_encoding import TaskEncoder
+from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, judge
+from steepen.evaluation.core.scorer import Scorer, can_branch
+from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.evaluation.reference import score_one
-from steepen.evaluation.results import Outcome, SuiteScores, TaskScore, judge
-from steepen.evaluation.rows import Batch, make_batches, make_rows, split
-from steepen.evaluation.scorer import Scorer, can_branch
-from steepen.evaluation.suite import CORE17, CORE22
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.growth import grow

@@ -10,8 +10,8 @@ import pytest
 
 from steepen.data import Tokenizer
 from steepen.errors import UsageError
-from steepen.evaluation.bundle import Bundle
-from steepen.evaluation.core import CoreOptions, Progress, evaluate_core, settings_key
+from steepen.evaluation.core.bundle import Bundle
+from steepen.evaluation.core.evaluate import CoreOptions, Progress, evaluate_core, settings_key
 from steepen.model.network import Network
 
 Make = Callable[..., Network]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steepen.kernels import eager, eager8
-from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, Twice, exact, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, Twice, exact, most
 
 pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
 from steepen.kernels import fused8

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from steepen.kernels import eager
+from steepen.optim.muon import Muon
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.muon import Muon
 
 pytest.importorskip("triton")
 from steepen.kernels import fused
@@ -102,7 +102,7 @@ def test_muon_steps_through_the_kernels_as_without_them(
 
     plain = stepped()
     asked: list[Tensor] = []
-    monkeypatch.setattr("steepen.training.muon.SYMMETRIC_FROM", 1)
-    monkeypatch.setattr("steepen.training.muon.kernels_for", lambda x: asked.append(x) or fused)
+    monkeypatch.setattr("steepen.optim.muon.SYMMETRIC_FROM", 1)
+    monkeypatch.setattr("steepen.optim.muon.kernels_for", lambda x: asked.append(x) or fused)
     torch.testing.assert_close(stepped(), plain, rtol=1e-4, atol=1e-5)
     assert asked

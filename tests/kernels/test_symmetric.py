@@ -9,7 +9,8 @@ from torch import Tensor
 from steepen.kernels import eager
 
 pytest.importorskip("triton")
-from steepen.kernels import fused, symmetric
+from steepen.kernels import fused
+from steepen.kernels import gram as symmetric
 
 # Without a GPU the kernels run on Triton's interpreter, which multiplies fp16 but not bf16.
 DEVICE, HALF = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float16)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.kernels import tiles
-from steepen.kernels.tiles import multiply, preferred
+from steepen.kernels import cublaslt_gemm as tiles
+from steepen.kernels.cublaslt_gemm import multiply, preferred
 
 SMALL, LARGE = 29, 24  # a tile that is wanted, and one of those cuBLAS puts first
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

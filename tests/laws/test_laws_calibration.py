@@ -7,12 +7,19 @@ import pytest
 from scipy import stats
 
 from steepen.laws.analysis import Request, analyse
-from steepen.laws.compute import fit_compute
+from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.law import Settings
+from steepen.laws.fits.solver import Design, solve
+from steepen.laws.hypotheses.nested_models import (
+    Comparison,
+    Pair,
+    Rule,
+    compare_readings,
+    fit_readings,
+    judge,
+)
 from steepen.laws.ladder import make_ladder
-from steepen.laws.law import Settings
 from steepen.laws.power import Plan, predicted_power, simulate
-from steepen.laws.readings import Comparison, Pair, Rule, compare_readings, fit_readings, judge
-from steepen.laws.solver import Design, solve
 
 # Vanilla d6 to d20 at TPP 5, and a law that meets the paper's printed γ and losses.
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.cli.app import main
-from steepen.cli.laws_tables import STYLES
-from steepen.laws.readings import VERDICTS
+from steepen.cli.fit_tables import STYLES
+from steepen.laws.hypotheses.nested_models import VERDICTS
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)

@@ -13,17 +13,17 @@ from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
 from steepen.laws.analysis import Request, analyse
-from steepen.laws.checks import lack_of_fit, shared_floor
-from steepen.laws.compute import fit_compute
-from steepen.laws.holdout import score, split_hold_out
+from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.law import Settings
+from steepen.laws.fits.solver import Design, solve
+from steepen.laws.hypotheses.checks import lack_of_fit, shared_floor
+from steepen.laws.hypotheses.nested_models import VERDICTS
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
-from steepen.laws.law import Settings
-from steepen.laws.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
-from steepen.laws.plain import to_json
 from steepen.laws.power import Plan, simulate
-from steepen.laws.readings import VERDICTS
-from steepen.laws.solver import Design, solve
 from steepen.laws.table import table_from
+from steepen.laws.verdict.holdout import score, split_hold_out
+from steepen.laws.verdict.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.utils.json_text import to_json
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
-from steepen.laws.downstream import Checkpoints, filter_tasks, fit_downstream, fit_sigmoid
+from steepen.laws.fits.downstream import Checkpoints, filter_tasks, fit_downstream, fit_sigmoid
 
 TASKS = [f"task{i}" for i in range(17)]
 FLOPS = {"vanilla": np.geomspace(3.25e17, 1.01e20, 8), "untied-grow": np.geomspace(4e17, 1e20, 7)}

@@ -12,15 +12,15 @@ from scipy import stats
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import Request, analyse
-from steepen.laws.checks import lack_of_fit
-from steepen.laws.compute import fit_compute
-from steepen.laws.decide import what_would_decide
-from steepen.laws.isoflop import fit_power_line
+from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.isoflop import fit_power_line
+from steepen.laws.fits.law import Method, Settings
+from steepen.laws.hypotheses.checks import lack_of_fit
+from steepen.laws.hypotheses.nested_models import Pair, PairFits, Rule, compare_readings, fit_readings, judge
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
-from steepen.laws.law import Method, Settings
-from steepen.laws.multipliers import fitted_multipliers
-from steepen.laws.readings import Pair, PairFits, Rule, compare_readings, fit_readings, judge
-from steepen.laws.verdict import Verdict
+from steepen.laws.verdict.multipliers import fitted_multipliers
+from steepen.laws.verdict.sensitivity import what_would_decide
+from steepen.laws.verdict.verdict import Verdict
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 LONG = np.geomspace(1e16, 1e22, 12)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steepen.laws.chinchilla import ChinchillaSettings, fit_chinchilla
-from steepen.laws.isoflop import fit_isoflop, fit_power_line
+from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
+from steepen.laws.fits.isoflop import fit_isoflop, fit_power_line
 
 Find = Callable[[str], Path]
 

@@ -10,9 +10,16 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from steepen.laws.intervals import Fitted, profile_intervals
-from steepen.laws.readings import Pair, Rule, compare_readings, fit_readings, judge, t_quantile
-from steepen.laws.solver import unscaled_covariance
+from steepen.laws.fits.intervals import Fitted, profile_intervals
+from steepen.laws.fits.solver import unscaled_covariance
+from steepen.laws.hypotheses.nested_models import (
+    Pair,
+    Rule,
+    compare_readings,
+    fit_readings,
+    judge,
+    t_quantile,
+)
 
 Array = NDArray[np.float64]
 RULE = Rule()

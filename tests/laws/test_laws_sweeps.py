@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
-from steepen.laws.chinchilla import ChinchillaSettings, fit_chinchilla
-from steepen.laws.cuts import common_budgets, loss_at, matched_cuts
-from steepen.laws.drift import Slice, fit_affine, fit_drift, fit_growth_fraction
-from steepen.laws.isoflop import fit_isoflop, fit_power_line, group_budgets, rounded_mean
+from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
+from steepen.laws.fits.drift import Slice, fit_affine, fit_drift, fit_growth_fraction
+from steepen.laws.fits.isoflop import fit_isoflop, fit_power_line, group_budgets, rounded_mean
+from steepen.laws.fits.matched_compute import common_budgets, loss_at, matched_cuts
+from steepen.laws.fits.repeated_data import RepeatedLaw
+from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import make_ladder
-from steepen.laws.repeated import RepeatedLaw
-from steepen.laws.vertex import find_vertex
 
 
 def sweep(
@@ -253,7 +253,7 @@ def test_an_exact_three_term_law_is_found_in_any_units(loss: str, units: tuple[f
 
 
 def test_the_gradient_of_the_objective_is_exact() -> None:
-    from steepen.laws.surface import Surface
+    from steepen.laws.fits.chinchilla_solver import Surface
 
     n, d, y = grid(noise=0.01)
     theta = np.array([1.7, 0.1, -0.2, 0.4, 0.3])

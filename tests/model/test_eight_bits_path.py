@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from steepen.errors import UsageError
+from steepen.execution.float8_linear import Product8, eight_where_it_fits, quantised
+from steepen.execution.gpu_fused import speed_up
+from steepen.execution.linear import Product, rounded
+from steepen.execution.select import prepare
 from steepen.kernels import eager8
-from steepen.kernels.twice import Twice
+from steepen.kernels.fp8 import Twice
 from steepen.model.arms import ARMS
-from steepen.model.fast import speed_up
+from steepen.model.config import Multipliers, Options
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.options import Multipliers, Options
-from steepen.model.products import Product, rounded
-from steepen.model.products8 import Product8, eight_where_it_fits, quantised
 from steepen.model.shape import Scale
-from steepen.training.way import prepare
 
 SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=32, context=48, vocabulary=96)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)

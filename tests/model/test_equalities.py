@@ -11,10 +11,10 @@ from torch import Tensor
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
+from steepen.model.config import Multipliers
 from steepen.model.growth import STATE_POLICIES, StatePolicy, grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.options import Multipliers
 from steepen.model.shape import Scale
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=32)

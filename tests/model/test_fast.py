@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from steepen.execution.gpu_fused import speed_up
+from steepen.execution.linear import Product
 from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
-from steepen.model.fast import speed_up
+from steepen.model.config import Multipliers, Options
 from steepen.model.growth import grow
 from steepen.model.init import initialise, materialise, on_meta
-from steepen.model.load import copy_weights
+from steepen.model.load_weights import copy_weights
 from steepen.model.network import Network
-from steepen.model.options import Multipliers, Options
-from steepen.model.products import Product
 from steepen.model.shape import Scale
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
@@ -93,7 +93,7 @@ def test_an_output_projection_that_adds_to_the_stream_itself_gives_the_same(
         asked.append(total)
         return total + x @ weight
 
-    monkeypatch.setattr("steepen.model.products.multiply_and_add", add)
+    monkeypatch.setattr("steepen.execution.linear.multiply_and_add", add)
     same(gradients(fast, fast.passes), gradients(plain, plain.passes))
     assert asked
 
@@ -141,7 +141,7 @@ def test_without_gradients_only_the_loss_is_computed() -> None:
 def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, fast = build("vanilla"), build("vanilla")
     speed_up(fast, partial(Product, dtype=torch.float64))
-    monkeypatch.setattr("steepen.model.fast.piece_rows", lambda *_: 5)
+    monkeypatch.setattr("steepen.execution.gpu_fused.piece_rows", lambda *_: 5)
     same(gradients(fast, 1), gradients(plain, 1))
 
 
@@ -160,7 +160,7 @@ def test_networks_too_large_to_keep_the_activation_give_the_same_loss(
 ) -> None:
     plain, fast = build("vanilla"), build("vanilla")
     speed_up(fast, partial(Product, dtype=torch.float64))
-    monkeypatch.setattr("steepen.model.fast.KEPT_UP_TO", 0)
+    monkeypatch.setattr("steepen.execution.gpu_fused.KEPT_UP_TO", 0)
     same(gradients(fast, 1), gradients(plain, 1))
 
 
@@ -198,6 +198,6 @@ def test_kernels_read_tokens_and_stream_however_they_lie_in_memory(monkeypatch: 
 
     plain, turned = build("operator-1").float(), build("operator-1", block=f"{__name__}:Turned").float()
     speed_up(turned, partial(Product, dtype=torch.float32))
-    monkeypatch.setattr("steepen.model.fast.kernels_for", lambda *_, **__: fused)
+    monkeypatch.setattr("steepen.execution.gpu_fused.kernels_for", lambda *_, **__: fused)
     for one, two in zip(gradients(turned, 1, rows=1), gradients(plain, 1, rows=1), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)

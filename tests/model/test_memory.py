@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from steepen.model import fast, products
+from steepen.execution import gpu_fused as fast
+from steepen.execution import linear as products
+from steepen.execution.linear import Product
 from steepen.model.arms import find_arm
 from steepen.model.init import on_meta
-from steepen.model.products import Product
 from steepen.model.shape import Scale
 
 pytest.importorskip("triton")

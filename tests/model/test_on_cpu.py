@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.model import cpu
+from steepen.execution import cpu_fused as cpu
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, rotary_table
+from steepen.model.config import Multipliers, Options
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.loss import head_loss
 from steepen.model.network import Network, Tree
-from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Scale
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steepen.model.products import accumulate_
+from steepen.execution.linear import accumulate_
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -21,7 +21,7 @@ from steepen.recipe.accounting import (
     stored_expansion,
     stored_parameters,
 )
-from steepen.recipe.laws import tpp_at_passes
+from steepen.recipe.scaling_rules import tpp_at_passes
 
 # Table "Model depths, layer splits, executed depths, and stored parameters", as printed.
 PRINTED = """

@@ -20,9 +20,15 @@ from steepen.model.shape import Scale
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.hardware import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.laws import OPTIMAL_EXPANSION, OPTIMAL_TPP, TIED_GROWTH, UNTIED_GROWTH, optimal_passes
-from steepen.recipe.paper import BASE, INITIAL, PAPER, recipe_of
-from steepen.recipe.plan import make_plan
+from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
+from steepen.recipe.planner import make_plan
+from steepen.recipe.scaling_rules import (
+    OPTIMAL_EXPANSION,
+    OPTIMAL_TPP,
+    TIED_GROWTH,
+    UNTIED_GROWTH,
+    optimal_passes,
+)
 
 KEYS = {
     "arm", "depth", "width", "heads", "split", "stored_parameters", "initial_stored_parameters",

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from steepen.report.source import Finished, load
+from steepen.report.load import Finished, load
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
 

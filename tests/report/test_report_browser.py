@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from steepen.report.load import Finished
 from steepen.report.page import render_page
-from steepen.report.source import Finished
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = [

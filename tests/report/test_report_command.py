@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from steepen.cli import main
+from steepen.report.load import load
 from steepen.report.page import render_page
-from steepen.report.source import load
 from steepen.runs.store import Store, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -23,11 +23,11 @@ from steepen.report.colours import (
     contrast,
     level_colour,
 )
-from steepen.report.figures import draw
 from steepen.report.groups import group_series
 from steepen.report.labels import spread
-from steepen.report.scene import NARROW, PAPER, WIDE, Canvas, compose
-from steepen.report.source import Finished
+from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, compose
+from steepen.report.load import Finished
+from steepen.report.panel_figures import draw
 from steepen.report.svg import describe, draw_svg
 from steepen.studies.answer import Axis, Panel, Series
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from steepen.report.colours import arm_colour
+from steepen.report.load import Finished
 from steepen.report.page import render_page
-from steepen.report.source import Finished
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 

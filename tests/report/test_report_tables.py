@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from steepen.report.numbers import column, pretty, readable
-from steepen.report.source import Finished
-from steepen.report.tables import cells, numeric, to_csv, to_markdown
+from steepen.report.load import Finished
+from steepen.report.table_files import cells, numeric, to_csv, to_markdown
 from steepen.report.terminal import print_answer
 from steepen.studies.answer import Table
+from steepen.utils.numbers import column, pretty, readable
 
 TABLE = Table(
     "Laws | arms",

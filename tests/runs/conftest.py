@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from steepen.launch.base import Failure, Outcome, Workplace
+from steepen.launch.local import LocalLauncher
 from steepen.model.arms import find_arm
 from steepen.model.shape import Scale
-from steepen.recipe.paper import recipe_of
-from steepen.runs.launch import Failure, Outcome, Workplace
-from steepen.runs.local import LocalLauncher
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataChoice, RunSpec
 from steepen.runs.store import Store, write_json
 

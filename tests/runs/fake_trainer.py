@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from steepen.launch.cost_estimate import expected_flops
+from steepen.launch.subprocess_entry import follow_parent
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
-from steepen.runs.child import follow_parent
-from steepen.runs.estimate import expected_flops
 from steepen.runs.record import Parameters, RunRecord, Score
 from steepen.runs.spec import RunSpec, read_spec
 from steepen.runs.store import RunDirectory, Store, write_json

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from steepen.runs.budget import Budget, BudgetReached
-from steepen.runs.driver import drive
-from steepen.runs.estimate import Speed, expected_flops
-from steepen.runs.forecast import study_status
-from steepen.runs.journal import Journal
-from steepen.runs.progress import Progress
+from steepen.launch.budget import Budget, BudgetReached
+from steepen.launch.cost_estimate import Speed, expected_flops
+from steepen.launch.progress import Progress
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store, write_json
+from steepen.studies.driver.drive import drive
+from steepen.studies.driver.dry_run import study_status
+from steepen.studies.driver.journal import Journal
 
 Spec = Callable[..., RunSpec]
 

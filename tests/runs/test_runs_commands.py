@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from steepen.cli.app import main
-from steepen.cli.launching import launch_study
+from steepen.cli.launch_options import launch_study
 from steepen.errors import UsageError
+from steepen.launch.cost_estimate import expected_flops
 from steepen.laws.table import read_table
-from steepen.runs.driver import drive
-from steepen.runs.estimate import expected_flops
-from steepen.runs.journal import Journal
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store, write_json
+from steepen.studies.driver.drive import drive
+from steepen.studies.driver.journal import Journal
 
 Spec = Callable[..., RunSpec]
 

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from steepen.errors import UsageError
-from steepen.runs.budget import Budget, BudgetReached, duration
-from steepen.runs.driver import RunsFailed, drive, rehearse
-from steepen.runs.estimate import CPU_FLOPS, Speed, expected_flops, makespan
-from steepen.runs.forecast import Forecast, study_status
-from steepen.runs.journal import Journal
-from steepen.runs.progress import Progress
+from steepen.launch.budget import Budget, BudgetReached, duration
+from steepen.launch.cost_estimate import CPU_FLOPS, Speed, expected_flops, makespan
+from steepen.launch.progress import Progress
+from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store, write_json
-from steepen.runs.worker import python_path
+from steepen.studies.driver.drive import RunsFailed, drive, rehearse
+from steepen.studies.driver.dry_run import Forecast, study_status
+from steepen.studies.driver.journal import Journal
 
 Spec = Callable[..., RunSpec]
 Study = Generator[list[RunSpec], Any, Any]
@@ -241,10 +241,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import TRAINER, make_spec
-from steepen.runs.driver import drive
-from steepen.runs.journal import Journal
-from steepen.runs.launch import Workplace
-from steepen.runs.local import LocalLauncher
+from steepen.studies.driver.drive import drive
+from steepen.studies.driver.journal import Journal
+from steepen.launch.base import Workplace
+from steepen.launch.local import LocalLauncher
 from steepen.runs.store import Store
 from steepen.cli.app import main
 import steepen.cli.app as app

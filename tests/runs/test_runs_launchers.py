@@ -15,13 +15,13 @@ from types import ModuleType
 import pytest
 
 from steepen.errors import UsageError
-from steepen.runs import local as local_module
-from steepen.runs.launch import RETRIES, Job, Outcome, Workplace
-from steepen.runs.launchers import make_launcher
-from steepen.runs.local import LocalLauncher
+from steepen.launch import local as local_module
+from steepen.launch.base import RETRIES, Job, Outcome, Workplace
+from steepen.launch.local import LocalLauncher
+from steepen.launch.registry import make_launcher
+from steepen.launch.worker import Child, python_path
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store
-from steepen.runs.worker import Child, python_path
 
 Spec = Callable[..., RunSpec]
 
@@ -194,7 +194,7 @@ def test_a_child_does_not_outlive_a_killed_launcher(place: Workplace, spec: Spec
     run = place.store.run(wanted)
     task = place.task(wanted)
     asked = f"Task({task.run!r}, {task.data!r}, program={task.program!r})"
-    code = f"from steepen.runs.worker import *; Child({asked}).wait()"
+    code = f"from steepen.launch.worker import *; Child({asked}).wait()"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
     try:
         wait_for(run.checkpoints.exists)

@@ -15,11 +15,11 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
-from steepen.runs.estimate import expected_flops
-from steepen.runs.launch import Outcome, Workplace
-from steepen.runs.launchers import make_launcher
-from steepen.runs.ray import RayLauncher
+from steepen.data.prepare_options import Request
+from steepen.launch.base import Outcome, Workplace
+from steepen.launch.cost_estimate import expected_flops
+from steepen.launch.ray import RayLauncher
+from steepen.launch.registry import make_launcher
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, Store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steepen.studies.bench import Bench, DataFacts
+from steepen.studies.context import Bench, DataFacts
 from steepen.studies.preset import load_preset
 
 PLENTY = 10**13
@@ -23,4 +23,4 @@ def tiny() -> Bench:
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bootstraps small enough for a test; verdicts do not rest on them."""
-    monkeypatch.setattr("steepen.studies.rungs.DRAWS", 200)
+    monkeypatch.setattr("steepen.studies.ladders.ladder_runs.DRAWS", 200)

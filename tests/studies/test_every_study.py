@@ -11,19 +11,19 @@ from functools import partial
 import pytest
 
 from steepen.errors import UsageError
+from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
-from steepen.runs.estimate import expected_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.allocation import allocation
 from steepen.studies.answer import Answer
-from steepen.studies.bench import Bench
-from steepen.studies.catalogue import STUDIES, find_study
-from steepen.studies.data_constrained import data_constrained
-from steepen.studies.growth_target import growth_target
-from steepen.studies.growth_timing import growth_timing
-from steepen.studies.names import ASKS
-from steepen.studies.passes import passes
+from steepen.studies.context import Bench
+from steepen.studies.data_constrained.study import data_constrained
+from steepen.studies.design.allocation import allocation
+from steepen.studies.design.growth_target import growth_target
+from steepen.studies.design.growth_timing import growth_timing
+from steepen.studies.design.passes import passes
+from steepen.studies.registry import STUDIES, find_study
+from steepen.studies.study_names import ASKS
 from steepen.studies.synthetic import Formula, initial_parameters, share_after_growth, tokens_per_parameter
 
 

@@ -16,18 +16,18 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
-from steepen.runs.driver import drive
-from steepen.runs.journal import Journal
-from steepen.runs.launch import Outcome
+from steepen.data.prepare_options import Request
+from steepen.launch.base import Outcome
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store
 from steepen.studies.answer import Answer
-from steepen.studies.bench import Bench, DataFacts
-from steepen.studies.ladder import ladder
+from steepen.studies.context import Bench, DataFacts
+from steepen.studies.driver.drive import drive
+from steepen.studies.driver.journal import Journal
+from steepen.studies.ladders.ladder import ladder
 from steepen.studies.preset import Adjustment, load_preset
-from steepen.training.options import TrainOptions
-from steepen.training.run import train
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows", "falls", "over", "depth"]
 

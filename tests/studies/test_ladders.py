@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from steepen.errors import SteepenError, UsageError
+from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
-from steepen.runs.estimate import expected_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.ablations import ablations
-from steepen.studies.bench import Bench
-from steepen.studies.extrapolate import extrapolate
-from steepen.studies.ladder import ladder
+from steepen.studies.context import Bench
+from steepen.studies.ladders.ablations import ablations
+from steepen.studies.ladders.extrapolate import extrapolate
+from steepen.studies.ladders.ladder import ladder
+from steepen.studies.stages.transfer import transfer
 from steepen.studies.synthetic import Formula
-from steepen.studies.transfer import transfer
 
 C0 = 1e19
 # γ, multiplier over vanilla at C0, floor: the truths behind the arms.

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from steepen.cli import launching, main
+from steepen.cli import launch_options as launching
+from steepen.cli import main
 from steepen.errors import UsageError
 
 

@@ -10,20 +10,20 @@ from dataclasses import replace
 import pytest
 
 from steepen.errors import SteepenError, UsageError
+from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
-from steepen.recipe.paper import BASE, INITIAL
+from steepen.recipe.paper_tables import BASE, INITIAL
 from steepen.runs.codec import from_plain
-from steepen.runs.estimate import expected_flops
 from steepen.runs.spec import RunSpec
-from steepen.studies.bench import Bench, fixed_twin
-from steepen.studies.chain_tuning import candidates, chain_tuning
-from steepen.studies.fit_recipe import fit_recipe
-from steepen.studies.growth_fraction import growth_fraction
-from steepen.studies.lr_rule import lr_rule
+from steepen.studies.context import Bench, fixed_twin
 from steepen.studies.preset import FOLDER, load_preset
 from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe
+from steepen.studies.stages.chain_tuning import candidates, chain_tuning
+from steepen.studies.stages.fit_recipe import fit_recipe
+from steepen.studies.stages.growth_fraction import growth_fraction
+from steepen.studies.stages.lr_rule import lr_rule
+from steepen.studies.stages.tpp import tpp
 from steepen.studies.synthetic import Formula, initial_parameters, share_after_growth, tokens_per_parameter
-from steepen.studies.tpp import tpp
 
 # Optima the table's grids can reach: powers of √2 from the initial value, which two rounds of 2 and √2 hit.
 OPTIMUM = replace(

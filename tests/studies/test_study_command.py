@@ -10,9 +10,9 @@ import pytest
 
 from steepen.cli import main
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
-from steepen.studies.names import ASKS
+from steepen.data.prepare_options import Request
 from steepen.studies.preset import FOLDER
+from steepen.studies.study_names import ASKS
 
 WORDS = ["north", "south", "river", "hill", "stone", "wood", "light", "rain", "wind", "house", "road", "sea"]
 

@@ -11,10 +11,10 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.request import Request
+from steepen.data.prepare_options import Request
 from steepen.model.arms import find_arm
 from steepen.model.shape import Scale
-from steepen.recipe.paper import recipe_of
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataChoice, RunSpec
 
 SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)

@@ -9,7 +9,7 @@ from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
-from steepen.training.gradients import Accumulator, OutOfMemory, accumulate
+from steepen.training.gradient_accumulation import Accumulator, OutOfMemory, accumulate
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
 

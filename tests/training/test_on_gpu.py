@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from steepen.execution.select import compile_blocks, compile_network, prepare
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
-from steepen.recipe.paper import recipe_of
+from steepen.optim.optimizer import Optimizer
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import OptimizerChoice
 from steepen.training.device import fast_kernels
-from steepen.training.gradients import Accumulator
-from steepen.training.optimizer import Optimizer
-from steepen.training.step import Stepper
-from steepen.training.way import compile_blocks, compile_network, prepare
+from steepen.training.gradient_accumulation import Accumulator
+from steepen.training.train_step import Stepper
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SCALE = Scale(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from steepen.execution.cuda_streams import SideBySide
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import Scale
-from steepen.recipe.paper import BASE
+from steepen.optim.muon import Muon, orthogonalise, spread
+from steepen.optim.optimizer import Optimizer, route
+from steepen.recipe.paper_tables import BASE
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.muon import Muon, orthogonalise, spread
-from steepen.training.optimizer import Optimizer, route
-from steepen.training.streams import SideBySide
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 HYPER = replace(BASE["untied-2"], wd=0.3)
@@ -310,7 +310,7 @@ def test_warming_up_leaves_no_trace_and_sees_every_shape(
         seen.append(tuple(matrices.shape[1:]))
         return orthogonalise(matrices, *words)
 
-    monkeypatch.setattr("steepen.training.muon.orthogonalise", spy)
+    monkeypatch.setattr("steepen.optim.muon.orthogonalise", spy)
     optimizer.warm_up()
     assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.muon.parameters.values()}
     assert not optimizer.state()
@@ -361,7 +361,7 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 def test_a_captured_step_replays_at_the_rates_set_since(
     variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.training.optimizer.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
+    monkeypatch.setattr("steepen.optim.optimizer.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
     torch.manual_seed(0)
     networks = [on_gpu(), on_gpu()]
     networks[1].load_state_dict(networks[0].state_dict())

@@ -18,17 +18,17 @@ import torch
 from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
 from steepen.model.network import Network
+from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store
 from steepen.training import checkpoint as checkpoints
-from steepen.training import run as training_run
-from steepen.training.clock import Clock
-from steepen.training.diverged import Diverged
-from steepen.training.gradients import OutOfMemory
-from steepen.training.optimizer import Optimizer
-from steepen.training.options import TrainOptions
-from steepen.training.run import train
+from steepen.training import trainer as training_run
+from steepen.training.divergence import Diverged
+from steepen.training.gradient_accumulation import OutOfMemory
+from steepen.training.timer import Clock
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]
@@ -56,7 +56,7 @@ def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
 
 def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("steepen.training.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("steepen.training.timer.time.perf_counter", lambda: now[0])
     clock = Clock(torch.device("cpu"), 5.0)
     clock.start()
     now[0] = 2.0

@@ -24,15 +24,15 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import PassSchedule, Stage
 from steepen.model.arms import code_digest
 from steepen.model.block import TransformerBlock
+from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunBusy, Store, write_json
 from steepen.training import checkpoint as checkpoints
-from steepen.training import run as training_run
+from steepen.training import trainer as training_run
 from steepen.training.metrics import read_metrics
-from steepen.training.optimizer import Optimizer
-from steepen.training.options import TrainOptions
-from steepen.training.run import train
-from steepen.training.stopping import Interrupted
+from steepen.training.signals import Interrupted
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]
@@ -392,7 +392,7 @@ def test_a_run_stopped_just_before_growth_warms_up_with_what_it_has(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where kernels are compiled before the first step, that is before the network grows."""
-    monkeypatch.setattr("steepen.training.way.compile_network", lambda network: None)
+    monkeypatch.setattr("steepen.execution.select.compile_network", lambda network: None)
     monkeypatch.setattr(training_run, "compile_blocks", lambda network: None)
     spec, options = make_spec("untied-grow"), replace(QUIET, compile=True)
     whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")

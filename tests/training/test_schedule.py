@@ -14,7 +14,7 @@ from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS
 from steepen.recipe.accounting import flops_per_token
 from steepen.runs.spec import RunSpec
-from steepen.training.schedule import build_schedule, learning_rate_factors
+from steepen.training.step_schedule import build_schedule, learning_rate_factors
 
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from steepen.execution.gpu_fused import speed_up
+from steepen.execution.linear import Product
 from steepen.model.arms import ARMS
-from steepen.model.fast import speed_up
 from steepen.model.init import materialise, on_meta
-from steepen.model.products import Product
 from steepen.model.shape import Scale
-from steepen.recipe.paper import recipe_of
+from steepen.optim.optimizer import Optimizer
+from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import OptimizerChoice
-from steepen.training.gradients import Accumulator
-from steepen.training.optimizer import Optimizer
-from steepen.training.step import Stepper
-from steepen.training.warm_up import warm_up
+from steepen.training.gradient_accumulation import Accumulator
+from steepen.training.train_step import Stepper
+from steepen.training.warmup import warm_up
 
 SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 DEFAULT = OptimizerChoice()

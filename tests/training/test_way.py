@@ -11,12 +11,12 @@ import torch
 
 from steepen.data import Dataset
 from steepen.errors import UsageError
+from steepen.execution.select import Way, choose_way
 from steepen.kernels import has_kernels
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import Store
-from steepen.training.options import TrainOptions
-from steepen.training.run import train
-from steepen.training.way import Way, choose_way
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
 
 MakeSpec = Callable[..., RunSpec]
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

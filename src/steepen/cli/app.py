@@ -10,7 +10,10 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli import data, evaluation, family, forecast, laws, report, runs, study, train
+from steepen.cli import data, forecast, report, runs, study, train
+from steepen.cli import evaluate as evaluation
+from steepen.cli import fit as laws
+from steepen.cli import plan as family
 from steepen.errors import SteepenError
 
 app = typer.Typer(

@@ -17,7 +17,7 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
-    from steepen.data.request import Progress
+    from steepen.data.prepare_options import Progress
 
 app = typer.Typer(
     help="Text to token shards: prepare, verify, show.", no_args_is_help=True, rich_markup_mode="rich"
@@ -89,8 +89,8 @@ def prepare(
     [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2000000000[/bold]
     """
     from steepen.data.prepare import prepare as run
-    from steepen.data.readers import Reading
-    from steepen.data.request import Request
+    from steepen.data.prepare_options import Request
+    from steepen.data.sources.readers import Reading
 
     reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
     request = Request(

@@ -13,8 +13,8 @@ import typer
 from steepen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from steepen.cli.scored import Scored
-    from steepen.laws.downstream import Checkpoints, DownstreamFit
+    from steepen.evaluation.scored_runs import Scored
+    from steepen.laws.fits.downstream import Checkpoints, DownstreamFit
 
 LEAST = 4  # checkpoints a task law is fitted to
 
@@ -56,9 +56,9 @@ def forecast(
 
     [bold]steepen forecast runs --target 1.2e21 --figure forecast.png[/bold]
     """
-    from steepen.cli.scored import by_arm, read_scored
-    from steepen.evaluation.suite import GPT3_CORE
-    from steepen.laws.downstream import fit_downstream
+    from steepen.evaluation.core.suite import GPT3_CORE
+    from steepen.evaluation.scored_runs import by_arm, read_scored
+    from steepen.laws.fits.downstream import fit_downstream
 
     for budget in target or []:
         if not 0 < budget < float("inf"):
@@ -112,7 +112,7 @@ def forecast(
         _draw(full, groups, held, budgets, figure, score, references)
         found["figure"] = str(figure)
     if as_json:
-        from steepen.laws.plain import to_json
+        from steepen.utils.json_text import to_json
 
         typer.echo(to_json(found))
     else:
@@ -130,7 +130,7 @@ def _chosen_arms(groups: dict[str, list[Scored]], arms: str | None) -> dict[str,
 
 
 def _tasks(text: str, groups: dict[str, list[Scored]]) -> list[str]:
-    from steepen.evaluation.suite import CORE17, CORE22
+    from steepen.evaluation.core.suite import CORE17, CORE22
 
     runs = [run for group in groups.values() for run in group]
     if text in ("core17", "all"):
@@ -186,7 +186,7 @@ def _series(
 ) -> dict[str, Checkpoints]:
     import numpy as np
 
-    from steepen.laws.downstream import Checkpoints
+    from steepen.laws.fits.downstream import Checkpoints
 
     def column(runs: list[Scored], label: str, field: str) -> Any:
         return np.array([run.tasks[label][field] for run in runs], float)
@@ -213,7 +213,7 @@ def _draw(
 ) -> None:
     import numpy as np
 
-    from steepen.evaluation.figures import draw_forecast
+    from steepen.report.evaluation_figures import draw_forecast
 
     if file.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--figure {file} is not valid: its name must end in .png, .pdf or .svg.")

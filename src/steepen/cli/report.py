@@ -37,7 +37,7 @@ def report(
 
     steepen report ladder-tiny studies/tpp-tiny --out report --format pdf
     """
-    from steepen.report.source import load
+    from steepen.report.load import load
     from steepen.report.write import PAGE, parse_formats, steps, write_report
 
     kinds = parse_formats(formats)

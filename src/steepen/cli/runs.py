@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steepen.cli.launching import Runs, Studies
+from steepen.cli.launch_options import Runs, Studies
 from steepen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from steepen.runs.forecast import StudyStatus
     from steepen.runs.status import Row
+    from steepen.studies.driver.dry_run import StudyStatus
 
 SORTS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
@@ -78,8 +78,8 @@ def status(
 
     Example: steepen status ladder
     """
-    from steepen.runs.forecast import study_status
-    from steepen.runs.journal import Journal, find_study_folder, studies_in
+    from steepen.studies.driver.dry_run import study_status
+    from steepen.studies.driver.journal import Journal, find_study_folder, studies_in
 
     if study is None:
         if not studies.is_dir():
@@ -107,7 +107,7 @@ def status(
 
 def _headline(study: StudyStatus) -> str:
     """A study in one or two lines."""
-    from steepen.runs.budget import duration
+    from steepen.launch.budget import duration
 
     total = len(study.runs)
     counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
@@ -122,7 +122,7 @@ def _headline(study: StudyStatus) -> str:
 
 def _write_csv(path: Path, rows: list[Row]) -> None:
     """The table a law is fitted to, one line per run."""
-    from steepen.report.tables import to_csv
+    from steepen.report.table_files import to_csv
     from steepen.runs.store import write_atomically
     from steepen.studies.answer import Table
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steepen.cli.launching import (
+from steepen.cli.launch_options import (
     BudgetText,
     Device,
     DryRun,
@@ -27,13 +27,13 @@ from steepen.cli.launching import (
     launch_study,
 )
 from steepen.errors import UsageError
-from steepen.studies.names import ASKS
+from steepen.studies.study_names import ASKS
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
-    from steepen.studies.bench import DataFacts
-    from steepen.studies.catalogue import Listed
+    from steepen.studies.context import DataFacts
     from steepen.studies.preset import Preset
+    from steepen.studies.registry import Listed
 
 _LIST = "\n\n".join(f"[bold]{name}[/bold]: {asks}" for name, asks in ASKS.items())
 
@@ -88,10 +88,10 @@ def study(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Run a study to its answer. Killed or stopped, the same command goes on; no finished run is repeated."""
-    from steepen.studies.bench import Bench
-    from steepen.studies.catalogue import find_study
+    from steepen.studies.context import Bench
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
+    from steepen.studies.registry import find_study
     from steepen.studies.synthetic import STAND_INS
 
     listed = find_study(name)
@@ -182,7 +182,7 @@ def _title(listed: Listed, preset: Preset, given: dict[str, Any]) -> str:
 def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DataFacts]:
     """What was given, or the preset's own data, which is prepared beside the runs where it is not there."""
     from steepen.data import Dataset
-    from steepen.studies.bench import DataFacts
+    from steepen.studies.context import DataFacts
 
     if folder is None:
         own = preset.source or "data"
@@ -209,7 +209,7 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
 
 def _assumed(preset: Preset) -> DataFacts:
     """A dry run needs no data: the vocabulary follows from the tokenizer, the rest is taken to suffice."""
-    from steepen.studies.bench import DataFacts
+    from steepen.studies.context import DataFacts
 
     _, _, size = preset.tokenizer.partition(":")
     vocabulary = -(-int(size or 50_257) // 128) * 128

@@ -89,7 +89,7 @@ def train(
     Example: steepen train --arm untied-grow --depth 8 --data fineweb --set optimizer.glr=0.03
     """
     from steepen.data import Dataset
-    from steepen.training.options import TrainOptions
+    from steepen.training.train_options import TrainOptions
 
     options = TrainOptions(
         device=device,
@@ -141,12 +141,12 @@ def train(
         return
     wanted = None
     if core is not None or depth_used or passes is not None:
-        from steepen.cli.evaluation import make_wanted
+        from steepen.cli.evaluate import make_wanted
 
         wanted = make_wanted(core, depth_used=depth_used, passes=passes, examples=core_examples)
     from steepen.runs.store import Store
     from steepen.training.device import find_device
-    from steepen.training.run import train as train_run
+    from steepen.training.trainer import train as train_run
 
     find_device(device)  # a wrong name is refused before anything is said
     for note in notes:
@@ -159,9 +159,9 @@ def train(
         options,
     )
     if wanted is not None:
-        from steepen.cli.evaluation import print_found
-        from steepen.cli.keep_scores import keep_scores
-        from steepen.cli.measure import Subject, measure
+        from steepen.cli.evaluate import print_found
+        from steepen.evaluation.measure import Subject, measure
+        from steepen.evaluation.score_store import keep_scores
 
         subject = Subject.find(runs / run.hash)
         found = measure(subject, dataset, wanted, device=device, quiet=as_json)
@@ -203,8 +203,8 @@ def _spec(
 
     from steepen.model.arms import find_arm
     from steepen.model.shape import Scale
-    from steepen.recipe.paper import recipe_of
-    from steepen.recipe.plan import make_plan
+    from steepen.recipe.paper_tables import recipe_of
+    from steepen.recipe.planner import make_plan
     from steepen.runs.spec import DataChoice, RunSpec, override
 
     found = find_arm(arm)

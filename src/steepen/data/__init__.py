@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from steepen.data.batches import Batches
 from steepen.data.dataset import Dataset
+from steepen.data.loader import Batches
 from steepen.data.manifest import Manifest
 from steepen.data.prefetch import Prefetcher
 from steepen.data.tokenizer import Tokenizer
-from steepen.data.validation import Validation
+from steepen.data.validation_set import Validation
 
 __all__ = ["Batches", "Dataset", "Manifest", "Prefetcher", "Tokenizer", "Validation"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steepen.data.files import sha256_of_file
 from steepen.data.manifest import MANIFEST, SPLITS, TOKENIZER, Manifest
 from steepen.data.shards import TokenStream
 from steepen.data.tokenizer import PAD_TO, Tokenizer
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import sha256_of_file
 
 
 def partial_directory(directory: Path) -> Path:

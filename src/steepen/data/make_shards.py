@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from steepen.data.encoding import Unit, digest_of, encode_in_order
-from steepen.data.journal import JOURNAL, State, write_journal
 from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
-from steepen.data.request import Progress, Reporter, Request
+from steepen.data.parallel_tokenize import Unit, digest_of, encode_in_order
+from steepen.data.prepare_journal import JOURNAL, State, write_journal
+from steepen.data.prepare_options import Progress, Reporter, Request
+from steepen.data.shard_writer import SplitWriter
 from steepen.data.shards import dtype_for
-from steepen.data.sources import Source
-from steepen.data.split import Split, plan
+from steepen.data.sources.resolve import Source
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
-from steepen.data.writer import SplitWriter
+from steepen.data.validation_split import Split, plan
 from steepen.errors import UsageError
 
 CHOSEN = "validation_documents.bin"

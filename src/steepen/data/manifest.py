@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from steepen.data.files import canonical_json, write_atomically
 from steepen.data.shards import DTYPES, Shard
 from steepen.errors import SteepenError
+from steepen.utils.files import canonical_json, write_atomically
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

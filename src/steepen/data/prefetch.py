@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from steepen.data.batches import Batches
+from steepen.data.loader import Batches
 
 if TYPE_CHECKING:
     import torch

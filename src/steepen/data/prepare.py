@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data.dataset import Dataset, partial_directory
-from steepen.data.files import TEMPORARY, sync_directory
-from steepen.data.journal import State, read_journal
 from steepen.data.make_shards import STAGING, Preparation
 from steepen.data.manifest import MANIFEST, Manifest
-from steepen.data.request import Report, Reporter, Request
-from steepen.data.sources import Source, files, resolve
+from steepen.data.prepare_journal import State, read_journal
+from steepen.data.prepare_options import Report, Reporter, Request
+from steepen.data.sources.resolve import Source, files, resolve
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import TEMPORARY, sync_directory
 
 LOCK = "lock"
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.files import canonical_json, write_atomically
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import canonical_json, write_atomically
 
 if TYPE_CHECKING:
     import tiktoken

@@ -10,9 +10,9 @@ import random
 import torch
 
 from steepen.data import Tokenizer
-from steepen.evaluation.bundle import Item, Task
-from steepen.evaluation.prompts import ORDER_SEED, SEED_STRIDE, SHOT_SEED
-from steepen.evaluation.results import Outcome, judge
+from steepen.evaluation.core.bundle import Item, Task
+from steepen.evaluation.core.prompts import ORDER_SEED, SEED_STRIDE, SHOT_SEED
+from steepen.evaluation.core.results import Outcome, judge
 from steepen.model.network import Network
 
 

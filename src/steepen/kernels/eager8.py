@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from steepen.kernels import eager
 from steepen.kernels.eager import rotate_norm_
-from steepen.kernels.twice import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, Whole, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, Whole, most
 
 __all__ = [
     "add_rms_norm",

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from steepen.kernels.cross_entropy import launch
 from steepen.kernels.eight_rows import room
-from steepen.kernels.twice import LOGITS, Twice
+from steepen.kernels.fp8 import LOGITS, Twice
 
 
 def cross_entropy_(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from steepen.kernels.eight_rows import room
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, Twice, most
 from steepen.kernels.norm import rms_norm_backward_kernel, rms_norm_kernel
-from steepen.kernels.rows import grid, tile
-from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, most
+from steepen.kernels.row_launch import grid, tile
 
 
 def _norm(x: Tensor, y: Tensor | None, eps: float) -> tuple[Tensor, Twice, Tensor]:

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors, room
+from steepen.kernels.fp8 import GRADIENT, Twice, most
 from steepen.kernels.rotary import along_heads, turned_back
-from steepen.kernels.twice import GRADIENT, Twice, most
 
 
 @triton.jit

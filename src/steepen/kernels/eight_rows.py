@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steepen.kernels.rows import grid, tile
-from steepen.kernels.twice import ACTIVATION, GRADIENT, TINY, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, TINY, Twice, most
+from steepen.kernels.row_launch import grid, tile
 
 LEAST = tl.constexpr(TINY)
 EXPONENT = tl.constexpr(0x7F800000)  # the bits that fp32 keeps its power of two in

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import TOGETHER, factors, room, write_rows
-from steepen.kernels.rows import grid, tile
-from steepen.kernels.twice import ACTIVATION, GRADIENT, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, Twice, most
+from steepen.kernels.row_launch import grid, tile
 
 NUMBERS = 4096  # of a program's share of the hidden width, at least
 

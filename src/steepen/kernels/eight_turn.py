@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eager8 import padded
-from steepen.kernels.twice import ACTIVATION, Twice, Whole
+from steepen.kernels.fp8 import ACTIVATION, Twice, Whole
 
 TILE = {"ROWS": 128, "COLUMNS": 64, "num_warps": 4}
 

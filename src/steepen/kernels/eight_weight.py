@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors
-from steepen.kernels.twice import ACTIVATION, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, Twice, most
 
 EDGE = 64  # of a tile, which is read along one side and written along both
 

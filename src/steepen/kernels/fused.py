@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from steepen.kernels.cross_entropy import cross_entropy_
 from steepen.kernels.eager import normed, quantise_activation, quantise_gradient, size_of, whole
-from steepen.kernels.momentum import decay_and_add, momentum_into, normalised
+from steepen.kernels.fused_linear_cross_entropy import has_odds, odds
+from steepen.kernels.gram import gram, symmetric_polynomial
+from steepen.kernels.muon_update import decay_and_add, momentum_into, normalised
 from steepen.kernels.norm import (
     add_rms_norm,
     embed_norm,
@@ -14,10 +16,8 @@ from steepen.kernels.norm import (
     rms_norm,
     rms_norm_backward,
 )
-from steepen.kernels.odds import has_odds, odds
 from steepen.kernels.rotary import rotate_norm_, rotate_norm_backward
 from steepen.kernels.swiglu import swiglu, swiglu_backward_
-from steepen.kernels.symmetric import gram, symmetric_polynomial
 
 __all__ = [
     "add_rms_norm",

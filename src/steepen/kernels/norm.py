@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import write_rows
-from steepen.kernels.rows import grid, tile
+from steepen.kernels.row_launch import grid, tile
 
 
 @triton.jit

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.checks import SharedFloor, lack_of_fit, shared_floor, warnings_of
-from steepen.laws.compute import fit_compute
-from steepen.laws.holdout import HoldOut, score
+from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.law import ComputeFit, Loss, Settings, law_dict
+from steepen.laws.fits.solver import Array
+from steepen.laws.hypotheses.checks import SharedFloor, lack_of_fit, shared_floor, warnings_of
+from steepen.laws.hypotheses.nested_models import Rule
 from steepen.laws.ladder import Ladder
-from steepen.laws.law import ComputeFit, Loss, Settings, law_dict
-from steepen.laws.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
-from steepen.laws.readings import Rule
-from steepen.laws.solver import Array
-from steepen.laws.verdict import Verdict, give_verdict
+from steepen.laws.verdict.holdout import HoldOut, score
+from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.laws.verdict.verdict import Verdict, give_verdict
 
 Ways = Literal["both", "joint", "paper"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.solver import Array, Mask
+from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, Table
 
 

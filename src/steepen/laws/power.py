@@ -12,9 +12,9 @@ import numpy as np
 from scipy import special
 
 from steepen.errors import UsageError
-from steepen.laws.decide import separation
-from steepen.laws.readings import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge
-from steepen.laws.solver import Array, jacobian, unscaled_covariance
+from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge
+from steepen.laws.verdict.sensitivity import separation
 
 Target = Literal["slope", "verdict"]
 TARGETS: tuple[Target, ...] = ("slope", "verdict")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.solver import Array
+from steepen.laws.fits.solver import Array
 
 LEAST_REFERENCE_RUNGS = 4
 LEAST_ARM_RUNGS = 3

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule, SplitRule
-from steepen.model.own_code import own_sources
+from steepen.utils.source_digest import own_sources
 
 FULL = "norm+inject"
 UNSPLIT = SplitRule(unsplit=True)

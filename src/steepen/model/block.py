@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from steepen.errors import SteepenError, UsageError, is_out_of_memory
 from steepen.model.arms import load_attribute
-from steepen.model.options import Multipliers, Options
+from steepen.model.config import Multipliers, Options
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:

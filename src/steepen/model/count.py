@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from steepen.model.block import find_block
+from steepen.model.config import Multipliers, Options
 from steepen.model.network import Network
-from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
 
 

@@ -14,12 +14,12 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import find_block, linear, own_block, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
+from steepen.model.config import Multipliers, Options
 from steepen.model.loss import head_loss
-from steepen.model.options import Multipliers, Options
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:
-    from steepen.model.fast import FastNetwork
+    from steepen.execution.gpu_fused import FastNetwork
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 
-from steepen.model.options import Multipliers
+from steepen.model.config import Multipliers
 from steepen.model.shape import require
 
 

@@ -15,7 +15,7 @@ from steepen.recipe.accounting import (
     stored_parameters,
 )
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.laws import GrowthLaw
+from steepen.recipe.scaling_rules import GrowthLaw
 
 
 @dataclass(frozen=True)

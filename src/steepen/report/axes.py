@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from steepen.report.numbers import minus
 from steepen.studies.answer import Axis
+from steepen.utils.numbers import minus
 
 WANTED = 6  # labelled ticks at most, where there is a choice
 

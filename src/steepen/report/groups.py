@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from steepen.report.colours import NEUTRAL, Colour, anonymous_colour, arm_colour, arm_key, level_colour
-from steepen.report.numbers import pretty, readable
 from steepen.studies.answer import Panel, Series
+from steepen.utils.numbers import pretty, readable
 
 
 @dataclass(frozen=True)

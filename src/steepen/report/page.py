@@ -13,15 +13,15 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_PAPER, LIGHT_PAPER, NEUTRAL, Colour, arm_colour, arm_key
-from steepen.report.measured import facts, run_title
-from steepen.report.numbers import is_number, readable
-from steepen.report.scene import NARROW, WIDE, compose
-from steepen.report.source import Finished, titles
+from steepen.report.layout import NARROW, WIDE, compose
+from steepen.report.load import Finished, titles
+from steepen.report.provenance import facts, run_title
 from steepen.report.svg import describe, draw_svg
-from steepen.report.tables import cells, numeric
-from steepen.report.verdicts import other_findings, verdicts_of
+from steepen.report.table_files import cells, numeric
+from steepen.report.verdict_badges import other_findings, verdicts_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Panel, Table
+from steepen.utils.numbers import is_number, readable
 
 
 def render_page(studies: Sequence[Finished]) -> str:

@@ -15,9 +15,9 @@ from markupsafe import Markup, escape
 from steepen.report.axes import Tick
 from steepen.report.colours import Colour
 from steepen.report.groups import remainder
-from steepen.report.numbers import readable
-from steepen.report.scene import Mark, Scene
+from steepen.report.layout import Mark, Scene
 from steepen.studies.answer import Panel, Series
+from steepen.utils.numbers import readable
 
 ColourClass = Callable[[Colour], str]
 

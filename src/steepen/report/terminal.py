@@ -9,8 +9,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
-from steepen.report.tables import cells, numeric
-from steepen.report.verdicts import other_findings, verdicts_of
+from steepen.report.table_files import cells, numeric
+from steepen.report.verdict_badges import other_findings, verdicts_of
 from steepen.studies.answer import Answer, Table
 
 LONGEST = 20  # rows of a table; the report has them all

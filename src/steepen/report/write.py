@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steepen.errors import UsageError
-from steepen.report.figures import FORMATS, Format, draw
+from steepen.report.load import Finished, titles
 from steepen.report.page import render_page
-from steepen.report.source import Finished, titles
-from steepen.report.tables import to_csv, to_markdown
+from steepen.report.panel_figures import FORMATS, Format, draw
+from steepen.report.table_files import to_csv, to_markdown
 from steepen.studies.answer import Panel
 
 PAGE = "report.html"

@@ -13,13 +13,13 @@ import yaml
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import code_digest
-from steepen.model.options import Options
+from steepen.model.config import Options
 from steepen.model.shape import Shape, require, require_positive
 from steepen.recipe.accounting import stage_shares
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.recipe import Rung
 from steepen.runs.codec import from_plain, to_plain
-from steepen.runs.text import load_yaml
+from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 1
 # What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products in

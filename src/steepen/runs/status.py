@@ -72,7 +72,7 @@ def status_of(run: RunDirectory) -> tuple[Status, str]:
 
 def unfinished_row(run: RunDirectory) -> Row | None:
     """The row of a run without a record; None for a folder that holds no run."""
-    from steepen.runs.estimate import expected_flops
+    from steepen.launch.cost_estimate import expected_flops
 
     status, cause = status_of(run)
     try:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError
-from steepen.runs.lock import held, hold
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.utils.lock import held, hold
 
 if TYPE_CHECKING:
     from steepen.runs.status import Row, Status

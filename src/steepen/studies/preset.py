@@ -13,12 +13,12 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import Scale, require, require_positive
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.paper import recipe_of
+from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.codec import from_plain
 from steepen.runs.spec import Precision
-from steepen.runs.text import load_yaml
 from steepen.studies.grids import Grids, require_depths, require_unique
+from steepen.utils.yaml_io import load_yaml
 
 FOLDER = Path(__file__).parent / "presets"
 EVERY_ARM = "all"

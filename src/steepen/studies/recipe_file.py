@@ -13,7 +13,7 @@ from steepen.model.shape import require
 from steepen.recipe.recipe import Recipe
 from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.store import write_atomically
-from steepen.runs.text import load_yaml
+from steepen.utils.yaml_io import load_yaml
 
 RECIPE_VERSION = 1
 

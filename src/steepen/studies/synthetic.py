@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from steepen.launch.cost_estimate import expected_flops
 from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
-from steepen.runs.estimate import expected_flops
 from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Study

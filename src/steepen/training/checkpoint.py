@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from steepen.data.files import sha256_of_file
 from steepen.errors import SteepenError
 from steepen.model.growth import State
+from steepen.utils.files import sha256_of_file
 
 STATE, META = "state.safetensors", "checkpoint.json"
 SEPARATOR = "//"  # between a parameter's name and its state's; neither holds it

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
+from steepen.execution.select import Way, prepare
 from steepen.model.init import initialise, name_seed, on_meta
-from steepen.model.load import copy_weights, with_memory
+from steepen.model.load_weights import copy_weights, with_memory
 from steepen.model.network import Network
+from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
 from steepen.training import checkpoint as checkpoints
 from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
-from steepen.training.optimizer import Optimizer
-from steepen.training.way import Way, prepare
 
 Begun = tuple[Network, Optimizer, Position]  # all that a run goes on with
 

@@ -1,0 +1,244 @@
+"""`steepen arms` and `steepen plan`: the family's table, and the planner."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steepen.recipe.planner import Plan
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
+WIDE = 110  # columns of a terminal that has room for every column of the family
+
+
+def arms(
+    depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """List every arm of the family, with its size at a depth.
+
+    Besides these rows any K can be asked for: loop-3, untied-4, tied-vanilla-6, untied-vanilla-3; and an arm
+    of your own as module:attribute.
+    """
+    from steepen.errors import UsageError
+    from steepen.model.arms import ARMS
+    from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+
+    rows: list[dict[str, Any]] = []
+    for arm in ARMS.values():
+        try:
+            shape = arm.shape(depth)
+        except UsageError:
+            continue  # a fixed 2/C/3 split needs some depth
+        first, last = arm.passes.initial, arm.passes.final
+        rows.append(
+            {
+                "arm": arm.name,
+                "title": arm.title,
+                "about": arm.about,
+                "core_boundary": arm.core_boundary,
+                "coda_boundary": arm.coda_boundary,
+                "tied": arm.tied,
+                "passes": [list(stage.passes) for stage in arm.passes.stages],
+                "split": str(shape.split),
+                "width": shape.width,
+                "initial_executed_depth": shape.split.executed(first),
+                "executed_depth": shape.split.executed(last),
+                "initial_stored_parameters": stored_parameters(arm, shape, first),
+                "stored_parameters": stored_parameters(arm, shape, arm.passes.most),
+                "compute_active_parameters": compute_active_parameters(arm, shape, last),
+                "recipe": arm.recipe,
+            }
+        )
+    if as_json:
+        print(json.dumps({"depth": depth, "arms": rows}, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"The family at d{depth} (width {128 * depth})", box=None, header_style="bold")
+    for column in ("arm", "what it is"):
+        table.add_column(column, no_wrap=column == "arm")
+    console = Console()
+    wide = console.width >= WIDE  # else numbers would leave no room for words
+    for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [
+            row["arm"],
+            row["about"],
+            " → ".join(_counts(stage) for stage in row["passes"]),
+            row["split"],
+            _change(row["initial_executed_depth"], row["executed_depth"]),
+        ]
+        if wide:
+            stored = _size(row["initial_stored_parameters"]), _size(row["stored_parameters"])
+            cells += [_change(*stored), _size(row["compute_active_parameters"])]
+        table.add_row(*cells)
+    console.print(table)
+    if not wide:
+        console.print(f"Parameters are shown from {WIDE} columns up, and by --json.", style="dim")
+
+
+def plan(
+    arm: Annotated[
+        str, typer.Option(help="An arm of `steepen arms`, loop-K and the like, or module:attribute.")
+    ],
+    depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.")] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="Compute budget, e.g. 1e19: the depth that suits it.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Token budget, e.g. 1e9; with --depth, at that depth.")
+    ] = None,
+    rho: Annotated[
+        float | None, typer.Option(help="Share of tokens after growth, instead of the law's.")
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
+    vocabulary: Annotated[int, typer.Option(help="Padded vocabulary.")] = 50_304,
+    aspect: Annotated[int, typer.Option(help="Width per unit of depth.")] = 128,
+    head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = 128,
+    mlp_multiple: Annotated[int, typer.Option(help="The MLP's width is a multiple of this.")] = 256,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 524_288,
+    base_depth: Annotated[int, typer.Option(help="Depth at which the learning rate is anchored.")] = 8,
+    gpus: Annotated[int, typer.Option(help="GPUs the run would use.")] = 1,
+    gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200, …")] = "h100",
+    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume.")] = 0.4,
+    micro_batch: Annotated[
+        int, typer.Option(help="Sequences per GPU and pass, for the memory estimate.")
+    ] = 8,
+    dollars_per_hour: Annotated[float | None, typer.Option(help="Price of one GPU hour.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Everything one run would be, before anything is spent.
+
+    A depth alone plans the recipe's compute-optimal run; a budget alone finds the depth that suits it; a
+    depth with a budget spends the budget there.
+
+    Examples: steepen plan --arm untied-grow --depth 26 --gpus 16 --dollars-per-hour 2.5
+
+    steepen plan --arm vanilla --flops 1e19 --json
+    """
+    from steepen.model.arms import find_arm
+    from steepen.model.shape import Scale
+    from steepen.recipe.hardware import find_accelerator
+    from steepen.recipe.paper_tables import recipe_of
+    from steepen.recipe.planner import Cluster, make_plan
+
+    found = find_arm(arm)
+    result = make_plan(
+        found,
+        depth=depth,
+        flops=flops,
+        tokens=tokens,
+        rho=rho,
+        scale=Scale(aspect, head_dim, mlp_multiple, context, vocabulary),
+        recipe=replace(recipe_of(found), batch_tokens=batch_tokens, base_depth=base_depth),
+        cluster=Cluster(gpus, find_accelerator(gpu), mfu, dollars_per_hour, micro_batch),
+    )
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2))
+    else:
+        _show(result)
+
+
+def _show(plan: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    facts = plan.to_dict()
+    rung = plan.rung
+
+    def table(title: str, rows: list[tuple[str, str]]) -> None:
+        grid = Table(title=title, title_justify="left", box=None, show_header=False, title_style="bold")
+        grid.add_column(no_wrap=True, style="dim", min_width=22)
+        grid.add_column()
+        for row in rows:
+            grid.add_row(*row)
+        console.print(grid)
+
+    executed = _change(facts["initial_executed_depth"], facts["executed_depth"])
+    stored = _change(_exact(facts["initial_stored_parameters"]), _exact(facts["stored_parameters"]))
+    active = _change(
+        _exact(facts["initial_compute_active_parameters"]), _exact(facts["compute_active_parameters"])
+    )
+    table(
+        f"{rung.arm.title} d{rung.shape.depth}",
+        [
+            ("width, heads, hidden", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.hidden}"),
+            ("split P/C/D", facts["split"]),
+            ("executed depth", executed),
+            ("stored parameters", stored),
+            ("compute-active", active),
+        ],
+    )
+    rows = [
+        (
+            "tokens",
+            f"{_exact(rung.tokens)} ({facts['tokens_per_parameter']:.2f} per initial stored parameter)",
+        ),
+        ("steps", f"{_exact(rung.steps)} of {_exact(rung.batch_tokens)} tokens"),
+    ]
+    if rung.growth_step is not None:
+        share = f", ρ = {rung.rho:.4f} of the tokens after it" if rung.rho is not None else ""
+        rows.append(("growth after step", f"{_exact(rung.growth_step)}{share}"))
+    rows.append(("total FLOPs", f"{facts['flops']:.4e}"))
+    for phase in facts["phases"]:
+        terms = phase["flops_per_token"]
+        rows.append(
+            (
+                f"FLOPs per token, K={_counts(phase['passes'])}",
+                f"{terms['total']:.4e} (matmul {terms['matmul']:.3e}, attention {terms['attention']:.3e}, "
+                f"head {terms['head']:.3e})",
+            )
+        )
+    table("Budget", rows)
+    hyper = facts["hyperparameters"]
+    table("Hyperparameters", [("", ", ".join(f"{name} {value:g}" for name, value in hyper.items()))])
+    cluster = facts["cluster"]
+    rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours)")]
+    if cluster["dollars"] is not None:
+        rows.append(("cost", f"${cluster['dollars']:,.2f}"))
+    for kind, memory in cluster["memory_gib_per_gpu"].items():
+        fits = "fits" if cluster["micro_batch"] <= cluster["largest_micro_batch"][kind] else "does NOT fit"
+        if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:
+            fits = "fits only without a tenth to spare"
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
+        )
+        most = cluster["largest_micro_batch"][kind]
+        room = (
+            f"at most {most} sequences at a time would" if most else "not even one sequence at a time would"
+        )
+        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {room}"))
+    where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
+    table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
+    for warning in plan.warnings:
+        console.print(f"[yellow]note[/]: {warning}", highlight=False)
+
+
+def _counts(passes: list[int]) -> str:
+    return str(passes[0]) if len(passes) == 1 else f"{min(passes)}..{max(passes)}"
+
+
+def _change(first: object, last: object) -> str:
+    return str(first) if first == last else f"{first} → {last}"
+
+
+def _exact(value: int) -> str:
+    return f"{value:,}"
+
+
+def _size(value: int) -> str:
+    return f"{value / 1e9:.2f}B" if value >= 1e9 else f"{value / 1e6:.1f}M"
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return f"{60 * hours:.1f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -1,0 +1,91 @@
+"""Appends ids to the shards of one split, and can be put back to any state it recorded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.data.manifest import ShardRecord
+from steepen.data.shards import DTYPES, Shard, header, size_in_bytes
+from steepen.errors import SteepenError
+from steepen.utils.files import sha256_of_file
+
+
+class SplitWriter:
+    """Writes `split`_00000.bin, _00001.bin, … of `shard_tokens` ids each; only the last may be shorter."""
+
+    def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int, shard_tokens: int) -> None:
+        self.directory = directory
+        self.split = split
+        self.dtype = dtype
+        self.vocabulary = vocabulary
+        self.shard_tokens = shard_tokens
+        self.finished: list[ShardRecord] = []
+        self.open_tokens = 0
+        self._stream: BinaryIO | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Ids written so far."""
+        return sum(shard.tokens for shard in self.finished) + self.open_tokens
+
+    def restore(self, finished: list[ShardRecord], open_tokens: int) -> None:
+        """Go back to a recorded state: cut the open shard to its length then, drop later shards."""
+        for record in finished:
+            Shard(self.directory / record.file, self.dtype, record.tokens, self.vocabulary).check()
+        self.finished = list(finished)
+        self.open_tokens = open_tokens
+        for number, file in enumerate(sorted(self.directory.glob(f"{self.split}_*.bin"))):
+            if number > len(finished) or (number == len(finished) and not open_tokens):
+                file.unlink()
+        if open_tokens:
+            path, size = self._path(), size_in_bytes(self.dtype, open_tokens)
+            if not path.is_file() or path.stat().st_size < size:
+                raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
+            self._stream = path.open("r+b")
+            self._stream.truncate(size)
+            self._stream.seek(0, os.SEEK_END)
+
+    def append(self, ids: npt.NDArray[np.unsignedinteger]) -> None:
+        """Write ids, beginning a new shard whenever one is full."""
+        while len(ids):
+            if self._stream is None:
+                self._stream = self._path().open("wb")
+                self._stream.write(header(self.dtype, 0, self.vocabulary))
+            taken = ids[: self.shard_tokens - self.open_tokens]
+            self._stream.write(taken.astype(DTYPES[self.dtype], copy=False).data)
+            self.open_tokens += len(taken)
+            ids = ids[len(taken) :]
+            if self.open_tokens == self.shard_tokens:
+                self.finish_shard()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, before a journal says that it is there."""
+        if self._stream is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+
+    def finish_shard(self) -> None:
+        """Close the open shard, if there is one, with its true header and hash."""
+        if self._stream is None:
+            return
+        self._stream.seek(0)
+        self._stream.write(header(self.dtype, self.open_tokens, self.vocabulary))
+        self.sync()
+        self._stream.close()
+        path = self._path()
+        self.finished.append(ShardRecord(path.name, self.split, self.open_tokens, sha256_of_file(path)))
+        self._stream, self.open_tokens = None, 0
+
+    def close(self) -> None:
+        """Let go of the open file without finishing it."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _path(self) -> Path:
+        return self.directory / f"{self.split}_{len(self.finished):05d}.bin"

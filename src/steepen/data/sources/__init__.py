@@ -1,0 +1,1 @@
+"""Where documents come from: files, the Hugging Face hub, the built-in corpus."""

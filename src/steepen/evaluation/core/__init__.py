@@ -1,0 +1,1 @@
+"""CORE: task bundles, prompts, batched scoring and the suite."""

@@ -1,0 +1,162 @@
+"""Examples to rows of tokens, and rows to batches of like length.
+
+The candidates of an example share a beginning. One row then holds it once, followed by each candidate's own
+tokens: every token keeps its place in its own text and sees only that text (a tree). What an answer's last
+token would predict nobody asks, so it is never an input; answers of one token need no branch at all, and
+their row is an ordinary causal one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.evaluation.core.prompt_encoding import Example, Ids, common_prefix
+
+ROUND = 8  # row lengths are padded to a multiple of this
+WORTH = 0.1  # share of the tokens a tree must save: its attention is slower than a causal row's
+
+
+@dataclass(frozen=True)
+class Row:
+    """Input tokens and what is asked of them: at `places` the probability of `targets`, for `slots`."""
+
+    tokens: Ids
+    places: Ids
+    targets: Ids
+    slots: Ids  # the answer each target belongs to
+    branches: Ids | None = None  # 0 in the shared beginning, i in candidate i's own tokens; None: causal
+    positions: Ids | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one kind, padded to one length."""
+
+    tokens: npt.NDArray[np.int64]  # (rows, length)
+    rows: npt.NDArray[np.int64]  # per question: its row,
+    places: npt.NDArray[np.int64]  # its place there,
+    targets: npt.NDArray[np.int64]  # the token asked for,
+    slots: npt.NDArray[np.int64]  # and the answer it belongs to
+    branches: npt.NDArray[np.int64] | None
+    positions: npt.NDArray[np.int64] | None
+    real_tokens: int
+
+
+def make_rows(example: Example, first_slot: int, share: bool = True) -> list[Row]:
+    """The rows of an example; its candidate i has slot first_slot + i."""
+    if share and len(example.sequences) > 1:
+        tree = _tree(example, first_slot)
+        apart = sum(len(sequence) - 1 for sequence in example.sequences)
+        if len(tree) <= (1 - WORTH) * apart:
+            return [tree]
+    return [
+        _row(sequence, start, first_slot + index)
+        for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True))
+    ]
+
+
+def _row(sequence: Ids, start: int, slot: int) -> Row:
+    targets = sequence[start:]
+    places = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)
+    return Row(sequence[:-1], places, targets, np.full(len(targets), slot, np.int32))
+
+
+def _tree(example: Example, first_slot: int) -> Row:
+    shared = common_prefix(example.sequences)
+    tokens, branches = [example.sequences[0][:shared]], [np.zeros(shared, np.int32)]
+    positions = [np.arange(shared, dtype=np.int32)]
+    places: list[Ids] = []
+    targets: list[Ids] = []
+    slots: list[Ids] = []
+    length = shared
+    for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True)):
+        own = sequence[shared:-1]
+        tokens.append(own)
+        branches.append(np.full(len(own), index + 1, np.int32))
+        positions.append(np.arange(shared, shared + len(own), dtype=np.int32))
+        asked = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # places in its own text
+        places.append(np.where(asked < shared, asked, asked - shared + length).astype(np.int32))
+        targets.append(sequence[start:])
+        slots.append(np.full(len(asked), first_slot + index, np.int32))
+        length += len(own)
+    branching = length > shared
+    return Row(
+        np.concatenate(tokens),
+        np.concatenate(places),
+        np.concatenate(targets),
+        np.concatenate(slots),
+        np.concatenate(branches) if branching else None,
+        np.concatenate(positions) if branching else None,
+    )
+
+
+def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> Iterator[Batch]:
+    """Causal rows, then trees, each longest first: a memory too small shows at once, padding stays small.
+
+    A batch has at most `token_budget` padded tokens, a batch of trees at most `mask_budget` pairs of them.
+    """
+    for branching in (False, True):
+        chosen = sorted(
+            (row for row in rows if (row.branches is not None) == branching), key=len, reverse=True
+        )
+        while chosen:
+            length = -(-len(chosen[0]) // ROUND) * ROUND
+            count = token_budget // length
+            if branching:
+                count = min(count, mask_budget // length**2)
+            count = max(1, count)
+            yield _pad(chosen[:count], length, branching)
+            chosen = chosen[count:]
+
+
+def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
+    shape = (len(rows), length)
+    tokens = np.zeros(shape, np.int64)
+    # Padding is a branch of its own that nothing else sees; it looks at the beginning, so no row of the mask
+    # is empty.
+    branches = np.full(shape, -1, np.int64) if branching else None
+    positions = np.zeros(shape, np.int64) if branching else None
+    for index, row in enumerate(rows):
+        tokens[index, : len(row)] = row.tokens
+        if branches is not None and row.branches is not None:
+            branches[index, : len(row)] = row.branches
+        if positions is not None and row.positions is not None:
+            positions[index, : len(row)] = row.positions
+    return Batch(
+        tokens,
+        np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows]),
+        np.concatenate([row.places for row in rows]).astype(np.int64),
+        np.concatenate([row.targets for row in rows]).astype(np.int64),
+        np.concatenate([row.slots for row in rows]).astype(np.int64),
+        branches,
+        positions,
+        sum(len(row) for row in rows),
+    )
+
+
+def split(batch: Batch) -> tuple[Batch, Batch]:
+    """The two halves of a batch of two rows or more."""
+    half = len(batch.tokens) // 2
+
+    def part(first: int, last: int) -> Batch:
+        inside = (batch.rows >= first) & (batch.rows < last)
+        share = (last - first) / len(batch.tokens)
+        return Batch(
+            batch.tokens[first:last],
+            batch.rows[inside] - first,
+            batch.places[inside],
+            batch.targets[inside],
+            batch.slots[inside],
+            None if batch.branches is None else batch.branches[first:last],
+            None if batch.positions is None else batch.positions[first:last],
+            round(batch.real_tokens * share),
+        )
+
+    return part(0, half), part(half, len(batch.tokens))

@@ -1,0 +1,1 @@
+"""How a network is executed: fused kernels, torch.compile or the reference; CUDA graphs and streams."""

@@ -1,0 +1,1 @@
+"""Run specs → records, wherever they run: local processes, Slurm jobs, Ray tasks."""

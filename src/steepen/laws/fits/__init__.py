@@ -1,0 +1,1 @@
+"""Fits: compute laws, Chinchilla, iso-FLOP sweeps, hyperparameter drift, downstream scores."""

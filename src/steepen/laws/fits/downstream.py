@@ -1,0 +1,254 @@
+"""Forecasting a downstream score from compute: task losses by law, accuracy by sigmoid, the suite by one
+factor.
+
+B_t(C) = E + A·(C/C0)^−α      for every series and task, summed Huber loss of log B ĉ_t(B) = 1 / (1 +
+exp(s·B − b))   for every task, shared by all series score(C) = r · mean over tasks of ĉ_t(B_t(C)),   r
+without an intercept
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from steepen.errors import UsageError, nearest
+from steepen.laws.fits.paper_method import fit_floors
+from steepen.laws.fits.solver import Array
+
+PAPER_C0 = 1e18
+LEAST_GAP = 0.02
+LEAST_TAU = 0.50
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoints:
+    """A series' evaluated checkpoints: per task the answer NLL and the centred accuracy, and the full
+    score.
+    """
+
+    flops: Array
+    nll: Mapping[str, Array]
+    centered: Mapping[str, Array]
+    score: Array
+
+
+@dataclass(frozen=True)
+class TaskLaw:
+    """Task NLL against compute."""
+
+    e: float
+    log_a: float
+    alpha: float
+
+    def predict(self, flops: float | Array, c0: float) -> Array:
+        """The task's NLL at a compute."""
+        return self.e + np.exp(self.log_a - self.alpha * np.log(np.asarray(flops, float) / c0))
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """Centred accuracy against task NLL: 1 / (1 + exp(s·B − b))."""
+
+    s: float
+    b: float
+
+    def predict(self, nll: float | Array) -> Array:
+        """The centred accuracy at a task NLL."""
+        return np.asarray(special.expit(self.b - self.s * np.asarray(nll, float)))
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """A forecast set against an observation; `compute_factor` above 1 means better than forecast."""
+
+    series: str
+    flops: float
+    observed: float
+    forecast: float
+    miss: float
+    miss_sigma: float
+    compute_factor: float
+
+
+@dataclass(frozen=True)
+class DownstreamFit:
+    """The whole pipeline. `sigma` is the scatter of the measured scores about it."""
+
+    tasks: tuple[str, ...]
+    laws: dict[str, dict[str, TaskLaw]]
+    sigmoids: dict[str, Sigmoid]
+    r: float
+    sigma: float
+    c0: float
+    settings: dict[str, Any]
+
+    def task_scores(self, series: str, flops: float | Array) -> Array:
+        """Predicted centred accuracy of every task (rows) at each compute (columns)."""
+        if series not in self.laws:
+            raise UsageError(f"series '{series}' was not fitted; did you mean {nearest(series, self.laws)}?")
+        at = np.atleast_1d(np.asarray(flops, float))
+        return np.stack(
+            [self.sigmoids[t].predict(self.laws[series][t].predict(at, self.c0)) for t in self.tasks]
+        )
+
+    def predict(self, series: str, flops: float | Array) -> Array:
+        """The forecast full score."""
+        return self.r * self.task_scores(series, flops).mean(axis=0)
+
+    def compute_for(self, series: str, score: float, low: float = 1.0, high: float = 1e30) -> float:
+        """The compute at which a series is forecast to reach a score; infinite if it never does below
+        `high`, NaN if the score is below what is forecast for no compute at all.
+        """
+
+        def gap(log_c: float) -> float:
+            return float(self.predict(series, math.exp(log_c))[0]) - score
+
+        ends = math.log(low), math.log(high)
+        if gap(ends[1]) < 0:
+            return math.inf
+        if gap(ends[0]) > 0:
+            return math.nan
+        return math.exp(float(optimize.brentq(gap, *ends, xtol=1e-10)))
+
+    def hold_out(self, series: str, flops: float, observed: float) -> HeldOutScore:
+        """Score a checkpoint that no fit has seen."""
+        forecast = float(self.predict(series, flops)[0])
+        miss = observed - forecast
+        factor = self.compute_for(series, observed) / flops
+        return HeldOutScore(series, flops, observed, forecast, miss, miss / max(self.sigma, 1e-300), factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"law": "downstream", **asdict(self)}
+
+    def summary(self) -> str:
+        """The pipeline's numbers as text."""
+        lines = [
+            f"{len(self.tasks)} tasks, {len(self.laws)} series, r = {self.r:.5f}, scatter {self.sigma:.4f}"
+        ]
+        for task in self.tasks:
+            curve = self.sigmoids[task]
+            alphas = ", ".join(f"{name} α {laws[task].alpha:.4f}" for name, laws in self.laws.items())
+            lines.append(f"  {task:<28} s {curve.s:8.3f}  b {curve.b:8.3f}  {alphas}")
+        return "\n".join(lines)
+
+
+def fit_downstream(
+    series: Mapping[str, Checkpoints],
+    tasks: Sequence[str] | None = None,
+    *,
+    c0: float = PAPER_C0,
+    delta: float = 1e-3,
+    accuracy_delta: float = 0.01,
+) -> DownstreamFit:
+    """Fit the pipeline to all series at once; `tasks` are those that passed the filter (default: all)."""
+    chosen = tuple(tasks if tasks is not None else next(iter(series.values())).nll)
+    if not chosen:
+        raise UsageError("no task is left to fit; loosen the filter.")
+    laws: dict[str, dict[str, TaskLaw]] = {}
+    for name, points in series.items():
+        if len(points.flops) < 4:
+            raise UsageError(
+                f"series '{name}' has {len(points.flops)} checkpoints; a task law needs at least 4."
+            )
+        for task in chosen:
+            if task not in points.nll or task not in points.centered:
+                known = ", ".join(points.nll)
+                raise UsageError(f"series '{name}' has no task '{task}'; its tasks are {known}.")
+        losses = np.stack([np.asarray(points.nll[task], float) for task in chosen])
+        found = fit_floors(np.asarray(points.flops, float), losses, c0, "huber", delta)
+        laws[name] = {task: TaskLaw(*theta) for task, theta in zip(chosen, found.tolist(), strict=True)}
+    sigmoids = {
+        task: fit_sigmoid(
+            np.concatenate([np.asarray(p.nll[task], float) for p in series.values()]),
+            np.concatenate([np.asarray(p.centered[task], float) for p in series.values()]),
+            accuracy_delta,
+        )
+        for task in chosen
+    }
+    settings = {"c0": c0, "delta": delta, "accuracy_delta": accuracy_delta}
+    draft = DownstreamFit(chosen, laws, sigmoids, 1.0, 0.0, c0, settings)
+    filtered = np.concatenate([draft.predict(name, points.flops) for name, points in series.items()])
+    full = np.concatenate([np.asarray(points.score, float) for points in series.values()])
+    r = float(filtered @ full) / float(filtered @ filtered)
+    left = max(len(full) - 1, 1)
+    sigma = float(np.sqrt(((full - r * filtered) ** 2).sum() / left))
+    return DownstreamFit(chosen, laws, sigmoids, r, sigma, c0, settings)
+
+
+def fit_sigmoid(nll: Array, centered: Array, delta: float = 0.01) -> Sigmoid:
+    """The Huber sigmoid of centred accuracy on task NLL, from several starts."""
+    if len(nll) < 3:
+        raise UsageError(f"a sigmoid needs at least three measurements; there are {len(nll)}.")
+    middle, width = float(np.mean(nll)), max(float(np.std(nll)), 1e-6)
+    z = (nll - middle) / width
+
+    def residual(point: Array) -> Array:
+        return np.asarray(special.expit(point[1] - point[0] * z)) - centered
+
+    def slope(point: Array) -> Array:
+        value = special.expit(point[1] - point[0] * z)
+        steep = value * (1 - value)
+        return np.stack([-z * steep, steep], axis=1)
+
+    level = float(special.logit(np.clip(np.mean(centered), 0.01, 0.99)))
+    found = [
+        optimize.least_squares(
+            residual,
+            [steep, level],
+            jac=slope,
+            loss="huber",
+            f_scale=delta,
+            xtol=1e-14,
+            ftol=1e-14,
+            gtol=1e-14,
+        )
+        for steep in (0.3, 1.0, 3.0)
+    ]
+    best = min(found, key=lambda fit: float(fit.cost))
+    s = float(best.x[0]) / width
+    return Sigmoid(s, float(best.x[1]) + s * middle)
+
+
+@dataclass(frozen=True)
+class TaskFilter:
+    """Whether a task carries signal: `gap` above chance at the largest checkpoint, `tau` of accuracy with
+    training.
+    """
+
+    kept: bool
+    gap: float
+    tau: float
+    why: str
+
+
+def filter_tasks(
+    training: Array,
+    accuracy: Mapping[str, Array],
+    chance: Mapping[str, float],
+    *,
+    least_gap: float = LEAST_GAP,
+    least_tau: float = LEAST_TAU,
+) -> dict[str, TaskFilter]:
+    """Keep tasks at least two points above chance at the largest training amount and with Kendall τ_b of at
+    least 0.5.
+    """
+    order = np.argsort(training)
+    amount = np.asarray(training, float)[order]
+    found: dict[str, TaskFilter] = {}
+    for task, values in accuracy.items():
+        if task not in chance:
+            raise UsageError(f"no chance level is given for task '{task}'.")
+        ordered = np.asarray(values, float)[order]
+        gap = float(ordered[-1]) - chance[task]
+        tau = float(stats.kendalltau(amount, ordered, variant="b").statistic)
+        tau = 0.0 if math.isnan(tau) else tau  # constant accuracy has no order at all
+        reasons = [f"{gap * 100:+.2f} points from chance"] if gap < least_gap else []
+        reasons += [f"τ_b = {tau:.3f}"] if tau < least_tau else []
+        found[task] = TaskFilter(not reasons, gap, tau, "; ".join(reasons))
+    return found

@@ -1,0 +1,121 @@
+"""How a hyperparameter's optimum drifts with size, what missing it costs, and growth's own laws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from steepen.errors import UsageError
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLine, fit_isoflop, fit_power_line
+from steepen.laws.fits.solver import Array
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.laws.hypotheses.nested_models import t_quantile
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """One sweep of a hyperparameter at one size: multiples of its base value, and the losses."""
+
+    parameters: float
+    multiples: Array
+    loss: Array
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The drift exponent β of optimum ∝ N^β, and how much the setting matters.
+
+    `regret` is the mean loss at half and twice the base value less the loss at the base; `span` the full
+    range of losses; both at the largest size swept at half, base and twice. `three_errors` is the paper's
+    bold type (|β| at least three standard errors); with three sizes that has one degree of freedom and p
+    can be as large as 0.20, so read `line.interval` and `line.p_value`.
+    """
+
+    line: PowerLine | None
+    vertices: tuple[Vertex, ...]
+    regret: float | None
+    span: float | None
+    at_parameters: float | None
+    three_errors: bool
+
+
+def fit_drift(slices: Sequence[Slice], confidence: float = 0.90) -> Drift:
+    """Vertex of each slice (log loss against log multiple), then log optimum against log size; censored
+    ones left out.
+    """
+    if not slices:
+        raise UsageError("there are no sweeps to fit a drift to.")
+    ordered = sorted(slices, key=lambda s: s.parameters)
+    vertices = tuple(
+        find_vertex(s.multiples, s.loss, budget=s.parameters, confidence=confidence) for s in ordered
+    )
+    inside = [v for v in vertices if v.interior]
+    line = None
+    if len(inside) >= 2:
+        line = fit_power_line(
+            np.array([v.budget for v in inside]), np.array([v.x for v in inside]), confidence
+        )
+    full = [s for s in ordered if all(_at(s, multiple) is not None for multiple in (0.5, 1.0, 2.0))]
+    regret = span = size = None
+    if full:
+        top = full[-1]
+        half, base, twice = (_at(top, multiple) or math.nan for multiple in (0.5, 1.0, 2.0))
+        regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(top.loss)), top.parameters
+    bold = line is not None and line.freedom > 0 and abs(line.exponent) >= 3 * line.error
+    return Drift(line, vertices, regret, span, size, bold)
+
+
+def _at(swept: Slice, multiple: float) -> float | None:
+    close = np.flatnonzero(np.isclose(swept.multiples, multiple, rtol=1e-6))
+    return float(np.mean(swept.loss[close])) if len(close) else None
+
+
+def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: float = 0.90) -> IsoflopFit:
+    """Each budget's best share of tokens after growth: a parabola of loss in ρ; the mean is rounded to one
+    decimal.
+    """
+    return fit_isoflop(budget, rho, loss, log_x=False, log_loss=False, confidence=confidence, decimals=1)
+
+
+@dataclass(frozen=True)
+class AffineLaw:
+    """y = a·x + b with t-intervals; for growth, x is TPP without it and y the TPP at the best transition."""
+
+    a: float
+    b: float
+    a_interval: Interval
+    b_interval: Interval
+    r_squared: float
+    freedom: int
+
+    def expansion(self, tpp: float) -> float:
+        """E_ρ*/E_2 = TPP/(a·TPP + b): how much more compute each token gets at the best transition."""
+        return tpp / (self.a * tpp + self.b)
+
+    def growth_fraction(self, tpp: float, full_expansion: float) -> float:
+        """ρ* = (E_ρ/E_2 − 1)/(E_4/E_2 − 1), with `full_expansion` = E_4/E_2."""
+        return (self.expansion(tpp) - 1) / (full_expansion - 1)
+
+
+def fit_affine(x: Array, y: Array, confidence: float = 0.90) -> AffineLaw:
+    """Ordinary least squares of y on x."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if len(x) < 3 or np.ptp(x) == 0:
+        raise UsageError(
+            f"an affine law with intervals needs three points at different x; there are {len(x)}."
+        )
+    found = stats.linregress(x, y)
+    nu = len(x) - 2
+    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
+    a, b = float(found.slope), float(found.intercept)
+    return AffineLaw(
+        a, b,
+        (a - t * float(found.stderr), a + t * float(found.stderr)),
+        (b - t * float(found.intercept_stderr), b + t * float(found.intercept_stderr)),
+        float(found.rvalue) ** 2, nu,
+    )  # fmt: skip

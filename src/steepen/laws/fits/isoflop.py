@@ -1,0 +1,231 @@
+"""Sweeps at fixed compute and how their optima move: the iso-compute method, drift tests and rounding
+rules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from steepen.errors import UsageError
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.solver import Array
+from steepen.laws.fits.vertex import Vertex, VertexMethod, find_vertex
+from steepen.laws.hypotheses.nested_models import t_quantile
+from steepen.laws.verdict.sensitivity import needed_noncentrality
+
+NO_BOUNDS: Interval = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class PowerLine:
+    """A straight line of log y on log x: y = coefficient · x^exponent, with t-intervals.
+
+    `p_value` is for exponent = 0 (two-sided). `detectable` is the smallest |exponent| this many points with
+    this scatter would have found with 80% power at 5%: absence of drift means no more than that.
+    """
+
+    exponent: float
+    coefficient: float
+    error: float
+    interval: Interval
+    p_value: float
+    freedom: int
+    detectable: float
+    confidence: float
+    left_out: Interval | None
+    centre: float
+    height: float
+    residual_sd: float
+    spread: float
+
+    def predict(self, x: float) -> float:
+        """The line's y at x."""
+        return math.exp(self.height + self.exponent * (math.log(x) - self.centre))
+
+    def interval_at(self, x: float) -> Interval:
+        """The interval of the line itself at x (not of a further point)."""
+        away = math.log(x) - self.centre
+        t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.freedom))))
+        count = self.freedom + 2
+        with np.errstate(invalid="ignore"):
+            reach = t * self.residual_sd * math.sqrt(1 / count + away * away / max(self.spread, 1e-300))
+        middle = math.log(self.predict(x))
+        return math.exp(middle - reach), math.exp(middle + reach) if middle + reach < 700 else math.inf
+
+
+def fit_power_line(x: Array, y: Array, confidence: float = 0.90) -> PowerLine:
+    """Ordinary least squares of log y on log x: the scale-shift test, the drift of a hyperparameter, an
+    allocation law.
+    """
+    u, v = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
+    if len(u) < 2 or np.ptp(u) == 0:
+        raise UsageError(f"a power law needs at least two different x; there are {len(np.unique(u))}.")
+    value, error, sd, spread = _ols(u, v)
+    nu = len(u) - 2
+    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
+    p = float(2 * stats.t.sf(abs(value[1]) / max(error, 1e-300), nu)) if nu > 0 else 1.0
+    detectable = math.inf
+    if nu > 0:
+        detectable = error * math.sqrt(needed_noncentrality(nu, 0.05, 0.80))
+    out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
+    centre = float(u.mean())
+    return PowerLine(
+        exponent=float(value[1]), coefficient=float(np.exp(np.clip(value[0], -700, 700))), error=error,
+        interval=(float(value[1]) - t * error, float(value[1]) + t * error) if nu > 0 else NO_BOUNDS,
+        p_value=p, freedom=nu, detectable=detectable, confidence=confidence,
+        left_out=(float(min(out)), float(max(out))) if out else None,
+        centre=centre, height=float(value[0] + value[1] * centre), residual_sd=sd, spread=spread,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IsoflopFit:
+    """Every budget's vertex, the law they follow, and their mean. Censored vertices take no part in law or
+    mean.
+    """
+
+    vertices: tuple[Vertex, ...]
+    law: PowerLine | None
+    mean: float
+    rounded: float
+    settings: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        law = self.law
+        return {
+            "law": "isoflop", "form": "x* = coefficient * budget ** exponent", "settings": self.settings,
+            "exponent": law.exponent if law else None, "coefficient": law.coefficient if law else None,
+            "interval": list(law.interval) if law else None, "p_scale_shift": law.p_value if law else None,
+            "detectable_drift": law.detectable if law else None, "fit": asdict(law) if law else None,
+            "mean": self.mean, "rounded": self.rounded, "vertices": [asdict(v) for v in self.vertices],
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        """The vertices and their law as text."""
+        lines = [f"{'budget':>10} {'x*':>12} {'interval':>25} {'loss*':>8}  points"]
+        for v in self.vertices:
+            state = "" if v.interior else "  censored: best measured"
+            if v.concave:
+                state = "  no minimum: the parabola opens downwards"
+            span = "–" if v.interval is None else f"{v.interval[0]:.5g}–{v.interval[1]:.5g}"
+            lines.append(f"{v.budget:10.3g} {v.x:12.5g} {span:>25} {v.loss:8.4f}  {v.points}{state}")
+        if self.law:
+            law = self.law
+            lines.append(
+                f"x* = {law.coefficient:.4g} · budget^{law.exponent:.4f} ({law.interval[0]:.4f} to"
+                f" {law.interval[1]:.4f});"
+                f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
+            )
+        if math.isfinite(self.mean):
+            # The rounding rule is for ratios and fractions; of billions of tokens it says nothing.
+            rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
+            lines.append(f"mean x* {self.mean:.4g}{rounded}")
+        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+def fit_isoflop(
+    budget: Array,
+    x: Array,
+    loss: Array,
+    *,
+    method: VertexMethod = "quadratic",
+    log_x: bool = True,
+    log_loss: bool = True,
+    confidence: float = 0.90,
+    tolerance: float = 0.01,
+    decimals: int = 0,
+    nearest: int | None = None,
+) -> IsoflopFit:
+    """Find each budget's vertex and how it moves with budget; budgets within `tolerance` are one sweep."""
+    budget, x, loss = (np.asarray(part, float) for part in (budget, x, loss))
+    warnings: list[str] = []
+    vertices: list[Vertex] = []
+    for group in group_budgets(budget, tolerance):
+        level = float(np.exp(np.log(budget[group]).mean()))
+        if len(np.unique(x[group])) < 3:
+            warnings.append(f"budget {level:.3g} has fewer than three different x and is left out")
+            continue
+        vertex = find_vertex(
+            x[group], loss[group], budget=level, method=method, log_x=log_x, log_loss=log_loss,
+            confidence=confidence, nearest=nearest,
+        )  # fmt: skip
+        vertices.append(vertex)
+    if not vertices:
+        raise UsageError("no budget has three different x, so there is no parabola to fit.")
+    interior = [v for v in vertices if v.interior]
+    warnings += [
+        f"budget {v.budget:.3g}: no minimum: the parabola opens downwards; sweep around the optimum"
+        if v.concave
+        else f"budget {v.budget:.3g}: the optimum is censored (outside the sweep); widen it"
+        for v in vertices
+        if v.censored
+    ]
+    warnings += [
+        f"budget {v.budget:.3g}: the interval of the optimum is unbounded (too few points, or too flat), yet"
+        " it enters law and mean like any other; add points or leave it out"
+        for v in interior
+        if v.unbounded
+    ]
+    wide = [v for v in vertices if v.p_parabola is not None and v.p_parabola < 0.01]
+    if wide:
+        which = ", ".join(f"{v.budget:.3g}" for v in wide)
+        warnings.append(
+            f"{len(wide)} of {len(vertices)} sweeps are not parabolas (budget {which}; p < 0.01 for a cubic"
+            " term); fit fewer points around the minimum, or use the Akima minimum"
+        )
+    law = None
+    if len(interior) >= 2 and all(v.x > 0 for v in interior):
+        law = fit_power_line(
+            np.array([v.budget for v in interior]), np.array([v.x for v in interior]), confidence
+        )
+    else:
+        warnings.append(f"{len(interior)} interior optima are too few for a law")
+    mean = float(np.mean([v.x for v in interior])) if interior else math.nan
+    settings = {
+        "method": method, "log_x": log_x, "log_loss": log_loss, "confidence": confidence,
+        "tolerance": tolerance, "decimals": decimals, "nearest": nearest,
+    }  # fmt: skip
+    rounded = rounded_mean([v.x for v in interior], decimals) if interior else math.nan
+    return IsoflopFit(tuple(vertices), law, mean, rounded, settings, tuple(warnings))
+
+
+def rounded_mean(optima: list[float], decimals: int = 0) -> float:
+    """The paper's rounding rule: the arithmetic mean of the optima, to whole TPP (or one decimal of ρ),
+    half up.
+    """
+    factor = 10.0**decimals
+    return math.floor(float(np.mean(optima)) * factor + 0.5) / factor
+
+
+def group_budgets(budget: Array, tolerance: float = 0.01) -> list[NDArray[np.intp]]:
+    """Row numbers of each budget, lowest first; values closer than `tolerance` to their neighbour are one
+    budget.
+    """
+    order = np.argsort(budget, kind="stable")
+    gaps = np.flatnonzero(np.diff(np.log(budget[order])) > math.log1p(tolerance)) + 1
+    return [np.asarray(part) for part in np.split(order, gaps)]
+
+
+def _ols(u: Array, v: Array) -> tuple[Array, float, float, float]:
+    """(intercept, slope), the slope's standard error, the residual sd, and Σ(u − ū)²."""
+    centred = u - u.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ v) / spread if spread > 0 else math.nan
+    residual = v - v.mean() - slope * centred
+    nu = len(u) - 2
+    variance = float(residual @ residual) / nu if nu > 0 else 0.0
+    return (
+        np.array([v.mean() - slope * u.mean(), slope]),
+        math.sqrt(variance / max(spread, 1e-300)),
+        math.sqrt(variance),
+        spread,
+    )

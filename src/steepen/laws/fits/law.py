@@ -1,0 +1,164 @@
+"""What a fitted compute law is: its numbers, its intervals, and the settings that made it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.solver import Array
+from steepen.laws.hypotheses.nested_models import t_quantile
+from steepen.laws.ladder import Ladder
+
+Loss = Literal["huber", "mse", "log-mse"]
+Method = Literal["paper", "joint"]
+LOSSES: tuple[Loss, ...] = ("huber", "mse", "log-mse")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with two intervals: `conditional` holds E (for E itself: the exponents) as if known."""
+
+    value: float
+    conditional: Interval
+    unconditional: Interval
+
+
+@dataclass(frozen=True)
+class ArmLaw:
+    """One arm's law. `log_a` is the natural logarithm of the reducible loss at C0."""
+
+    arm: str
+    gamma: Estimate
+    log_a: Estimate
+    e: Estimate
+    slope_error: float
+    residual_sd: float
+    c0: float
+    flops_range: tuple[float, float]
+
+    def predict(self, flops: float | Array) -> Array:
+        """The law's loss at a compute."""
+        x = np.log(np.asarray(flops, float) / self.c0)
+        return self.e.value + np.exp(self.log_a.value - self.gamma.value * x)
+
+    def compute_for(self, loss: float | Array) -> Array:
+        """The compute at which the law reaches a loss; infinite at or below its floor."""
+        above = np.asarray(loss, float) - self.e.value
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            value = self.c0 * np.exp((self.log_a.value - np.log(above)) / self.gamma.value)
+        return np.where(above > 0, value, np.inf)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a compute-law fit. `c0` None means the reference's geometric-mean compute."""
+
+    reference: str
+    method: Method = "joint"
+    loss: Loss = "huber"
+    delta: float = 1e-3
+    c0: float | None = None
+    confidence: float = 0.90
+    noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence}; give a share between 0 and 1, such as 0.9.")
+        for name, value in (("delta", self.delta), ("c0", self.c0), ("noise", self.noise)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
+
+    @property
+    def log(self) -> bool:
+        """Whether the joint way compares log losses."""
+        return self.loss == "log-mse"
+
+
+@dataclass(frozen=True)
+class ComputeFit:
+    """The laws of every arm by one method, with the settings that made them."""
+
+    settings: Settings
+    c0: float
+    arms: dict[str, ArmLaw]
+    sigma: float
+    freedom: float
+    objective: float
+    at_bound: tuple[str, ...] = ()
+    # Of (E, every log A, every γ) in the order of `arms`; kept for bands, not for JSON.
+    covariance: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False, compare=False)
+
+    @property
+    def theta(self) -> Array:
+        """(E, every log A, every γ) in the order of `arms`."""
+        laws = list(self.arms.values())
+        return np.array([laws[0].e.value, *(a.log_a.value for a in laws), *(a.gamma.value for a in laws)])
+
+    @property
+    def quantile(self) -> float:
+        """Student's t for the settings' confidence and the fit's degrees of freedom."""
+        return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.freedom)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "settings": asdict(self.settings), "c0": self.c0, "sigma": self.sigma, "freedom": self.freedom,
+            "objective": self.objective, "at_bound": list(self.at_bound),
+            "arms": {name: law_dict(law) for name, law in self.arms.items()},
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        """The laws as lines of text."""
+        per = f"{self.settings.confidence:.0%}"
+        head = f"compute law, {self.settings.method} way, C0 = {self.c0:.4g}, scatter {self.sigma:.2g}"
+        lines = [head, f"{'arm':<20} {'γ':>8} {per + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}"]
+        for law in self.arms.values():
+            wide, narrow = law.gamma.unconditional, law.gamma.conditional
+            lines.append(
+                f"{law.arm:<20} {law.gamma.value:8.4f} {wide[0]:10.4f}–{wide[1]:.4f}  "
+                f" {narrow[0]:10.4f}–{narrow[1]:.4f}"
+                f"   {law.log_a.value:8.4f} {law.e.value:8.4f}"
+            )
+        return "\n".join(lines)
+
+
+def law_dict(law: ArmLaw) -> dict[str, Any]:
+    """One arm's law as plain data: values at the top, intervals below."""
+    parts = {"gamma": law.gamma, "log_a": law.log_a, "e": law.e}
+    return {
+        **{name: part.value for name, part in parts.items()},
+        "intervals": {
+            name: {"conditional": list(part.conditional), "unconditional": list(part.unconditional)}
+            for name, part in parts.items()
+        },
+        "slope_error": law.slope_error,
+        "residual_sd": law.residual_sd,
+        "flops_range": list(law.flops_range),
+    }
+
+
+def default_c0(ladder: Ladder) -> float:
+    """The geometric mean of a ladder's compute, where its constant and exponent are least entangled."""
+    return float(np.exp(np.log(ladder.flops).mean()))
+
+
+def around(value: float, reach: float) -> Interval:
+    """value ± reach."""
+    return value - float(reach), value + float(reach)
+
+
+def spread(residual: Array) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(residual**2)))
+
+
+def flops_range(ladder: Ladder) -> tuple[float, float]:
+    """A ladder's lowest and highest compute."""
+    return float(ladder.flops[0]), float(ladder.flops[-1])

@@ -1,0 +1,76 @@
+"""Matched-compute cuts: what each family of runs reaches at common budgets, and which is best there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.solver import Array
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.laws.ladder import Ladder
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One budget: the interpolated loss of every family that covers it, and the optimum over them.
+
+    `best.interior` is False (censored) where no parabola has its minimum inside the families present;
+    `best.x` is then the best measured family. None where fewer than two families cover the budget.
+    """
+
+    budget: float
+    losses: dict[float, float]
+    best: Vertex | None
+
+
+def loss_at(ladder: Ladder, budget: float) -> float | None:
+    """A ladder's loss at a budget, log–log between its two nearest rungs; None outside its range."""
+    if not ladder.flops[0] <= budget <= ladder.flops[-1]:
+        return None
+    return float(np.exp(np.interp(math.log(budget), np.log(ladder.flops), np.log(ladder.loss))))
+
+
+def matched_cuts(families: dict[float, Ladder], budgets: Array, confidence: float = 0.90) -> list[Cut]:
+    """Cut families (keyed by K, or any positive setting) at budgets; the optimum is a parabola in log K and
+    log loss.
+    """
+    for key in families:
+        if not key > 0:
+            raise UsageError(
+                f"a family is keyed {key}; keys must be positive numbers such as the number of passes."
+            )
+    found: list[Cut] = []
+    for budget in np.asarray(budgets, float):
+        losses = {
+            key: value
+            for key, ladder in sorted(families.items())
+            if (value := loss_at(ladder, budget)) is not None
+        }
+        found.append(Cut(float(budget), losses, _best(losses, float(budget), confidence)))
+    return found
+
+
+def common_budgets(families: dict[float, Ladder], count: int = 8) -> Array:
+    """Budgets that every family covers, evenly spaced in log compute."""
+    low = max(float(ladder.flops[0]) for ladder in families.values())
+    high = min(float(ladder.flops[-1]) for ladder in families.values())
+    if low > high:
+        raise UsageError(
+            f"no budget is covered by every family (the highest start is {low:.3g}, the lowest end"
+            f" {high:.3g})."
+        )
+    return np.geomspace(low, high, count)
+
+
+def _best(losses: dict[float, float], budget: float, confidence: float) -> Vertex | None:
+    keys, values = np.array(list(losses)), np.array(list(losses.values()))
+    if len(keys) >= 3:
+        return find_vertex(keys, values, budget=budget, confidence=confidence)
+    if len(keys) == 2:
+        i = int(np.argmin(values))
+        nowhere = (-math.inf, math.inf)
+        return Vertex(budget, float(keys[i]), float(values[i]), False, nowhere, 0.0, 2, None, "quadratic")
+    return None

@@ -1,0 +1,166 @@
+"""The paper's way: E from the reference alone by summed Huber loss, then a log–log line for every arm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.law import (
+    ArmLaw,
+    ComputeFit,
+    Estimate,
+    Loss,
+    Settings,
+    around,
+    default_c0,
+    flops_range,
+    spread,
+)
+from steepen.laws.fits.solver import Array, Design, Solution, solve_anew, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import ROUNDING, t_quantile
+from steepen.laws.ladder import Ladder
+
+
+def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
+    """Fit every arm's law with the reference's E; intervals with and without E's own error."""
+    base = ladders[settings.reference]
+    c0 = settings.c0 or default_c0(base)
+    fit = fit_floor(base, c0, settings.loss, settings.delta, settings.noise)
+    e = float(fit.theta[0])
+    for ladder in ladders.values():
+        for loss, place in zip(ladder.loss, ladder.places, strict=True):
+            if loss <= e:
+                raise UsageError(
+                    f"{place}: the loss {loss:g} of arm '{ladder.arm}' is not above the floor E = {e:.4f}"
+                    " fitted on"
+                    f" '{base.arm}', so log(L − E) does not exist; correct the row, or fit all arms' floor"
+                    " together"
+                    " with the joint method."
+                )
+    freedom = len(base.flops) - 3 if settings.noise is None else math.inf
+    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(float(freedom))))
+    errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
+    given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
+    e_estimate = Estimate(
+        e,
+        around(e, quantile * math.sqrt(max(given_gamma[0, 0], 0.0))),
+        (max(0.0, e - quantile * float(errors[0])), e + quantile * float(errors[0])),
+    )
+    arms: dict[str, ArmLaw] = {}
+    carrier = np.zeros(1 + 2 * len(ladders))  # how every parameter moves with E
+    carrier[0] = 1.0
+    joint = np.zeros((len(carrier), len(carrier)))
+    for i, (name, ladder) in enumerate(ladders.items()):
+        value, inverse, sd, nu = _line(ladder, c0, e, settings.noise)
+        error = np.sqrt(np.diag(inverse))
+        own = [1 + len(ladders) + i, 1 + i]
+        if name == settings.reference:
+            value = np.array([fit.theta[2], fit.theta[1]])
+            total, total_nu = errors[[2, 1]], np.array([freedom, freedom], float)
+            carrier[own] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
+            left = (
+                fit.covariance[np.ix_([2, 1], [2, 1])]
+                - np.outer(carrier[own], carrier[own]) * fit.covariance[0, 0]
+            )
+            joint[np.ix_(own, own)] = left
+        else:
+            # E comes from other runs than the line, so their errors add; the degrees of freedom by
+            # Satterthwaite.
+            slope = (_line(ladder, c0, e + 1e-6)[0] - value) / 1e-6
+            carried = slope * errors[0]
+            carrier[own], joint[np.ix_(own, own)] = slope, inverse
+            total = np.sqrt(error**2 + carried**2)
+            parts = error**4 / max(nu, 1e-9) + carried**4 / max(freedom, 1e-9)
+            total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
+        narrow = float(t_quantile((1 + settings.confidence) / 2, np.array(float(nu))))
+        wide = t_quantile((1 + settings.confidence) / 2, total_nu)
+        gamma, log_a = (
+            Estimate(
+                float(value[i]),
+                around(float(value[i]), narrow * error[i]),
+                around(float(value[i]), wide[i] * total[i]),
+            )
+            for i in range(2)
+        )
+        arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
+    joint += np.outer(carrier, carrier) * fit.covariance[0, 0]
+    return ComputeFit(settings, c0, arms, fit.sigma, float(freedom), fit.objective, fit.at_bound, joint)
+
+
+@dataclass(frozen=True, eq=False)
+class FloorFit:
+    """E, log A, γ of one ladder with their covariance."""
+
+    theta: Array
+    covariance: Array
+    sigma: float
+    objective: float
+    at_bound: tuple[str, ...]
+
+
+def fit_floor(
+    ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3, noise: float | None = None
+) -> FloorFit:
+    """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses).
+
+    `noise` is a known standard deviation of the loss; without it the scatter about the law is used.
+    """
+    x = np.log(ladder.flops / c0)
+    log = loss != "mse"
+    huber = delta if loss == "huber" else None
+    weights = ladder.seeds
+    design, best = _three_parameters(x, ladder.loss, loss, delta, weights)
+    theta = best.theta[0]
+    predicted = design.predict(theta, x)
+    residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
+    free = max(len(x) - 3, 1)
+    rounding = ROUNDING * (1.0 if log else float(ladder.loss.mean()))
+    variance = max(float((weights * residual**2).sum()) / free, rounding**2)
+    if noise is not None:
+        variance = (noise / (float(ladder.loss.mean()) if log else 1.0)) ** 2
+    elif huber is not None:
+        # An M-estimator's variance. Of a few points, most of them beyond δ, it is far too small: then that
+        # of least squares, which it is in any case where every residual is inside δ.
+        inside = np.abs(residual) <= huber
+        clipped = np.clip(residual, -huber, huber)
+        share = max(float(inside.mean()), 1.0 / len(x))
+        variance = max(float((weights * clipped**2).sum()) / free / share**2, variance)
+    covariance = unscaled_covariance(design, x, theta, weights=weights, log=log)[0] * variance
+    bound = ("e at zero",) if theta[0] <= 0 else ()
+    sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
+    return FloorFit(theta, covariance, sigma, float(best.objective[0]), bound)
+
+
+def fit_floors(flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3) -> Array:
+    """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
+    return _three_parameters(np.log(flops / c0), losses, loss, delta, None)[1].theta
+
+
+def _three_parameters(
+    x: Array, y: Array, loss: Loss, delta: float, weights: Array | None
+) -> tuple[Design, Solution]:
+    ones = np.ones((len(x), 1))
+    design = Design(ones, ones, ones)
+    huber = delta if loss == "huber" else None
+    return design, solve_anew(design, x, y, weights=weights, log=loss != "mse", huber=huber)
+
+
+def _line(
+    ladder: Ladder, c0: float, e: float, noise: float | None = None
+) -> tuple[Array, Array, float, float]:
+    """Log–log regression above a given floor: (γ, log A), their covariance, residual sd in loss, freedom."""
+    x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.seeds
+    design = np.stack([-x, np.ones_like(x)], axis=1)
+    inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)
+    value = inverse @ (design * w[:, None]).T @ z
+    residual = z - design @ value
+    sd = spread(residual * (ladder.loss - e))
+    if noise is not None:  # known in the loss, so in its logarithm different at every rung
+        known = w * (noise / (ladder.loss - e)) ** 2
+        return value, inverse @ ((design * known[:, None]).T @ design) @ inverse, sd, math.inf
+    nu = len(x) - 2
+    variance = max(float((w * residual**2).sum()) / max(nu, 1), ROUNDING**2)
+    return value, inverse * variance, sd, float(nu)

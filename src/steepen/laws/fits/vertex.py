@@ -1,0 +1,190 @@
+"""The optimum of one sweep at fixed compute: a parabola's vertex with its interval, or an Akima curve's
+minimum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import interpolate
+
+from steepen.errors import UsageError
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.solver import Array
+from steepen.laws.hypotheses.nested_models import f_p_value, t_quantile
+
+VertexMethod = Literal["quadratic", "akima"]
+LEAST_POINTS = 3
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """Where a sweep is lowest. `interior`: the minimum is bracketed by the sweep; otherwise it is censored.
+
+    A censored sweep's `x` is its best measured point, not an optimum. `interval` is infinite where the
+    curvature itself is uncertain. `left_out` is the range of the vertex as each point is left out in turn.
+    A parabola that opens downwards is `concave`: it has no minimum, so `interval` and `left_out` are None.
+    `p_parabola` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
+    """
+
+    budget: float
+    x: float
+    loss: float
+    interior: bool
+    interval: Interval | None
+    curvature: float
+    points: int
+    left_out: Interval | None
+    method: VertexMethod
+    p_parabola: float | None = None
+
+    @property
+    def censored(self) -> bool:
+        """Whether the optimum lies outside what was measured."""
+        return not self.interior
+
+    @property
+    def concave(self) -> bool:
+        """Whether the sweep has no minimum at all, because its parabola opens downwards."""
+        return self.method == "quadratic" and self.curvature <= 0
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether the sweep leaves open where its optimum is (an Akima minimum has no interval to say so)."""
+        return self.method == "quadratic" and (self.interval is None or math.isinf(self.interval[1]))
+
+
+def find_vertex(
+    x: Array,
+    loss: Array,
+    *,
+    budget: float = math.nan,
+    method: VertexMethod = "quadratic",
+    log_x: bool = True,
+    log_loss: bool = True,
+    confidence: float = 0.90,
+    nearest: int | None = None,
+) -> Vertex:
+    """Fit loss against x (each in logarithms unless told otherwise) and find the minimum.
+
+    `nearest` fits only that many points around the lowest measured one, for sweeps wider than a parabola
+    holds.
+    """
+    if nearest is not None and nearest < LEAST_POINTS:
+        raise UsageError(f"nearest is {nearest}; a parabola needs at least {LEAST_POINTS} points.")
+    order = np.argsort(x)
+    x, loss = np.asarray(x, float)[order], np.asarray(loss, float)[order]
+    where = "" if math.isnan(budget) else f" at budget {budget:.3g}"
+    if len(np.unique(x)) < LEAST_POINTS:
+        raise UsageError(
+            f"a sweep{where} has {len(np.unique(x))} different x; a parabola needs {LEAST_POINTS}."
+        )
+    u, v = (np.log(x) if log_x else x), (np.log(loss) if log_loss else loss)
+    if nearest is not None:
+        close = np.sort(np.argsort(np.abs(u - u[np.argmin(v)]), kind="stable")[:nearest])
+        x, loss, u, v = x[close], loss[close], u[close], v[close]
+    found = _akima(u, v) if method == "akima" else _parabola(u, v)
+    position, height, curvature = found
+    span = u[-1] - u[0]
+    interior = bool(
+        math.isfinite(position) and curvature > 0 and u[0] + 1e-9 * span < position < u[-1] - 1e-9 * span
+    )
+    interval: Interval | None = _fieller(u, v, confidence) if method == "quadratic" else (-math.inf, math.inf)
+    left_out = _leave_one_out(u, v, method)
+    if method == "quadratic" and curvature <= 0:
+        interval, left_out = None, None
+    if not interior:
+        best = int(np.argmin(v))
+        position, height = float(u[best]), float(v[best])
+
+    def back(value: float) -> float:
+        return (math.exp(value) if value < 700 else math.inf) if log_x else value
+
+    return Vertex(
+        budget=budget,
+        x=back(position),
+        loss=math.exp(height) if log_loss else height,
+        interior=interior,
+        interval=None if interval is None else (back(interval[0]), back(interval[1])),
+        curvature=curvature,
+        points=len(x),
+        left_out=None if left_out is None else (back(left_out[0]), back(left_out[1])),
+        method=method,
+        p_parabola=_p_cubic(u, v) if method == "quadratic" else None,
+    )
+
+
+def _p_cubic(u: Array, v: Array) -> float | None:
+    """F-test of a cubic term; None without the points for it."""
+    nu = len(u) - 4
+    if nu < 1 or len(np.unique(u)) < 4:
+        return None
+    z = (u - u.mean()) / max(float(np.ptp(u)), 1e-12)
+    small, large = (float(((v - np.polyval(np.polyfit(z, v, k), z)) ** 2).sum()) for k in (2, 3))
+    return float(f_p_value(np.array((small - large) / max(large / nu, 1e-300)), 1.0, np.array(float(nu))))
+
+
+def _parabola(u: Array, v: Array) -> tuple[float, float, float]:
+    """Vertex, height there, and curvature (second derivative)."""
+    centre, scale = u.mean(), max(float(np.ptp(u)), 1e-12)
+    c2, c1, c0 = np.polyfit((u - centre) / scale, v, 2)
+    if c2 == 0:
+        return math.nan, float(v.min()), 0.0
+    top = -c1 / (2 * c2)
+    return float(centre + scale * top), float(c0 + c1 * top + c2 * top**2), float(2 * c2 / scale**2)
+
+
+def _akima(u: Array, v: Array) -> tuple[float, float, float]:
+    """The minimum of an Akima curve through the points (repeats at one x averaged)."""
+    unique, inverse = np.unique(u, return_inverse=True)
+    mean = np.bincount(inverse, v) / np.bincount(inverse)
+    if len(unique) < 3:
+        return math.nan, float(v.min()), 0.0
+    grid = np.linspace(unique[0], unique[-1], 5001)
+    curve = interpolate.Akima1DInterpolator(unique, mean)(grid)
+    best = int(np.argmin(curve))
+    if best in (0, len(grid) - 1):
+        return float(grid[best]), float(curve[best]), 0.0
+    position, height, curvature = _parabola(grid[best - 1 : best + 2], curve[best - 1 : best + 2])
+    return position, height, max(curvature, 1e-300)
+
+
+def _fieller(u: Array, v: Array, confidence: float) -> Interval:
+    """The vertex is −b/(2c); Fieller's interval holds also where the curvature c is poorly known."""
+    nu = len(u) - 3
+    if nu < 1:
+        return -math.inf, math.inf
+    centre, scale = u.mean(), max(float(np.ptp(u)), 1e-12)
+    z = (u - centre) / scale
+    design = np.stack([np.ones_like(z), z, z * z], axis=1)
+    inverse = np.linalg.pinv(design.T @ design)
+    value = inverse @ design.T @ v
+    residual = v - design @ value
+    covariance = inverse * float(residual @ residual) / nu
+    t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
+    # All p with (b + 2cp)² ≤ t²·Var(b + 2cp): a quadratic inequality in p.
+    b, c = value[1], value[2]
+    quad = 4 * c * c - t * t * 4 * covariance[2, 2]
+    line = 4 * b * c - t * t * 4 * covariance[1, 2]
+    rest = b * b - t * t * covariance[1, 1]
+    discriminant = line * line - 4 * quad * rest
+    if quad <= 0 or discriminant < 0:
+        return -math.inf, math.inf
+    ends = sorted((-line + side * math.sqrt(discriminant)) / (2 * quad) for side in (-1, 1))
+    return float(centre + scale * ends[0]), float(centre + scale * ends[1])
+
+
+def _leave_one_out(u: Array, v: Array, method: VertexMethod) -> Interval | None:
+    if len(u) <= LEAST_POINTS:
+        return None
+    fit = _akima if method == "akima" else _parabola
+    found: list[float] = []
+    for i in range(len(u)):
+        keep = np.arange(len(u)) != i
+        if len(np.unique(u[keep])) >= LEAST_POINTS:
+            found.append(fit(u[keep], v[keep])[0])
+    finite = [value for value in found if math.isfinite(value)]
+    return (min(finite), max(finite)) if finite else None

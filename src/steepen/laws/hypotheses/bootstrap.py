@@ -1,0 +1,146 @@
+"""Resampled ladders (residuals exchanged, seeds redrawn, rungs left out) and how the verdict takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import (
+    VERDICTS,
+    PairFits,
+    Rule,
+    VerdictWord,
+    compare_readings,
+    fit_readings,
+    judge,
+)
+from steepen.laws.ladder import Ladder
+
+LEAST_DRAWS = 200
+POINTS_DRAWN = 1_000_000
+ENDS_LEFT_OUT = 50
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Δγ over resampled ladders, and how often each verdict came out."""
+
+    kind: str
+    draws: int
+    delta_gamma: Interval
+    verdict_shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The outcome without one rung."""
+
+    place: str
+    arm: str
+    flops: float
+    delta_gamma: float
+    p_slope: float
+    verdict: VerdictWord
+
+
+def residual_draws(fits: PairFits, y: Array, rule: Rule, draws: int, rng: np.random.Generator) -> Array:
+    """Ladders made of the free reading plus its residuals, shuffled with replacement.
+
+    Residuals are first scaled by their leverage, or the draws would scatter less than the measurements do.
+    """
+    design, x, weights = fits.designs["free"], fits.pair.x, fits.weights[0]
+    theta = fits.solutions["free"].theta[:1]
+    predicted = design.predict(theta, x)[0]
+    residual = np.log(y / predicted) if rule.log else y - predicted
+    j = jacobian(design, x, theta, rule.log)[0]
+    inverse = unscaled_covariance(design, x, theta, weights=weights, log=rule.log)[0]
+    leverage = np.einsum("ni,ij,nj->n", j, inverse, j) * weights
+    scaled = residual * np.sqrt(weights) / np.sqrt(np.maximum(1.0 - leverage, 1e-3))
+    scaled -= scaled.mean()
+    noise = scaled[rng.integers(len(x), size=(draws, len(x)))] / np.sqrt(weights)
+    return predicted * np.exp(noise) if rule.log else predicted + noise
+
+
+def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Generator) -> Array | None:
+    """Rung means after drawing each rung's seeds again; None where no rung has two.
+
+    With k seeds a plain redraw scatters too little by (k − 1)/k, so deviations from the rung's mean are
+    stretched.
+    """
+    if all(len(runs) < 2 for ladder in ladders for runs in ladder.runs):
+        return None
+    columns: list[Array] = []
+    for ladder in ladders:
+        for runs in ladder.runs:
+            count = len(runs)
+            if count < 2:
+                columns.append(np.full(draws, runs[0]))
+                continue
+            deviation = (runs - runs.mean()) * np.sqrt(count / (count - 1))
+            columns.append(runs.mean() + deviation[rng.integers(count, size=(draws, count))].mean(axis=1))
+    return np.stack(columns, axis=1)
+
+
+def resample(
+    ladders: tuple[Ladder, Ladder],
+    fits: PairFits,
+    y: Array,
+    rule: Rule,
+    *,
+    confidence: float,
+    draws: int,
+    seed: int,
+) -> tuple[tuple[Resampling, ...], PairFits]:
+    """Both kinds of bootstrap; the residual one's fits also give the multipliers their bands."""
+    rng = np.random.default_rng(seed)
+    # Long ladders are well determined and slow to refit: fewer draws, as the result then says.
+    draws = min(draws, max(LEAST_DRAWS, POINTS_DRAWN // len(y)))
+    found: list[Resampling] = []
+    kept = fits
+    for kind, data in (
+        ("residuals", residual_draws(fits, y, rule, draws, rng)),
+        ("seeds", seed_draws(ladders, draws, rng)),
+    ):
+        if data is None:
+            continue
+        drawn = fit_readings(fits.pair, data, rule, warm=fits)
+        kept = drawn if kind == "residuals" else kept
+        tests = compare_readings(drawn, rule)
+        words = judge(tests, rule)
+        tail = (1 - confidence) / 2
+        low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
+        shares = {word: float(np.mean(words == word)) for word in VERDICTS}
+        found.append(Resampling(kind, draws, (float(low), float(high)), shares))
+    return tuple(found), kept
+
+
+def leave_out(ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: Rule) -> tuple[LeftOut, ...]:
+    """Every rung left out in turn, by giving it no weight."""
+    count = len(y)
+    if count - 1 < 7:
+        return ()
+    sizes = [len(ladder.flops) for ladder in ladders]
+    # Of a very long ladder only the ends are left out in turn: they are what a slope hangs on.
+    chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < ENDS_LEFT_OUT]
+    chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < ENDS_LEFT_OUT]
+    weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)
+    tests = compare_readings(fit_readings(fits.pair, y, rule, weights=weights, warm=fits), rule)
+    words = judge(tests, rule)
+    rungs = [
+        (place, ladder.arm, float(flops))
+        for ladder in ladders
+        for place, flops in zip(ladder.places, ladder.flops, strict=True)
+    ]
+    return tuple(
+        LeftOut(
+            *rungs[row],
+            float(tests.delta_gamma[i]),
+            float(tests.p_slope[i]),
+            cast(VerdictWord, str(words[i])),
+        )
+        for i, row in enumerate(chosen)
+    )

@@ -1,0 +1,267 @@
+"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a
+verdict.
+
+    same      one law for both                        3 parameters
+    constant  own constant                            4
+    exponent  own constant and exponent, one floor    5
+    floor     own constant and floor, one exponent    5   (the floor-shift twin of `exponent`)
+    free      everything its own                      6
+
+All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested
+models whose size is right for eight points as well as for eight hundred. Everything here is vectorised over
+data sets: the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with
+every rung left out is the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from steepen.laws.fits.solver import (
+    Array,
+    Design,
+    Mask,
+    Solution,
+    better_of,
+    solve,
+    solve_anew,
+    unscaled_covariance,
+)
+
+Reading = Literal["same", "constant", "exponent", "floor", "free"]
+Own = Literal["exponent", "floor"]
+VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"]
+
+READINGS: tuple[Reading, ...] = ("same", "constant", "exponent", "floor", "free")
+VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
+
+# Below this share of the loss, scatter is the rounding of the table, not noise of the runs.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How verdicts are reached. `margin` is the largest |Δγ|/γ that may still be called a constant gain.
+
+    The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
+    .0027 of .1113), so an effect of that size is not waved through as a constant. `noise` is a known
+    standard deviation of the loss; without it the scatter about the free reading is used.
+    """
+
+    level: float = 0.05
+    margin: float = 0.025
+    noise: float | None = None
+    log: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind
+    each.
+    """
+
+    x: Array
+    arm: NDArray[np.bool_]
+    weights: Array
+
+    def designs(self) -> dict[Reading, Design]:
+        """The five readings; constants and exponents are (reference, arm − reference), floors one per
+        ladder.
+        """
+        ones = np.ones((len(self.x), 1))
+        arm = self.arm[:, None].astype(float)
+        both, split = np.hstack([ones, arm]), np.hstack([1.0 - arm, arm])
+        return {
+            "same": Design(ones, ones, ones),
+            "constant": Design(ones, both, ones),
+            "exponent": Design(ones, both, both),
+            "floor": Design(split, both, ones),
+            "free": Design(split, both, both),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PairFits:
+    """Every reading fitted to every data set."""
+
+    pair: Pair
+    weights: Array
+    designs: dict[Reading, Design]
+    solutions: dict[Reading, Solution]
+    scale: Array
+
+    def rss(self, reading: Reading) -> Array:
+        """Weighted residual sum of squares of one reading, one value per data set."""
+        return self.solutions[reading].objective
+
+    def freedom(self, reading: Reading) -> Array:
+        """Points that count, less the reading's parameters."""
+        return (self.weights > 0).sum(axis=1) - float(self.designs[reading].parameters)
+
+    def variance(self, reading: Reading, rule: Rule) -> Array:
+        """The noise variance a test against `reading` divides by."""
+        if rule.noise is not None:
+            return np.full(len(self.scale), (rule.noise / (self.scale if rule.log else 1.0)) ** 2)
+        rounding = ROUNDING * (1.0 if rule.log else self.scale)
+        return np.maximum(self.rss(reading) / np.maximum(self.freedom(reading), 1e-9), rounding**2)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What the verdict rests on, one value per data set; every `p_` is the p-value of an F-test."""
+
+    p_shift: Array
+    p_slope: Array
+    p_exponent_reading: Array
+    p_floor_reading: Array
+    delta_gamma: Array
+    delta_gamma_error: Array
+    gamma: Array
+    delta_log_a: Array
+    delta_e: Array
+    delta_gamma_free: Array
+    freedom: Array
+
+
+def fit_readings(
+    pair: Pair, y: Array, rule: Rule, *, weights: Array | None = None, warm: PairFits | None = None
+) -> PairFits:
+    """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts.
+
+    Where there is none, or a search from it does not come to rest, several starts are tried: a short ladder
+    leaves its floor nearly free, and a search that begins at the wrong end of that valley may stop in it.
+    """
+    y, w = np.broadcast_arrays(np.atleast_2d(y), np.atleast_2d(pair.weights if weights is None else weights))
+    designs = pair.designs()
+
+    def run(reading: Reading, start: Array) -> Solution:
+        return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
+
+    def anew(reading: Reading, rows: Mask) -> Solution:
+        return solve_anew(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
+
+    found: dict[Reading, Solution] = {}
+    for reading in READINGS:
+        if warm is None:
+            found[reading] = anew(reading, np.ones(len(y), bool))
+            continue
+        found[reading] = run(reading, warm.solutions[reading].theta)
+        restless = ~found[reading].converged
+        if restless.any():
+            found[reading] = found[reading].with_rows(restless, anew(reading, restless))
+    _mend(found, run)
+    return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+
+
+def _widened(theta: Array, by: Own) -> Array:
+    """θ of a reading as θ of the larger one that gives the arm its own exponent, or its own floor."""
+    return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
+
+
+def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Solution]) -> None:
+    """Where a larger reading came out worse than one it contains, start it from that one."""
+    pairs: list[tuple[Reading, Reading, Own]] = [
+        ("constant", "exponent", "exponent"),
+        ("constant", "floor", "floor"),
+        ("exponent", "free", "floor"),
+        ("floor", "free", "exponent"),
+    ]
+    for small, large, by in pairs:
+        if (found[large].objective > found[small].objective * (1 + 1e-9)).any():
+            found[large] = better_of(found[large], run(large, _widened(found[small].theta, by)))
+
+
+def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
+    """Compare nested readings. Each test has one degree of freedom above and the larger model's below."""
+    free = fits.solutions["free"].theta
+    exponent = fits.solutions["exponent"].theta
+    covariance = unscaled_covariance(
+        fits.designs["exponent"], fits.pair.x, exponent, weights=fits.weights, log=rule.log
+    )
+    variance = fits.variance("exponent", rule)
+    return Comparison(
+        p_shift=_p_value(fits, "same", "constant", rule),
+        p_slope=_p_value(fits, "constant", "exponent", rule),
+        p_exponent_reading=_p_value(fits, "exponent", "free", rule),
+        p_floor_reading=_p_value(fits, "floor", "free", rule),
+        delta_gamma=exponent[:, 4],
+        delta_gamma_error=np.sqrt(covariance[:, 4, 4] * variance),
+        gamma=exponent[:, 3],
+        delta_log_a=fits.solutions["constant"].theta[:, 2],
+        delta_e=fits.solutions["floor"].theta[:, 1] - fits.solutions["floor"].theta[:, 0],
+        delta_gamma_free=free[:, 5],
+        freedom=fits.freedom("exponent"),
+    )
+
+
+def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
+    """The verdict on each data set.
+
+    1. Slopes (given one floor) differ: if the reference gains on the arm with compute the arm is *shallower*,
+    wherever it stands now, and whether by a smaller exponent or a higher floor, which foretell the same. If
+    the arm gains, the exponent reading and its floor twin are each tested against the free reading: *steeper*
+    if only the twin is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are,
+    and *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant
+    does, if the interval of Δγ excludes a drift beyond the margin, and if one floor for both is not refuted:
+    where it is, a floor and an exponent may make up for each other here and part further on. Otherwise
+    *undecided*.
+    """
+    level = rule.level
+    steep = tests.p_slope < level
+    twin_out = tests.p_floor_reading < level
+    exponent_out = tests.p_exponent_reading < level
+    quantile = t_quantile(
+        1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf)
+    )
+    reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
+    flat = reach < rule.margin * np.abs(tests.gamma)
+    constant = ~steep & flat & ~exponent_out & (tests.p_shift < level)
+
+    verdict = np.full(len(steep), "undecided", dtype="<U16")
+    verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
+    verdict[constant & (tests.delta_log_a > 0)] = "worse"
+    up = steep & (tests.delta_gamma > 0)
+    verdict[steep & (tests.delta_gamma < 0)] = "shallower"
+    verdict[up & twin_out & ~exponent_out] = "steeper"
+    verdict[up & exponent_out & ~twin_out] = "floor"
+    verdict[up & exponent_out & twin_out] = "floor"
+    verdict[up & exponent_out & twin_out & (tests.delta_gamma_free > 0)] = "steeper"
+    return verdict
+
+
+def t_quantile(probability: float, freedom: Array) -> Array:
+    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there
+    are none.
+    """
+    freedom = np.asarray(freedom, float)
+    with np.errstate(invalid="ignore"):
+        value = cast(Array, special.stdtrit(np.maximum(freedom, 1e-9), probability))
+    value = np.where(np.isinf(freedom), special.ndtri(probability), value)
+    return np.where(freedom > 0, value, np.inf)
+
+
+def f_p_value(statistic: Array, above: float, below: Array) -> Array:
+    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are
+    none.
+    """
+    statistic = np.maximum(np.asarray(statistic, float), 0.0)
+    below = np.broadcast_to(np.asarray(below, float), statistic.shape)
+    ratio = np.where(np.isinf(below), 1.0, below)
+    p = np.where(
+        np.isinf(below),
+        special.chdtrc(above, above * statistic),
+        special.fdtrc(above, np.maximum(ratio, 1e-9), statistic),
+    )
+    return np.where(below > 0, p, 1.0)
+
+
+def _p_value(fits: PairFits, small: Reading, large: Reading, rule: Rule) -> Array:
+    statistic = (fits.rss(small) - fits.rss(large)) / fits.variance(large, rule)
+    below = fits.freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)
+    return f_p_value(statistic, 1.0, below)

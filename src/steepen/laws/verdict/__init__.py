@@ -1,0 +1,1 @@
+"""Verdicts on arms: multipliers, sensitivity, hold-outs, and the sentences that state them."""

@@ -1,0 +1,156 @@
+"""Compute multipliers over a reference: how many times less compute an arm needs for the reference's loss.
+
+Two methods that need not agree, so each value carries its method's name: `interpolated` between
+measurements, as the paper's figures do, and `fitted`, from the ratio of two fitted laws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.law import ComputeFit
+from steepen.laws.fits.solver import Array
+from steepen.laws.ladder import Ladder
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """A multiplier at a compute of the reference, with its band; `extrapolated` ones lie outside the
+    measurements.
+    """
+
+    method: str
+    flops: float
+    value: float
+    low: float
+    high: float
+    extrapolated: bool = False
+
+
+def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
+    """The compute at which a measured curve first falls to each target, log–log between the two nearest
+    points.
+
+    `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
+    """
+    log_c, log_l, goal = np.log(flops), np.log(loss), np.log(target)
+    above, below = log_l[..., None, :-1], log_l[..., None, 1:]
+    wanted = goal[..., :, None]
+    crosses = (above >= wanted) & (wanted >= below) & (above > below)
+    first = crosses.argmax(axis=-1)
+    share = (above - wanted) / np.where(above > below, above - below, 1.0)
+    where = log_c[:-1] + share * np.diff(log_c)
+    value = np.take_along_axis(where, first[..., None], axis=-1)[..., 0]
+    found = crosses.any(axis=-1)
+    return np.where(found, np.exp(np.where(found, value, 0.0)), np.nan)
+
+
+def interpolated_multipliers(
+    reference: Ladder,
+    arm: Ladder,
+    *,
+    sigma: float = 0.0,
+    confidence: float = 0.90,
+    draws: int = 2000,
+    seed: int = 0,
+) -> list[Multiplier]:
+    """At each of the reference's budgets whose loss lies within the arm's measured losses; never
+    extrapolated.
+
+    The band is from adding noise of standard deviation `sigma` to every run (divided by √seeds) of both
+    ladders.
+    """
+    value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss)
+    rng = np.random.default_rng(seed)
+    spread = value[None]
+    cells = len(reference.flops) * len(arm.flops)
+    draws = min(draws, max(50, 50_000_000 // cells))
+    if sigma > 0 and draws > 0:
+        ours = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
+            (draws, len(reference.loss))
+        )
+        theirs = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
+        tiny = 1e-9
+        # Every draw compares each point with each segment, so long ladders are taken a few draws at a time.
+        block = max(1, 2_000_000 // cells)
+        spread = np.concatenate(
+            [
+                reference.flops
+                / interpolate_compute(
+                    arm.flops, *(np.maximum(p[k : k + block], tiny) for p in (theirs, ours))
+                )
+                for k in range(0, draws, block)
+            ]
+        )
+    tail = (1 - confidence) / 2
+    found: list[Multiplier] = []
+    for i, flops in enumerate(reference.flops):
+        if np.isfinite(value[i]):
+            column = spread[:, i]
+            low, high = np.quantile(column[np.isfinite(column)], [tail, 1 - tail])
+            found.append(Multiplier("interpolated", float(flops), float(value[i]), float(low), float(high)))
+    return found
+
+
+def fitted_multipliers(
+    fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False
+) -> list[Multiplier]:
+    """From the ratio of the fitted laws at the reference's compute; points outside both ladders only if
+    asked for.
+    """
+    if arm not in fit.arms:
+        raise UsageError(f"'{arm}' is not among the fitted arms: {', '.join(fit.arms)}.")
+    names = list(fit.arms)
+    base, other = fit.arms[fit.settings.reference], fit.arms[arm]
+    a_r, a_a = 1 + names.index(base.arm), 1 + names.index(arm)
+    g_r, g_a = a_r + len(names), a_a + len(names)
+    theta = fit.theta
+    found: list[Multiplier] = []
+    if min(theta[g_a], theta[g_r]) < 1e-9:
+        return found  # a curve that does not fall with compute reaches no lower loss
+    for value in np.atleast_1d(np.asarray(flops, float)):
+        x = math.log(value / fit.c0)
+        needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
+        # One floor is shared, so it cancels: only constants and exponents carry error.
+        slope = np.zeros(len(theta))
+        slope[a_a], slope[a_r] = -1 / theta[g_a], 1 / theta[g_a]
+        slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
+        if arm == base.arm:
+            slope[:] = 0.0
+        reach = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
+        log_m = x - needed
+        theirs = fit.c0 * _exp(needed)
+        slack = 1 + 1e-9
+        inside = (
+            base.flops_range[0] / slack <= value <= base.flops_range[1] * slack
+            and other.flops_range[0] / slack <= theirs <= other.flops_range[1] * slack
+        )
+        if inside or extrapolate:
+            found.append(
+                Multiplier(
+                    f"fitted ({fit.settings.method})",
+                    float(value),
+                    _exp(log_m),
+                    _exp(log_m - reach),
+                    _exp(log_m + reach),
+                    not inside,
+                )
+            )
+    return found
+
+
+def carried_multiplier(
+    multiplier: float, from_flops: float, to_flops: float, gamma: float, gamma_arm: float
+) -> float:
+    """A multiplier carried along two laws with one floor: its slope against log compute is 1 − γ/γ_arm,
+    whatever E is.
+    """
+    return multiplier * (to_flops / from_flops) ** (1 - gamma / gamma_arm)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf

@@ -1,0 +1,258 @@
+"""What would decide between the exponent and its floor twin, and what error would undo a verdict."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from steepen.laws.fits.solver import Array, Design, Mask, better_of, solve, solve_anew
+from steepen.laws.hypotheses.nested_models import (
+    Comparison,
+    Pair,
+    PairFits,
+    Rule,
+    compare_readings,
+    fit_readings,
+    judge,
+)
+
+POWER = 0.90
+FURTHEST_DECADES = 12.0
+MOST_EXCESS = 0.03
+MOST_RUNS = 100
+SAMPLE = 4  # times the rungs, from which it is told what other multiples of them would show
+
+
+@dataclass(frozen=True)
+class Decider:
+    """What it would take to tell the two readings apart with 90% power, each remedy alone.
+
+    `seeds_factor`: that many times the seeds; they narrow every rung's mean, but how far rungs scatter about
+    a law is known no better. `rungs_factor`: that many times the rungs in the same span (None beyond
+    `MOST_RUNS`). `top_flops`: extend both
+    ladders to this compute at the present spacing (None beyond twelve decades), which takes `extra_rungs`
+    of both together and `extra_runs` with as many seeds as the ladders have now. `apart_flops`: where the
+    readings' predicted gap between the arms differs by three standard deviations of one run.
+    """
+
+    seeds_factor: float
+    rungs_factor: int | None
+    top_flops: float | None
+    extra_decades: float | None
+    extra_rungs: int | None
+    extra_runs: int | None
+    apart_flops: float | None
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
+    to 3%.
+
+    `undoes_slope` is the excess without which Δγ would be zero, so that the error alone explains it; it is
+    asked only of the ladder where `may_fake_slope` (the reference's end if the arm is steeper, the arm's if
+    it is shallower) and Δγ is resolved. A learning rate that is off can only raise a loss, so the excess is
+    taken off the measured value.
+    """
+
+    ladder: str
+    flops: float
+    may_fake_slope: bool
+    undoes_slope: float | None
+    undoes_verdict: float | None
+    verdict_then: str | None
+
+
+def needed_noncentrality(freedom: float, level: float, power: float = POWER) -> float:
+    """How strongly (in squared standard errors) an effect must show for an F-test with one degree to have
+    the power.
+    """
+    if not math.isfinite(freedom):
+        return float((special.ndtri(1 - level / 2) + special.ndtri(power)) ** 2)
+    if freedom < 1:
+        return math.inf
+    critical = float(special.fdtri(1.0, freedom, 1.0 - level))
+    low, high = 0.0, 10.0
+    while special.ncfdtr(1.0, freedom, high, critical) > 1 - power:
+        high *= 2
+        if high > 1e7:
+            return math.inf
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (
+            (middle, high) if special.ncfdtr(1.0, freedom, middle, critical) > 1 - power else (low, middle)
+        )
+    return high
+
+
+def separation(
+    truth: Design, theta: Array, twin: Design, start: Array, pair: Pair, *, log: bool = False
+) -> float:
+    """The sum of squares the twin cannot explain when the truth is the other reading, without noise."""
+    y = truth.predict(theta, pair.x)
+    found = solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
+    if not found.converged[0]:
+        found = better_of(found, solve_anew(twin, pair.x, y[None], weights=pair.weights[None], log=log))
+    return float(found.objective[0])
+
+
+def extended(pair: Pair, decades: float) -> Pair:
+    """Both ladders carried on upwards at their own mean spacing."""
+    x, arm, weights = [pair.x], [pair.arm], [pair.weights]
+    for flag in (False, True):
+        own = np.sort(pair.x[pair.arm == flag])
+        step = max((own[-1] - own[0]) / (len(own) - 1), 1e-3)
+        more = own[-1] + step * np.arange(1, int(decades * math.log(10) / step + 1e-9) + 1)
+        x.append(more)
+        arm.append(np.full(len(more), flag))
+        weights.append(np.full(len(more), float(np.median(pair.weights[pair.arm == flag]))))
+    return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
+
+
+def denser(pair: Pair, factor: int) -> Pair:
+    """That many times the rungs of both ladders, evenly over the span each has."""
+    x, arm, weights = list[Array](), list[Mask](), list[Array]()
+    for flag in (False, True):
+        own = pair.x[pair.arm == flag]
+        count = len(own) * factor
+        x.append(np.interp(np.linspace(0, len(own) - 1, count), np.arange(len(own)), np.sort(own)))
+        arm.append(np.full(count, flag))
+        weights.append(np.full(count, float(pair.weights[pair.arm == flag].mean())))
+    return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
+
+
+def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
+    """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
+    pair = fits.pair
+    variance = float(fits.variance("free", rule)[0])
+    exponent, floor = (fits.solutions[name].theta[0] for name in ("exponent", "floor"))
+
+    def strength(where: Pair) -> float:
+        own = where.designs()
+        first = separation(own["exponent"], exponent, own["floor"], floor, where, log=rule.log)
+        second = separation(own["floor"], floor, own["exponent"], exponent, where, log=rule.log)
+        return min(first, second) / variance
+
+    def needed(points: int) -> float:
+        return needed_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
+
+    def tells(where: Pair) -> bool:
+        return strength(where) >= needed(len(where.x))
+
+    seeds = needed(len(pair.x)) / max(strength(pair), 1e-12)
+    each = strength(denser(pair, SAMPLE)) / SAMPLE  # what one more of each rung adds, once they are many
+    enough_rungs = (k for k in range(1, MOST_RUNS) if k * each >= needed(len(pair.x) * k))
+    top = float(pair.x.max())
+    spacing = max(
+        np.ptp(pair.x[pair.arm == flag]) / (int((pair.arm == flag).sum()) - 1) for flag in (False, True)
+    )
+
+    def enough(count: int) -> bool:
+        return tells(extended(pair, count * spacing * 1.001 / math.log(10)))
+
+    # A longer ladder always tells more, so halving finds the shortest that tells enough.
+    low, high = -1, int(FURTHEST_DECADES * math.log(10) / spacing)
+    decades, rungs, runs = None, None, None
+    if enough(high):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        decades = high * spacing / math.log(10)
+        longer = extended(pair, decades * 1.001)
+        rungs = len(longer.x) - len(pair.x)
+        runs = round(float(longer.weights[len(pair.x) :].sum()))
+
+    # Along a fine line of compute: how differently do the readings see the gap between the arms?
+    line = np.linspace(top, top + FURTHEST_DECADES * math.log(10), 1200)
+    both = Pair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
+    gaps = [
+        np.diff(design.predict(theta, both.x).reshape(2, -1), axis=0)[0]
+        for design, theta in ((both.designs()["exponent"], exponent), (both.designs()["floor"], floor))
+    ]
+    noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
+    far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
+    return Decider(
+        seeds_factor=max(1.0, seeds),
+        rungs_factor=next(enough_rungs, None),
+        top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
+        extra_decades=decades,
+        extra_rungs=rungs,
+        extra_runs=runs,
+        apart_flops=c0 * math.exp(float(line[far[0]])) if len(far) else None,
+    )
+
+
+def top_rung_tolerance(
+    fits: PairFits, y: Array, rule: Rule, names: tuple[str, str], c0: float
+) -> tuple[Tolerance, Tolerance]:
+    """For each ladder, how much too high its top loss would have to be to explain the slope by itself,
+    or to change the verdict.
+    """
+    found: list[Tolerance] = []
+    for name, flag in zip(names, (False, True), strict=True):
+        own = np.flatnonzero(fits.pair.arm == flag)
+        index = int(own[np.argmax(fits.pair.x[own])])
+
+        def lowered(excess: Array, index: int = index) -> Comparison:
+            data = np.repeat(y[None], len(excess), axis=0)
+            data[:, index] *= 1.0 - excess
+            return compare_readings(fit_readings(fits.pair, data, rule, warm=fits), rule)
+
+        excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
+        tests = lowered(excess)
+        verdicts = judge(tests, rule)
+        changed = _first(verdicts != verdicts[0])
+        then = None if changed is None else str(verdicts[changed])
+        at = math.nan
+        if changed is not None:
+            # Once more between the last excess that kept the verdict and the first that did not.
+            between = np.linspace(excess[changed - 1], excess[changed], 41)
+            again = judge(lowered(between), rule)
+            sooner = _first(again != verdicts[0])
+            at, then = (
+                (float(between[sooner]), str(again[sooner])) if sooner else (float(excess[changed]), then)
+            )
+        sign = float(np.sign(tests.delta_gamma[0]))
+        # Lowering the reference's end closes a gap in the arm's favour, lowering the arm's end one against
+        # it.
+        may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
+        zero = _crossing(fits, y, index, sign, log=rule.log) if may else None
+        loss = float(y[index])
+        found.append(
+            Tolerance(
+                ladder=name,
+                flops=c0 * math.exp(float(fits.pair.x[index])),
+                may_fake_slope=may,
+                undoes_slope=None if zero is None else loss * zero,
+                undoes_verdict=None if changed is None else loss * at,
+                verdict_then=then,
+            )
+        )
+    return found[0], found[1]
+
+
+def _first(mask: Mask) -> int | None:
+    """The first place that is true."""
+    return int(np.argmax(mask)) if mask.any() else None
+
+
+def _crossing(fits: PairFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
+    """By bisection, the share of one loss whose removal brings the fitted Δγ to zero; None up to 3%."""
+    design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
+
+    def kept(excess: float) -> bool:
+        data = y.copy()
+        data[index] *= 1.0 - excess
+        found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
+        return float(found.theta[0, 4]) * sign > 0
+
+    low, high = 0.0, MOST_EXCESS
+    if kept(high):
+        return None
+    while high - low > 1e-4 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return high

@@ -1,0 +1,1 @@
+"""Gradients → new weights: Muon, AdamW, and optimizer state through growth."""

@@ -1,0 +1,242 @@
+"""The planner: from an arm and a depth, a compute budget or a token budget to everything a run would be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm
+from steepen.model.shape import Scale
+from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch, training_memory
+from steepen.recipe.paper_tables import recipe_of
+from steepen.recipe.recipe import Recipe, Rung
+
+DEEPEST = 512  # the search for a budget's depth goes no further; a width of 65,536 is past any plan
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a run would happen."""
+
+    gpus: int = 1
+    gpu: Accelerator = field(default_factory=lambda: find_accelerator("h100"))
+    mfu: float = 0.4
+    dollars_per_hour: float | None = None
+    micro_batch: int = 8  # sequences per GPU and pass
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise UsageError(f"--gpus {self.gpus} is not valid: at least 1 is needed.")
+        if not 0 < self.mfu <= 1:
+            raise UsageError(f"--mfu {self.mfu} is not valid: it is a share of the peak, in (0, 1].")
+        if self.dollars_per_hour is not None and not 0 <= self.dollars_per_hour < math.inf:
+            raise UsageError(f"--dollars-per-hour {self.dollars_per_hour} is not valid: it must be a price.")
+        if self.micro_batch < 1:
+            raise UsageError(f"--micro-batch {self.micro_batch} is not valid: at least 1 sequence is needed.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it happens."""
+
+    rung: Rung
+    recipe: Recipe
+    cluster: Cluster
+    warnings: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Training time at the cluster's assumed MFU."""
+        cluster = self.cluster
+        return self.rung.flops.total / (cluster.gpus * cluster.gpu.peak_flops * cluster.mfu)
+
+    @property
+    def dollars(self) -> float | None:
+        """Cost at the given price of one GPU hour."""
+        price = self.cluster.dollars_per_hour
+        return None if price is None else price * self.cluster.gpus * self.seconds / 3600
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, under the field names."""
+        rung, shape, arm = self.rung, self.rung.shape, self.rung.arm
+        flops = rung.flops
+        initial, final = rung.schedule.initial, rung.schedule.final
+        ends = [*rung.starts[1:], rung.steps]
+        phases = [
+            {
+                "passes": list(stage.passes),
+                "first_step": start,
+                "steps": end - start,
+                "tokens": (end - start) * rung.batch_tokens,
+                "executed_depth": shape.split.executed(stage.most),
+                "compute_active_parameters": compute_active_parameters(arm, shape, stage.most),
+                "flops_per_token": per_token.to_dict(),
+            }
+            for stage, start, end, per_token in zip(
+                rung.schedule.stages, rung.starts, ends, rung.stage_flops, strict=True
+            )
+        ]
+        cluster = self.cluster
+        kinds = {"replicated": False, "sharded": True}
+        memory = {
+            kind: training_memory(rung, cluster.gpus, cluster.micro_batch, sharded=sharded).to_dict()
+            for kind, sharded in kinds.items()
+        }
+        largest = {
+            kind: largest_micro_batch(rung, cluster.gpus, cluster.gpu, sharded=sharded)
+            for kind, sharded in kinds.items()
+        }
+        return {
+            "arm": arm.name,
+            "depth": shape.depth,
+            "width": shape.width,
+            "heads": shape.heads,
+            "hidden": shape.hidden,
+            "context": shape.context,
+            "vocabulary": shape.vocabulary,
+            "split": str(shape.split),
+            "executed_depth": shape.split.executed(final),
+            "initial_executed_depth": shape.split.executed(initial),
+            "stored_parameters": rung.stored_parameters,
+            "initial_stored_parameters": rung.initial_stored_parameters,
+            "compute_active_parameters": compute_active_parameters(arm, shape, final),
+            "initial_compute_active_parameters": compute_active_parameters(arm, shape, initial),
+            "flops_per_token": (flops * (1 / rung.tokens)).to_dict(),
+            "phases": phases,
+            "tokens": rung.tokens,
+            "tokens_per_parameter": rung.tokens / rung.initial_stored_parameters,
+            "batch_tokens": rung.batch_tokens,
+            "steps": rung.steps,
+            "growth_step": rung.growth_step,
+            "rho": rung.rho,
+            "flops": flops.total,
+            "flops_by_term": flops.to_dict(),
+            "hyperparameters": rung.hyperparameters.to_dict(),
+            "cluster": {
+                "gpus": cluster.gpus,
+                "gpu": cluster.gpu.name,
+                "mfu": cluster.mfu,
+                "micro_batch": cluster.micro_batch,
+                "memory_gib_per_gpu": memory,
+                "largest_micro_batch": largest,
+                "gpu_memory_gib": cluster.gpu.memory_gib,
+                "hours": self.seconds / 3600,
+                "gpu_hours": self.seconds / 3600 * cluster.gpus,
+                "dollars": self.dollars,
+            },
+            "warnings": list(self.warnings),
+        }
+
+
+def make_plan(
+    arm: Arm,
+    *,
+    depth: int | None = None,
+    flops: float | None = None,
+    tokens: float | None = None,
+    rho: float | None = None,
+    scale: Scale | None = None,
+    recipe: Recipe | None = None,
+    cluster: Cluster | None = None,
+) -> Plan:
+    """Plan a run.
+
+    A depth alone gives the recipe's compute-optimal run. A budget alone picks the depth whose compute-optimal
+    run comes nearest to it, then spends exactly the budget. A depth with a budget spends it at that depth.
+    """
+    recipe = recipe or recipe_of(arm)
+    for name, value in (("flops", flops), ("tokens", tokens)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"--{name} {value} is not valid: it must be a positive number.")
+    if flops is not None and tokens is not None:
+        raise UsageError("give --flops or --tokens, not both: either one sets the length of the run.")
+    if rho is not None and not 0 < rho <= 1:
+        raise UsageError(f"--rho {rho} is not valid: it is a share of tokens, in (0, 1].")
+    if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
+        raise UsageError(
+            f"--rho has no meaning for {arm.name}: its passes change when its schedule says, or never."
+        )
+    if depth is None:
+        if flops is None and tokens is None:
+            raise UsageError("say how large the run is: --depth, --flops or --tokens.")
+        depth = nearest_depth(recipe, arm, scale, flops=flops, tokens=tokens)
+    if not 1 <= depth <= DEEPEST:
+        raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {DEEPEST}.")
+    for name, value, most in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
+        if value is not None and value > most:
+            raise UsageError(
+                f"--{name} {value:g} is beyond anything that could be trained (at most {most:g})."
+            )
+    if flops is None and tokens is None:
+        rung = recipe.at(arm, depth, scale, rho=rho)
+    else:
+        rung = recipe.spend(arm, depth, scale, flops=flops, tokens=tokens, rho=rho)
+    cluster = cluster or Cluster()
+    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or Scale(), flops)))
+
+
+def nearest_depth(
+    recipe: Recipe,
+    arm: Arm,
+    scale: Scale | None = None,
+    *,
+    flops: float | None = None,
+    tokens: float | None = None,
+) -> int:
+    """The depth whose compute-optimal run is nearest to a budget, by ratio."""
+
+    def distance(depth: int) -> float:
+        rung = recipe.at(arm, depth, scale)
+        return abs(math.log(rung.flops.total / flops) if flops else math.log(rung.tokens / (tokens or 1)))
+
+    best: tuple[float, int] | None = None
+    for depth in range(1, DEEPEST + 1):
+        try:
+            here = distance(depth)
+        except UsageError:  # this arm's split does not exist at so small a depth
+            continue
+        if best is not None and here > best[0]:
+            return best[1]
+        best = (here, depth)
+    raise UsageError(f"the budget is beyond depth {DEEPEST}, where this planner ends.")
+
+
+def _warnings(rung: Rung, recipe: Recipe, scale: Scale, budget: float | None) -> list[str]:
+    """Where a rule is used outside the range it was fitted in."""
+    found: list[str] = []
+    depth = rung.shape.depth
+    if budget is not None and rung.steps == 1 and rung.flops.total > 1.5 * budget:
+        found.append(
+            f"a single step of {rung.batch_tokens:,} tokens costs {rung.flops.total:.3g} FLOPs, more than "
+            f"the budget of {budget:.3g}."
+        )
+    if scale.aspect != 128 or scale.context != 2048 or scale.vocabulary != 50_304:
+        found.append(
+            "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, context 2048 "
+            "and a vocabulary of 50,304."
+        )
+    if recipe.measured and not recipe.measured[0] <= depth <= recipe.measured[1]:
+        low, high = recipe.measured
+        found.append(f"depth {depth} is outside d{low}-d{high}, where the paper measured this recipe.")
+    if not 8 <= depth <= 12:
+        found.append(
+            f"the learning-rate exponent {recipe.glr_exponent:+.1f} was fitted at d8-d12 at most; "
+            f"at d{depth} it is extrapolated."
+        )
+    tpp = rung.tokens / rung.initial_stored_parameters
+    growth = 1.0 if rung.rho is None else (rung.flops.total / rung.tokens) / rung.stage_flops[0].total
+    if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
+        found.append(
+            f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
+            f"{recipe.tpp:g}: this run is not compute-optimal by it."
+        )
+    if rung.rho is not None and recipe.growth_law is not None and not 8 <= depth <= 10:
+        found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
+    if rung.arm.name != rung.arm.recipe:
+        found.append(
+            f"{rung.arm.name} has no recipe of its own in the paper: it follows {rung.arm.recipe}'s."
+        )
+    return found

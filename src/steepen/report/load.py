@@ -1,0 +1,96 @@
+"""What a report is made of: studies' answers from their folders, and the records they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steepen.errors import SteepenError
+from steepen.report.colours import ARM_TITLES, arm_key
+from steepen.runs.record import RunRecord
+from steepen.runs.store import RunDirectory
+from steepen.studies.answer import Answer
+from steepen.studies.driver.journal import Journal, find_study_folder
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study that has its answer, with its records in the answer's order."""
+
+    name: str
+    answer: Answer
+    options: dict[str, Any]
+    records: tuple[RunRecord, ...]
+    failures: tuple[tuple[str, str], ...] = ()  # runs that gave no record, each with the reason
+
+
+def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
+    """A study by folder, name inside `studies` or a beginning of it; `runs` is where its runs are now."""
+    folder = find_study_folder(study, studies)
+    journal = Journal.read(folder)
+    entry = journal.entry
+    if entry.answer is None:
+        why = {"running": "it is still running", "killed": "it was killed"}.get(
+            journal.stage, f"it {entry.status}"
+        )
+        message = f": {entry.message.rstrip('.')}" if entry.message else ""
+        raise SteepenError(
+            f"the study {entry.name} has no answer yet ({why}{message}); "
+            "let it finish, or run it again to continue it."
+        )
+    try:
+        answer = Answer.from_dict(entry.answer)
+    except SteepenError as error:
+        raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
+    _check(answer, journal.file)
+    records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
+    return Finished(entry.name, answer, entry.options, records, failures)
+
+
+def titles(studies: Sequence[Finished]) -> dict[str, str]:
+    """Every arm's name as people read it, from the records; the eight main arms' are known."""
+    found = dict(ARM_TITLES)
+    for study in studies:
+        for record in study.records:
+            found.setdefault(arm_key(record.spec.arm.name), record.spec.arm.title)
+    return found
+
+
+def _check(answer: Answer, file: Path) -> None:
+    """Series whose coordinates do not pair up can't be drawn: say which, before anything is written."""
+    for panel in answer.panels:
+        for series in panel.series:
+            high = len(series.y_high) if series.kind == "band" else len(series.x)
+            if not len(series.x) == len(series.y) == high:
+                raise SteepenError(
+                    f"the series {series.label!r} of the panel {panel.title!r} in {file} has coordinates of "
+                    "different lengths; run the study again."
+                )
+
+
+def _records(
+    name: str, answer: Answer, runs: Path
+) -> tuple[tuple[RunRecord, ...], tuple[tuple[str, str], ...]]:
+    if answer.runs and not runs.is_dir():
+        raise SteepenError(
+            f"the runs of the study {name} are not in {runs}, which does not exist; "
+            "say where they are with --runs."
+        )
+    records: list[RunRecord] = []
+    failures: list[tuple[str, str]] = []
+    for run in dict.fromkeys(answer.runs):
+        folder = RunDirectory(runs / run)
+        record = folder.record()
+        failure = folder.failure() if record is None else None
+        if record is not None:
+            records.append(record)
+        elif failure is not None:
+            failures.append((run, failure[1]))
+        else:
+            raise SteepenError(
+                f"the run {run} of the study {name} has no record in {runs}; "
+                "say where the runs are with --runs, or run the study again."
+            )
+    return tuple(records), tuple(failures)

@@ -1,0 +1,65 @@
+"""Tables as CSV (every digit, for machines) and Markdown (rounded, for people)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from steepen.studies.answer import Table
+from steepen.utils.numbers import column, is_number
+
+
+def cells(table: Table) -> list[list[str]]:
+    """The rows as people read them, formatted column by column."""
+    width = len(table.columns)
+    rows = [[*row, *[None] * (width - len(row))][:width] for row in table.rows]
+    columns = [column([row[i] for row in rows]) for i in range(width)]
+    return [list(row) for row in zip(*columns, strict=True)] if rows else []
+
+
+def numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers."""
+    return [
+        any(is_number(row[i]) for row in table.rows if i < len(row))
+        and all(row[i] is None or is_number(row[i]) for row in table.rows if i < len(row))
+        for i in range(len(table.columns))
+    ]
+
+
+def to_csv(table: Table) -> str:
+    """Comma-separated, numbers to their last digit, nothing where there is nothing, lists as JSON."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([[_raw(value) for value in row] for row in table.rows])
+    return text.getvalue()
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table under its title, with its caption."""
+    lines = [f"**{_escape(table.title)}**", "", _row(table.columns)]
+    lines.append("|" + "|".join(" ---: " if right else " --- " for right in numeric(table)) + "|")
+    lines += [_row(row) for row in cells(table)]
+    if table.caption:
+        lines += ["", _escape(table.caption)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(values: Any) -> str:
+    return "| " + " | ".join(_escape(str(value)) for value in values) + " |"
+
+
+def _escape(text: str) -> str:
+    for character in "\\`*_<>|[]":
+        text = text.replace(character, "\\" + character)
+    return " ".join(text.split())
+
+
+def _raw(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value) if isinstance(value, float) else value

@@ -1,0 +1,330 @@
+"""Repeated data: spend compute on parameters, on passes, or on neither; and how weight decay enters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.laws.verdict.multipliers import interpolate_compute
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vanilla
+from steepen.recipe.recipe import Recipe
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Bench, loss_of
+from steepen.studies.design.pass_families import (
+    Cell,
+    cut_families,
+    cut_panel,
+    cut_table,
+    cut_values,
+    loss_panel,
+    range_sentence,
+)
+from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.plotting import levels, line, points
+from steepen.utils.json_values import plain
+
+SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
+PARTS = ("grid", "regimes", "controls")
+
+
+@dataclass
+class Found:
+    """What the parts add up to."""
+
+    findings: list[str] = field(default_factory=list[str])
+    panels: list[Panel] = field(default_factory=list[Panel])
+    tables: list[Table] = field(default_factory=list[Table])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    runs: list[str] = field(default_factory=list[str])
+
+
+Family = Callable[[int], Arm]
+
+
+def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
+    """Section "Looped Transformers in the Data-Constrained Regime" (5) and its appendix.
+
+    `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: cuts at
+    matched compute, the marginal gain of passes at each depth, the best weight decay by depth and passes.
+    `regimes`: the same at one weight decay on fresh data and with fewer repeats. `controls`: plain tied and
+    untied cores, and untied cores with the operator. Every run sees the base tokens.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
+    wanted = parts or PARTS
+    grid = bench.preset.grids.data_constrained
+    found = Found()
+    works: list[Work] = []
+    if "grid" in wanted:
+        works.append(_grid(bench, found))
+    if "regimes" in wanted:
+        for epochs in grid.epochs:
+            names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
+            works.append(_family(bench, found, names, tied, _recipe(bench), epochs))
+    if "controls" in wanted:
+        plain_recipe = replace(bench.recipe(find_arm("vanilla")), glr_exponent=0.0)
+        for name, family, recipe in (
+            ("tied vanilla", tied_vanilla, plain_recipe),
+            ("untied vanilla", _untied_plain, plain_recipe),
+            ("untied with the operator", _untied, _recipe(bench)),
+        ):
+            names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
+            works.append(_family(bench, found, names, family, recipe, grid.epochs[-1]))
+    yield from together(works)
+    return Answer(
+        study="data-constrained",
+        question="With repeated data, is compute better spent on parameters or on passes?",
+        section=SECTION,
+        findings=tuple(found.findings),
+        values=plain(found.values),
+        panels=tuple(found.panels),
+        tables=tuple(found.tables),
+        method=(
+            f"Every run sees about {bench.preset.base_tokens:,} tokens; the repeated pools are that many "
+            "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
+            "Cuts interpolate each number of passes between neighbouring depths (log–log, never beyond).",
+        ),
+        runs=tuple(dict.fromkeys(found.runs)),
+    )
+
+
+def tied(count: int) -> Arm:
+    """The tied operator family; one pass is Operator-1."""
+    return find_arm("operator-1") if count == 1 else loop(count)
+
+
+def _untied(count: int) -> Arm:
+    return find_arm("operator-1") if count == 1 else untied(count)
+
+
+def _untied_plain(count: int) -> Arm:
+    return tied_vanilla(1) if count == 1 else untied_vanilla(count)
+
+
+def _recipe(bench: Bench) -> Recipe:
+    return replace(bench.recipe(find_arm("operator-1")), glr_exponent=0.0)
+
+
+def _regime(epochs: int) -> str:
+    return "fresh data" if epochs == 1 else f"{epochs} epochs"
+
+
+def _spec(bench: Bench, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
+    preset = bench.preset
+    pool = None if epochs == 1 else preset.base_tokens // epochs
+    tokens = float(preset.base_tokens)
+    if pool is not None:  # whole chunks and whole steps of what the pool gives
+        unique = pool // (preset.context + 1) * preset.context
+        tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
+    recipe = replace(recipe, base=replace(recipe.base, wd=decay))
+    rung = recipe.spend(arm, depth, bench.scale, tokens=max(tokens, preset.batch_tokens))
+    return bench.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
+
+
+def _cells(
+    bench: Bench, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
+) -> Work:
+    depths = bench.preset.grids.data_constrained.depths
+    keys = [(depth, count) for depth in depths for count in sorted(passes)]
+    specs = [_spec(bench, family(count), recipe, depth, epochs, decay) for depth, count in keys]
+    records = yield specs
+    return [
+        Cell(depth, count, _flops(bench, spec), loss_of(record), spec.hash)
+        for (depth, count), spec, record in zip(keys, specs, records, strict=True)
+    ]
+
+
+def _flops(bench: Bench, spec: RunSpec) -> float:
+    return spec.tokens * bench.cost(spec.arm, spec.shape.depth)
+
+
+def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str) -> None:
+    cuts = cut_families(cells, budgets)
+    found.findings.append(range_sentence(name, cuts))
+    found.panels += [
+        loss_panel(f"{name}: loss against compute", cells),
+        cut_panel(f"{name}: passes at matched compute", cuts),
+        _gains_panel(name, cells),
+    ]
+    found.tables.append(cut_table(f"{name}: best passes at matched compute", cuts))
+    found.values[key] = {"cuts": cut_values(cuts), "gains": _gains(cells)}
+    found.runs += [cell.run for cell in cells]
+
+
+def _family(
+    bench: Bench, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
+) -> Work:
+    """One family of passes at one decay: its cuts, under a title and a key."""
+    grid = bench.preset.grids.data_constrained
+    cells: list[Cell] = yield from _cells(bench, family, recipe, epochs, grid.control_passes, grid.decay)
+    _cut(found, names[0], cells, grid.budgets, names[1])
+
+
+def _grid(bench: Bench, found: Found) -> Work:
+    grid = bench.preset.grids.data_constrained
+    epochs = grid.epochs[-1]
+    decays = sorted(grid.decays)
+    swept: list[list[Cell]] = yield from together(
+        [_cells(bench, tied, _recipe(bench), epochs, grid.passes, decay) for decay in decays]
+    )
+    by_decay = dict(zip(decays, swept, strict=True))
+    for decay, cells in by_decay.items():
+        _cut(found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}")
+    # The decay that is best at one pass, depth by depth, then held over all passes.
+    chosen: dict[int, float] = {}
+    for depth in grid.depths:
+        losses = {
+            d: c.loss for d, cells in by_decay.items() for c in cells if (c.depth, c.passes) == (depth, 1)
+        }
+        chosen[depth] = min(losses, key=lambda decay: losses[decay])
+    tuned = [cell for decay, cells in by_decay.items() for cell in cells if chosen[cell.depth] == decay]
+    _cut(found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay")
+    optima = _best_decays(by_decay, grid.depths, grid.passes)
+    found.tables.insert(0, _decay_table(optima))
+    found.panels.append(_decay_panel(optima))
+    fixed = by_decay[grid.decay]
+    found.panels.append(_ways_panel(tuned, fixed, grid.decay))
+    ratio = _loops_against_size(tuned, fixed)
+    if ratio is not None:
+        depth, factor = ratio
+        cost = f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
+        found.findings.insert(
+            0,
+            f"Adding passes at d{depth} with decay {grid.decay:g} reaches the best loss of adding "
+            f"parameters (one pass, decay retuned at every size) with {cost}.",
+        )
+    else:
+        found.findings.insert(
+            0,
+            "No depth reaches, by passes alone at fixed decay, the best loss of adding parameters with decay "
+            "retuned.",
+        )
+    found.values["decay"] = {
+        "chosen_at_one_pass": {str(d): w for d, w in chosen.items()},
+        "optima": [
+            {"depth": d, "passes": k, "decay": v.x, "interior": v.interior} for (d, k), v in optima.items()
+        ],
+        "loops_against_size": None if ratio is None else {"depth": ratio[0], "factor": ratio[1]},
+    }
+
+
+def _gains(cells: Sequence[Cell]) -> list[dict[str, float]]:
+    """L(K) − L(1) at each depth."""
+    base = {cell.depth: cell.loss for cell in cells if cell.passes == 1}
+    return [
+        {"depth": c.depth, "passes": c.passes, "gain": c.loss - base[c.depth]}
+        for c in cells
+        if np.isfinite(c.loss) and np.isfinite(base.get(c.depth, np.inf))
+    ]
+
+
+def _gains_panel(name: str, cells: Sequence[Cell]) -> Panel:
+    gains = _gains(cells)
+    shade = levels([row["depth"] for row in gains])
+    series: list[Series] = []
+    for depth in shade:
+        own = sorted((row["passes"], row["gain"]) for row in gains if row["depth"] == depth)
+        x, y = [row[0] for row in own], [row[1] for row in own]
+        look: dict[str, Any] = {"level": shade[depth]}
+        series += [points(f"d{depth:g}", x, y, **look), line(f"d{depth:g}", x, y, **look)]
+    return Panel(
+        f"{name}: marginal gain of passes", Axis("passes K", "log"), Axis("loss − loss at K = 1"),
+        tuple(series), (("y", 0.0, "K = 1"),), "At fixed stored depth: more passes cost more compute here.",
+    )  # fmt: skip
+
+
+def _best_decays(
+    by_decay: dict[float, list[Cell]], depths: Sequence[int], passes: Sequence[int]
+) -> dict[tuple[int, int], Vertex]:
+    optima: dict[tuple[int, int], Vertex] = {}
+    for depth in depths:
+        for count in sorted(passes):
+            rows = [
+                (decay, cell.loss)
+                for decay, cells in by_decay.items()
+                for cell in cells
+                if (cell.depth, cell.passes) == (depth, count) and np.isfinite(cell.loss)
+            ]
+            if len(rows) >= 3:
+                x, y = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
+                optima[depth, count] = find_vertex(x, y, nearest=min(5, len(rows)))
+    return optima
+
+
+def _decay_table(optima: dict[tuple[int, int], Vertex]) -> Table:
+    rows = tuple((depth, count, v.x, v.interior, v.loss) for (depth, count), v in optima.items())
+    return Table(
+        "Best weight decay by depth and passes", ("depth", "passes", "weight decay", "inside", "loss"), rows,
+        "Vertices of parabolas of log loss against log weight decay; not inside: the best measured.",
+    )  # fmt: skip
+
+
+def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
+    shade = levels([depth for depth, _ in optima])
+    series: list[Series] = []
+    for depth in shade:
+        own = [(count, v.x) for (d, count), v in optima.items() if d == depth]
+        x, y = [row[0] for row in own], [row[1] for row in own]
+        look: dict[str, Any] = {"level": shade[depth]}
+        series += [points(f"d{depth:g}", x, y, **look), line(f"d{depth:g}", x, y, **look)]
+    return Panel(
+        "Best weight decay by depth and passes",
+        Axis("passes K", "log"),
+        Axis("best weight decay", "log"),
+        tuple(series),
+    )
+
+
+def _ways_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> Panel:
+    """Parameters with decay retuned and not, against passes at each depth."""
+    series: list[Series] = []
+    for label, cells, style in (
+        ("parameters, decay retuned", tuned, "solid"),
+        (f"parameters, decay {decay:g}", fixed, "dotted"),
+    ):
+        own = sorted((c.flops, c.loss, c.run) for c in cells if c.passes == 1 and np.isfinite(c.loss))
+        x, y = [row[0] for row in own], [row[1] for row in own]
+        series += [points(label, x, y, [r[2] for r in own], arm="operator-1", filled=style == "solid"),
+                   line(label, x, y, arm="operator-1", style=style)]  # fmt: skip
+    shade = levels([cell.depth for cell in fixed])
+    for depth in shade:
+        own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
+        if own:
+            x, y = [row[0] for row in own], [row[1] for row in own]
+            label = f"passes at d{depth:g}, decay {decay:g}"
+            series.append(line(label, x, y, level=shade[depth], style="dashed"))
+    return Panel(
+        "Ways to spend compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series)
+    )
+
+
+def _loops_against_size(tuned: Sequence[Cell], fixed: Sequence[Cell]) -> tuple[int, float] | None:
+    """The depth at which passes reach the best tuned one-pass loss cheapest, and how much cheaper.
+
+    A depth that has this loss at one pass is left out: it would be compared with itself.
+    """
+    sizes = [cell for cell in tuned if cell.passes == 1 and np.isfinite(cell.loss)]
+    if not sizes:
+        return None
+    best = min(sizes, key=lambda cell: cell.loss)
+    reached: list[tuple[float, int]] = []
+    there = {cell.depth for cell in fixed if cell.passes == 1 and cell.loss <= best.loss}
+    for depth in {cell.depth for cell in fixed} - there:
+        own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
+        if len(own) >= 2:
+            x, y = np.array([r[0] for r in own]), np.array([r[1] for r in own])
+            needed = float(interpolate_compute(x, y, np.array([best.loss]))[0])
+            if np.isfinite(needed):
+                reached.append((needed, depth))
+    if not reached:
+        return None
+    needed, depth = min(reached)
+    return depth, best.flops / needed

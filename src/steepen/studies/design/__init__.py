@@ -1,0 +1,1 @@
+"""Studies of architecture design: block allocation, passes, growth target and timing."""

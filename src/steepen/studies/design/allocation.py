@@ -1,0 +1,174 @@
+"""Which share of the blocks belongs in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.isoflop import PowerLine, fit_power_line
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.model.arm import Arm, SplitRule
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One allocation of one depth."""
+
+    depth: int
+    core: int
+    flops: float
+    loss: float
+    run: str
+
+    @property
+    def fraction(self) -> float:
+        """Share of the stored blocks in the core."""
+        return self.core / self.depth
+
+
+def allocation(bench: Bench, *, arms: Arms = ()) -> Study:
+    """Appendix "Allocating Blocks across the Prelude, Core, and Coda".
+
+    Tied two-pass models of several stored depths, with every core size, on the base tokens under the base
+    recipe. As a larger core costs more, each is compared with a common compute frontier: a power law through
+    the runs that no cheaper run beats. A parabola of the regret against the core's share gives each depth's
+    best share.
+    """
+    grid = bench.preset.grids.allocation
+    chosen = find_arms(arms or ("loop-2",))
+    if len(chosen) != 1:
+        raise UsageError("allocation works on one arm at a time, e.g. --arms loop-2.")
+    arm = chosen[0]
+    recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+    tokens = bench.preset.base_tokens
+    keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
+    # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
+    rungs = [
+        replace(recipe, base_depth=depth).spend(
+            _allocated(arm, depth, core), depth, bench.scale, tokens=tokens
+        )
+        for depth, core in keys
+    ]
+    specs = [bench.spec(rung) for rung in rungs]
+    losses = [loss_of(record) for record in (yield specs)]
+    cells = [
+        Cell(depth, core, rung.flops.total, loss, spec.hash)
+        for (depth, core), rung, spec, loss in zip(keys, rungs, specs, losses, strict=True)
+        if np.isfinite(loss)
+    ]
+    edge = _frontier(cells)
+    best: dict[int, Vertex] = {}
+    notes: list[str] = []
+    for depth in grid.depths:
+        own = [cell for cell in cells if cell.depth == depth]
+        if len(own) < 3:
+            notes.append(f"d{depth} has too few allocations for a parabola")
+            continue
+        regret = np.array([cell.loss - edge.predict(cell.flops) for cell in own])
+        best[depth] = find_vertex(np.array([c.fraction for c in own]), regret, log_x=False, log_loss=False)
+        if not best[depth].interior:
+            notes.append(f"d{depth}: the best share lies outside the sweep, or the regret is no valley")
+    return _answer(bench, arm, cells, edge, best, notes)
+
+
+def _allocated(arm: Arm, depth: int, core: int) -> Arm:
+    """The rest is shared evenly, an odd block going to the coda (the family's rule)."""
+    prelude = (depth - core) // 2
+    coda = depth - core - prelude
+    name = f"{arm.name}-{prelude}-{core}-{coda}"
+    split = SplitRule(prelude=prelude, coda=coda)
+    return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", split=split)
+
+
+def _frontier(cells: Sequence[Cell]) -> PowerLine:
+    kept: list[Cell] = []
+    for cell in sorted(cells, key=lambda c: (c.flops, c.loss)):
+        if not kept or cell.loss < kept[-1].loss:
+            kept.append(cell)
+    if len(kept) < 2:
+        raise UsageError(
+            "the cheapest run is also the best, so there is no compute frontier to compare with."
+        )
+    return fit_power_line(np.array([c.flops for c in kept]), np.array([c.loss for c in kept]))
+
+
+def _answer(
+    bench: Bench,
+    arm: Arm,
+    cells: Sequence[Cell],
+    edge: PowerLine,
+    best: dict[int, Vertex],
+    notes: Sequence[str],
+) -> Answer:
+    inside = {depth: vertex for depth, vertex in best.items() if vertex.interior}
+    drift = None
+    if len(inside) >= 2:
+        drift = fit_power_line(np.array(list(inside), float), np.array([v.x for v in inside.values()]))
+    if not inside:
+        found = f"{arm.name}: no depth's best core share lies inside its sweep."
+    else:
+        mean = float(np.mean([v.x for v in inside.values()]))
+        found = f"{arm.name}: the best core share averages {mean:.2f} over {len(inside)} depths"
+        if drift is not None and drift.freedom > 0:
+            verb = "drifts" if drift.p_value < 0.05 else "does not measurably drift"
+            found += f" and {verb} with depth (exponent {drift.exponent:+.2f}, p = {drift.p_value:.2g})"
+        found += "; an even split has 1/3."
+    shade = levels([cell.depth for cell in cells])
+    loss: list[Series] = []
+    regrets: list[Series] = []
+    for depth in sorted({cell.depth for cell in cells}):
+        own = [cell for cell in cells if cell.depth == depth]
+        look: dict[str, Any] = {"level": shade[depth]}
+        runs = [cell.run for cell in own]
+        loss.append(points(f"d{depth}", [c.flops for c in own], [c.loss for c in own], runs, **look))
+        y = [cell.loss - edge.predict(cell.flops) for cell in own]
+        x = [cell.fraction for cell in own]
+        regrets.append(points(f"d{depth}", x, y, runs, **look))
+        if depth in best:
+            regrets += parabola(f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **look)
+            regrets.append(star(f"d{depth}: best", best[depth], **look))
+    ends = [min(c.flops for c in cells), max(c.flops for c in cells)]
+    loss.append(line("frontier", ends, [edge.predict(x) for x in ends], style="dashed"))
+    return Answer(
+        study="allocation",
+        question="Which share of the blocks belongs in the core?",
+        section=SECTION,
+        findings=(found,),
+        values=plain(
+            {
+                "best": {str(depth): {"fraction": v.x, "interior": v.interior} for depth, v in best.items()},
+                "frontier_exponent": edge.exponent,
+                "drift_exponent": drift.exponent if drift else None,
+                "drift_p": drift.p_value if drift else None,
+            }
+        ),
+        panels=(
+            Panel("Loss against compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"),
+                  tuple(loss)),
+            Panel("Regret against the core's share", Axis("core blocks / stored blocks"),
+                  Axis("loss above the frontier"), tuple(regrets)),
+        ),
+        tables=(
+            Table(
+                "Best core shares",
+                ("depth", "best share", "inside", "regret there"),
+                tuple((depth, v.x, v.interior, finite(v.loss)) for depth, v in best.items()),
+            ),
+        ),
+        warnings=tuple(notes),
+        method=(
+            f"{bench.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through the "
+            "runs that no cheaper one beats.",
+        ),
+        runs=tuple(cell.run for cell in cells),
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""To how many passes a network should grow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm, PassSchedule
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.plotting import flops_text, levels, line, points
+
+SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One growth target at one budget (or a fixed number of passes, as an anchor)."""
+
+    target: int
+    budget: float
+    rho: float
+    loss: float
+    run: str
+    depth: float | None  # KL effective depth, where evaluation has joined it to the record
+    fixed: bool = False
+
+
+def growth_target(bench: Bench, *, arms: Arms = ()) -> Study:
+    """Appendix "Choosing the Growth Target and Transition": targets of growth from two passes.
+
+    At the base size and tokens, growth to each target is placed so that all meet a budget: a larger target
+    is used for a smaller share. Fixed passes are run beside them as anchors. The best target is the one with
+    the lowest loss at most budgets; a budget at which no run that grows finished has no say.
+    """
+    grid = bench.preset.grids.growth_target
+    chosen = find_arms(arms or ("loop-grow",))
+    if len(chosen) != 1 or not chosen[0].passes.grows:
+        raise UsageError("growth-target works on one growing arm, e.g. --arms loop-grow.")
+    arm = chosen[0]
+    recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+    depth, tokens = bench.preset.base_depth, bench.preset.base_tokens
+    first = arm.passes.initial
+    base, four = bench.cost(arm, depth, first), bench.cost(arm, depth, 2 * first)
+    plans: list[tuple[int, float, float, bool, RunSpec]] = []
+    skipped: list[str] = []
+    for share in sorted(grid.shares):
+        budget = tokens * (base + share * (four - base))
+        for target in sorted(grid.targets):
+            rho = share * (four - base) / (bench.cost(arm, depth, target) - base)
+            if rho > 1:
+                skipped.append(f"target {target} cannot spend {flops_text(budget)} FLOPs on these tokens")
+                continue
+            grown = _grown(arm, target)
+            rung = recipe.spend(grown, depth, bench.scale, tokens=tokens, rho=rho)
+            plans.append((target, budget, rho, False, bench.spec(rung)))
+    for passes in sorted({first, *grid.targets}):
+        fixed = _fixed(arm, passes)
+        if bench.cost(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
+            continue  # far beyond the budgets: no anchor for them
+        rung = recipe.spend(fixed, depth, bench.scale, tokens=tokens)
+        plans.append((passes, rung.flops.total, 1.0, True, bench.spec(rung)))
+    records = yield [plan[-1] for plan in plans]
+    cells = [
+        Cell(target, budget, rho, loss_of(record), spec.hash, _effective_depth(record), fixed)
+        for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
+    ]
+    return _answer(arm, cells, skipped, depth, tokens)
+
+
+def _grown(arm: Arm, target: int) -> Arm:
+    first = arm.passes.initial
+    name = arm.name if (first, target) == (2, 4) and arm.passes.final == 4 else f"{arm.name}-to-{target}"
+    return replace(
+        arm, name=name, title=f"{arm.title} to {target}", passes=PassSchedule.growing(first, target)
+    )
+
+
+def _fixed(arm: Arm, passes: int) -> Arm:
+    family = "loop" if arm.tied else "untied"
+    operator = "inject" in arm.core_boundary
+    name = f"{family}-{passes}" if operator else f"{arm.name}-fixed-{passes}"
+    return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=PassSchedule.fixed(passes))
+
+
+def _effective_depth(record: RunRecord | None) -> float | None:
+    """KL effective depth, where `steepen eval --depth-used` has joined it to the record."""
+    if record is None or "depth_used" not in record.evaluation:
+        return None
+    return float(record.evaluation["depth_used"]["depth"])
+
+
+def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
+    grown = [cell for cell in cells if not cell.fixed]
+    budgets = sorted({cell.budget for cell in grown})
+    finished = [cell for cell in grown if math.isfinite(cell.loss)]
+    best = {
+        budget: min((c for c in finished if c.budget == budget), key=lambda c: c.loss)
+        for budget in {cell.budget for cell in finished}
+    }
+    wins = Counter(cell.target for cell in best.values())
+    winner = min(wins, key=lambda target: (-wins[target], target), default=None)
+    lost = [
+        f"every run that grows diverged at {flops_text(budget)} FLOPs: that budget has no say"
+        for budget in budgets
+        if budget not in best
+    ]
+    shade = levels(budgets)
+    loss: list[Series] = []
+    deep: list[Series] = []
+    for budget in budgets:
+        own = sorted((c for c in grown if c.budget == budget), key=lambda c: c.target)
+        x, y = [c.target for c in own], [c.loss for c in own]
+        label = f"{flops_text(budget)} FLOPs"
+        look: dict[str, Any] = {"level": shade[budget]}
+        loss += [points(label, x, y, [c.run for c in own], **look)]
+        if all(map(math.isfinite, y)):
+            loss.append(line(label, x, y, **look))
+        known = [c for c in own if c.depth is not None]
+        if known:
+            deep.append(points(label, [c.target for c in known], [c.depth or 0.0 for c in known], **look))
+    anchors = [cell for cell in cells if cell.fixed]
+    loss.append(points("fixed passes", [c.target for c in anchors], [c.loss for c in anchors],
+                       [c.run for c in anchors], filled=False, arm=arm.name))  # fmt: skip
+    axis = Axis("passes grown to")
+    title, caption = f"{arm.name}: growth target", "Hollow: that many passes throughout."
+    panels = [Panel(title, axis, Axis("validation loss"), tuple(loss), caption=caption)]
+    if deep:
+        panels.append(
+            Panel(
+                f"{arm.name}: effective depth",
+                Axis("passes grown to"),
+                Axis("KL effective depth"),
+                tuple(deep),
+            )
+        )
+    if winner is None:
+        told = f"{arm.name}: every run that grows diverged, so there is no best target."
+    else:
+        count, of = wins[winner], len(budgets)
+        where = "every budget" if count == of else f"{count} of {of} budgets"
+        told = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}."
+    return Answer(
+        study="growth-target",
+        question=f"To how many passes should {arm.name} grow from {arm.passes.initial}?",
+        section=SECTION,
+        findings=(told,),
+        values={
+            "target": winner,
+            "cells": [
+                {"target": c.target, "budget": c.budget, "rho": c.rho, "fixed": c.fixed, "run": c.run,
+                 "loss": c.loss if math.isfinite(c.loss) else None, "effective_depth": c.depth}
+                for c in cells
+            ],
+        },
+        panels=tuple(panels),
+        tables=(
+            Table(
+                "Growth targets",
+                ("passes", "kind", "FLOPs", "ρ", "loss", "run"),
+                tuple(
+                    (c.target, "fixed" if c.fixed else "grown", c.budget, c.rho,
+                     c.loss if math.isfinite(c.loss) else None, c.run)
+                    for c in cells
+                ),
+            ),
+        ),
+        warnings=(*skipped, *lost),
+        method=(
+            f"Depth {depth} on {tokens:,} tokens under the base recipe; at each budget the transition is "
+            "placed so that every target spends it.",
+        ),
+        runs=tuple(cell.run for cell in cells),
+    )  # fmt: skip

@@ -1,0 +1,188 @@
+"""When to grow, at fixed depth and compute, and the affine law its token allocation follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.drift import AffineLaw, fit_affine
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.model.arm import Arm
+from steepen.recipe.accounting import compute_active_parameters
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.plotting import levels, line, points, sweep
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One depth and budget: its sweep of ρ, and the optimum."""
+
+    depth: int
+    tpp: float  # without growth
+    rho: tuple[float, ...]
+    losses: tuple[float, ...]
+    runs: tuple[str, ...]
+    vertex: Vertex
+    full: float  # E_4/E_2
+
+    @property
+    def expansion(self) -> float:
+        """E_ρ*/E_2."""
+        return 1 + self.vertex.x * (self.full - 1)
+
+
+def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
+    """Appendix "Choosing the Growth Target and Transition", figure "Growth timing, token allocation…".
+
+    At anchor depths and budgets ρ is swept with tokens adjusted to fixed compute. Parabolas of loss against
+    ρ give ρ*; the tokens per parameter at the optimum against those without growth follow a line, whose
+    coefficients (a, b) are the growth law a recipe uses.
+    """
+    grid = bench.preset.grids.growth_timing
+    panels: list[Panel] = []
+    rows: list[tuple[object, ...]] = []
+    runs: list[str] = []
+    found: list[str] = []
+    notes: list[str] = []
+    values: dict[str, object] = {}
+
+    def measured(arm: Arm) -> Work:
+        if not arm.passes.grows:
+            raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
+        recipe = bench.recipe(arm)
+        keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
+        rungs = [
+            recipe.spend(arm, d, bench.scale, flops=bench.budget(arm, d, tpp), rho=rho)
+            for d, tpp, rho in keys
+        ]
+        specs = [bench.spec(rung) for rung in rungs]
+        losses = [loss_of(record) for record in (yield specs)]
+        runs.extend(spec.hash for spec in specs)
+        anchors: list[Anchor] = []
+        for depth in grid.depths:
+            for tpp in sorted(grid.tpp):
+                own = [i for i, key in enumerate(keys) if key[:2] == (depth, tpp) and np.isfinite(losses[i])]
+                x = [1 - (rungs[i].growth_step or 0) / rungs[i].steps for i in own]
+                if len(set(x)) < 3:
+                    notes.append(f"{arm.name} d{depth} at {tpp:g}: too few runs finished for a parabola")
+                    continue
+                y = [losses[i] for i in own]
+                vertex = find_vertex(np.array(x), np.array(y), log_x=False, log_loss=False)
+                names = tuple(specs[i].hash for i in own)
+                anchors.append(
+                    Anchor(depth, tpp, tuple(x), tuple(y), names, vertex, _full(bench, arm, depth))
+                )
+        law = _law(anchors)
+        found.append(_sentence(arm.name, anchors, law))
+        panels.extend(_panels(arm.name, anchors, law))
+        rows.extend(
+            (
+                arm.name,
+                a.depth,
+                a.tpp,
+                a.vertex.x,
+                a.vertex.interior,
+                a.tpp / a.expansion,
+                a.expansion,
+                a.vertex.loss,
+            )
+            for a in anchors
+        )
+        values[arm.name] = {
+            "law": None if law is None else {"a": law.a, "b": law.b, "r_squared": law.r_squared,
+                                             "a_interval": law.a_interval, "b_interval": law.b_interval},
+            "anchors": [
+                {"depth": a.depth, "tpp": a.tpp, "rho": a.vertex.x, "interior": a.vertex.interior,
+                 "expansion": a.expansion} for a in anchors
+            ],
+        }  # fmt: skip
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("loop-grow", "untied-grow"))])
+    return Answer(
+        study="growth-timing",
+        question="When should a network grow, at fixed size and compute?",
+        section=SECTION,
+        findings=tuple(found),
+        values=plain(values),
+        panels=tuple(panels),
+        tables=(
+            Table(
+                "Optimal transitions",
+                ("arm", "depth", "TPP without growth", "ρ*", "inside", "TPP at ρ*", "expansion", "loss"),
+                tuple(rows),
+                "Both TPP count initial stored parameters. Not inside: the best measured, not an optimum.",
+            ),
+        ),
+        warnings=tuple(notes),
+        method=(
+            "Every run of a depth and budget has the same compute; tokens follow from ρ.",
+            "The affine law is fitted to interior optima only: TPP at ρ* = a·TPP without growth + b.",
+        ),
+        runs=tuple(runs),
+    )
+
+
+def _full(bench: Bench, arm: Arm, depth: int) -> float:
+    shape = arm.shape(depth, bench.scale)
+    first, last = arm.passes.initial, arm.passes.final
+    return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
+
+
+def _law(anchors: Sequence[Anchor]) -> AffineLaw | None:
+    inside = [anchor for anchor in anchors if anchor.vertex.interior]
+    if len(inside) < 3 or len({anchor.tpp for anchor in inside}) < 2:
+        return None
+    x = np.array([anchor.tpp for anchor in inside])
+    return fit_affine(x, np.array([anchor.tpp / anchor.expansion for anchor in inside]))
+
+
+def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> str:
+    inside = [anchor.vertex.x for anchor in anchors if anchor.vertex.interior]
+    if not inside:
+        return f"{name}: no optimum lies inside its sweep of ρ; widen it."
+    told = (
+        f"{name}: ρ* runs from {min(inside):.2f} to {max(inside):.2f} over {len(inside)} depths and budgets"
+    )
+    if law is None:
+        return f"{told}; too few of them for the affine law."
+    return (
+        f"{told}; TPP at ρ* = {law.a:.3f}·TPP + {law.b:.3f} (R² = {law.r_squared:.4f}), so the expansion "
+        f"levels off at {1 / law.a:.3f}."
+    )
+
+
+def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list[Panel]:
+    panels: list[Panel] = []
+    shade = levels([anchor.tpp for anchor in anchors])
+    for depth in sorted({anchor.depth for anchor in anchors}):
+        series: list[Series] = []
+        for anchor in (a for a in anchors if a.depth == depth):
+            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            series += sweep(label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **look)
+        panels.append(
+            Panel(f"{name} d{depth}: growth timing", Axis("ρ"), Axis("validation loss"), tuple(series))
+        )
+    inside = [anchor for anchor in anchors if anchor.vertex.interior]
+    if inside:
+        x = [anchor.tpp for anchor in inside]
+        tokens = [points("optima", x, [a.tpp / a.expansion for a in inside], arm=name)]
+        shares = [points("optima", x, [a.vertex.x for a in inside], arm=name)]
+        if law is not None:
+            grid = np.geomspace(min(x), max(x), 40)
+            tokens.append(line("affine law", grid, [law.a * value + law.b for value in grid], arm=name))
+            full = float(np.mean([anchor.full for anchor in inside]))
+            shares.append(
+                line("its implication", grid, [law.growth_fraction(v, full) for v in grid], arm=name)
+            )
+        axis = Axis("tokens per parameter without growth", "log")
+        panels.append(Panel(f"{name}: tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens)))
+        panels.append(Panel(f"{name}: optimal share", axis, Axis("ρ*"), tuple(shares)))
+    return panels

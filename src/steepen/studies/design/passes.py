@@ -1,0 +1,250 @@
+"""How many core passes: in ladders of fixed tokens, and at anchors of fixed size and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.isoflop import PowerLine, fit_power_line
+from steepen.laws.fits.vertex import Vertex, find_vertex
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm, loop, untied
+from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.recipe import Recipe
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Bench, loss_of
+from steepen.studies.design.pass_families import (
+    Cell,
+    cut_families,
+    cut_panel,
+    cut_table,
+    cut_values,
+    loss_panel,
+    range_sentence,
+)
+from steepen.studies.driver.run_concurrently import together
+from steepen.studies.plotting import levels, line, points, sweep
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
+PARTS = ("tokens", "anchor")
+FAMILIES = {"tied": loop, "untied": untied}
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One depth and budget of the fixed-anchor sweep."""
+
+    depth: int
+    tpp: float  # at K = 1
+    passes: tuple[int, ...]
+    losses: tuple[float, ...]
+    runs: tuple[str, ...]
+    vertex: Vertex
+    expansion: float  # E at K*
+    tpp_there: float  # tokens per stored parameter at K*
+
+
+@dataclass
+class Part:
+    """What one half of the study found."""
+
+    found: list[str]
+    panels: list[Panel]
+    tables: list[Table]
+    runs: list[str]
+    values: dict[str, Any]
+
+
+PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Part]
+
+
+def passes(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
+    """Appendix "Choosing the Number of Core Passes": fixed-token ladders, and fixed anchors.
+
+    `tokens`: for every K a ladder of depths on the base tokens, tied and untied, cut at common budgets.
+    `anchor`: at fixed depth and compute more passes mean fewer tokens; the optimum's expansion and tokens per
+    parameter are fitted against the tokens per parameter of one pass. Both use Operator-1's base recipe.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+    works = {
+        name: work(bench, _recipe(bench))
+        for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
+        if name in (parts or PARTS)
+    }
+    done: list[Part] = yield from together(list(works.values()))
+    values = {name: part.values for name, part in zip(works, done, strict=True)}
+    return Answer(
+        study="passes",
+        question="How many times should the core be applied?",
+        section=SECTION,
+        findings=tuple(sentence for part in done for sentence in part.found),
+        values=plain(values),
+        panels=tuple(panel for part in done for panel in part.panels),
+        tables=tuple(table for part in done for table in part.tables),
+        method=(
+            f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
+            f"{bench.preset.base_tokens:,} tokens.",
+            "Optima are vertices of parabolas of log loss against log K; outside the measured K they are "
+            "censored and take no part in the laws.",
+        ),
+        runs=tuple(dict.fromkeys(run for part in done for run in part.runs)),
+    )
+
+
+def family_arm(family: str, count: int) -> Arm:
+    """K passes of a family; both share the ladder of one pass."""
+    return find_arm("operator-1") if count == 1 else FAMILIES[family](count)
+
+
+def _recipe(bench: Bench) -> Recipe:
+    return replace(bench.recipe(find_arm("operator-1")), glr_exponent=0.0)
+
+
+def _fixed_tokens(bench: Bench, recipe: Recipe) -> PartRun:
+    grid = bench.preset.grids.passes
+    part = Part([], [], [], [], {})
+    keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
+    rungs = [
+        recipe.spend(family_arm(f, k), d, bench.scale, tokens=bench.preset.base_tokens) for f, k, d in keys
+    ]
+    specs = [bench.spec(rung) for rung in rungs]
+    losses = [loss_of(record) for record in (yield specs)]
+    part.runs = [spec.hash for spec in specs]
+    for family in FAMILIES:
+        cells = [
+            Cell(depth, count, rung.flops.total, loss, spec.hash)
+            for (name, count, depth), rung, loss, spec in zip(keys, rungs, losses, specs, strict=True)
+            if name == family
+        ]
+        cuts = cut_families(cells, grid.budgets)
+        part.found.append(range_sentence(f"{family}, fixed tokens", cuts))
+        part.panels += [
+            loss_panel(f"{family}: fixed-token ladders", cells),
+            cut_panel(f"{family}: passes at matched compute", cuts),
+        ]
+        part.tables.append(cut_table(f"{family}: best passes at matched compute", cuts))
+        part.values[family] = cut_values(cuts)
+    return part
+
+
+def _fixed_anchor(bench: Bench, recipe: Recipe) -> PartRun:
+    grid = bench.preset.grids.passes
+    part = Part([], [], [], [], {})
+    one = find_arm("operator-1")
+    keys = [
+        (f, d, tpp, k) for f in FAMILIES for d in grid.anchors for tpp in sorted(grid.anchor_tpp)
+        for k in sorted(grid.passes)
+    ]  # fmt: skip
+    specs = [
+        bench.spec(recipe.spend(family_arm(f, k), d, bench.scale, flops=bench.budget(one, d, tpp)))
+        for f, d, tpp, k in keys
+    ]
+    losses = [loss_of(record) for record in (yield specs)]
+    part.runs = [spec.hash for spec in specs]
+    for family in FAMILIES:
+        anchors: list[Anchor] = []
+        for depth in grid.anchors:
+            for tpp in sorted(grid.anchor_tpp):
+                own = [
+                    (k, losses[i], specs[i].hash)
+                    for i, (f, d, t, k) in enumerate(keys)
+                    if (f, d, t) == (family, depth, tpp) and np.isfinite(losses[i])
+                ]
+                if len(own) >= 3:
+                    anchors.append(_anchor(bench, family, depth, tpp, own))
+        part.values[family] = _report(part, family, anchors)
+    return part
+
+
+def _anchor(
+    bench: Bench, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
+) -> Anchor:
+    counts, losses, runs = zip(*own, strict=True)
+    vertex = find_vertex(np.array(counts, float), np.array(losses))
+    arm = family_arm(family, 2)
+    shape = arm.shape(depth, bench.scale)
+    # Both counts are straight lines in K, so a fractional K* has a place on them.
+    active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
+    stored = [bench.stored(arm, depth, k) for k in (1, 2)]
+    expansion = 1 + (vertex.x - 1) * (active[1] / active[0] - 1)
+    size = 1 + (vertex.x - 1) * (stored[1] / stored[0] - 1)
+    return Anchor(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))
+
+
+def _report(part: Part, family: str, anchors: Sequence[Anchor]) -> dict[str, Any]:
+    inside = [anchor for anchor in anchors if anchor.vertex.interior]
+    laws: dict[str, PowerLine] = {}
+    if len({anchor.tpp for anchor in inside}) >= 2:
+        x = np.array([anchor.tpp for anchor in inside])
+        laws["expansion"] = fit_power_line(x, np.array([anchor.expansion for anchor in inside]))
+        laws["tpp"] = fit_power_line(x, np.array([anchor.tpp_there for anchor in inside]))
+        e, t = laws["expansion"], laws["tpp"]
+        part.found.append(
+            f"{family}, fixed anchor: E at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and TPP at K* = "
+            f"{t.coefficient:.2f}·TPP^{t.exponent:.2f} over {len(inside)} of {len(anchors)} optima."
+        )
+    else:
+        part.found.append(
+            f"{family}, fixed anchor: {len(inside)} of {len(anchors)} optima lie inside the measured passes, "
+            "too few for a law."
+        )
+    part.panels += _panels(family, anchors, laws)
+    part.tables.append(
+        Table(
+            f"{family}: best passes at fixed anchor and compute",
+            ("depth", "TPP at K = 1", "K*", "inside", "E at K*", "TPP at K*"),
+            tuple((a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.expansion, a.tpp_there) for a in anchors),
+        )
+    )
+    return {
+        "laws": {
+            name: {"coefficient": law.coefficient, "exponent": law.exponent, "interval": law.interval}
+            for name, law in laws.items()
+        },
+        "anchors": [
+            {"depth": a.depth, "tpp": a.tpp, "passes": a.vertex.x, "interior": a.vertex.interior}
+            for a in anchors
+        ],
+    }
+
+
+def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLine]) -> list[Panel]:
+    panels: list[Panel] = []
+    shade = levels([anchor.tpp for anchor in anchors])
+    for depth in sorted({anchor.depth for anchor in anchors}):
+        series: list[Series] = []
+        for anchor in (a for a in anchors if a.depth == depth):
+            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            series += sweep(label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **look)
+        panels.append(
+            Panel(f"{family} d{depth}: passes at fixed compute", Axis("passes K", "log"),
+                  Axis("validation loss", "log"), tuple(series))
+        )  # fmt: skip
+    words = {"expansion": "compute-active expansion at K*", "tpp": "tokens per parameter at K*"}
+    for name, label in words.items():
+        ys = {True: [], False: []}
+        for anchor in anchors:
+            value = anchor.expansion if name == "expansion" else anchor.tpp_there
+            ys[anchor.vertex.interior].append((anchor.tpp, value))
+        series = [
+            points("optima" if inside else "censored", *zip(*rows, strict=True), filled=inside)
+            for inside, rows in ys.items()
+            if rows
+        ]
+        if name in laws and ys[True]:
+            ends = [min(x for x, _ in ys[True]), max(x for x, _ in ys[True])]
+            series.append(line("fitted", ends, [laws[name].predict(x) for x in ends]))
+        panels.append(
+            Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
+                  tuple(series))
+        )  # fmt: skip
+    return panels

@@ -1,0 +1,189 @@
+"""A study's journal: studies/NAME/study.json remembers the question, the runs it asked for, and the answer.
+
+The journal is for people and for `steepen status`; a study that is run again does not need it, as finished
+runs come from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import socket
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from steepen.errors import SteepenError, UsageError, nearest
+from steepen.launch.cost_estimate import expected_flops
+from steepen.runs.codec import from_plain, to_plain
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import write_json
+from steepen.utils.lock import held, hold
+
+JOURNAL = "study.json"
+JOURNAL_VERSION = 1
+Stage = Literal["running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run a study asked for, by what a table shows of it."""
+
+    run: str
+    arm: str
+    depth: int
+    seed: int
+    tokens: int
+    flops: float
+
+    @staticmethod
+    def of(spec: RunSpec) -> Asked:
+        """From a spec."""
+        return Asked(spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, expected_flops(spec))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What study.json holds."""
+
+    name: str
+    options: dict[str, Any]
+    runs_directory: str
+    runs: tuple[Asked, ...] = ()
+    batches: int = 0
+    status: Stage = "running"
+    message: str = ""
+    answer: Any = None
+    began: str = ""
+    changed: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    version: int = JOURNAL_VERSION
+
+
+class Journal:
+    """The journal of one study. Several processes may drive the same study: they ask for the same runs."""
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        self.folder, self.entry = folder, entry
+
+    @property
+    def file(self) -> Path:
+        """study.json."""
+        return self.folder / JOURNAL
+
+    @staticmethod
+    def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
+        """The journal of a study that is about to be driven.
+
+        One of the same name that was begun with other options is not overwritten.
+        """
+        if not name or "/" in name or name.startswith("."):
+            raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
+        plain: dict[str, Any] = json.loads(json.dumps(to_plain(options)))
+        folder = studies / name
+        began = _now()
+        if (folder / JOURNAL).exists():
+            before = Journal.read(folder).entry
+            other = [
+                key for key in sorted({*before.options, *plain}) if before.options.get(key) != plain.get(key)
+            ]
+            if other:
+                was = ", ".join(f"{key} was {before.options.get(key)!r}" for key in other)
+                raise UsageError(
+                    f"the study {name} in {studies} was begun with other options ({was}); "
+                    "give this one another name, or remove that folder (its runs stay)."
+                )
+            began = before.began
+        return Journal(folder, Entry(name, plain, str(runs_directory.absolute()), began=began))
+
+    @staticmethod
+    def read(folder: Path) -> Journal:
+        """The journal in a study's folder."""
+        file = folder / JOURNAL
+        try:
+            return Journal(folder, from_plain(Entry, json.loads(file.read_text()), "study"))
+        except FileNotFoundError as error:
+            raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
+        except (OSError, ValueError, SteepenError) as error:
+            raise SteepenError(f"the journal {file} can't be read: {error}") from error
+
+    @contextlib.contextmanager
+    def driving(self) -> Generator[None]:
+        """Be seen as driving this study, until it ends."""
+        with hold(self.folder / "lock", shared=True, wait=True, poll=0.1):
+            self._write()
+            try:
+                yield
+            except BaseException as error:
+                interrupted = not isinstance(error, Exception)
+                self._write(
+                    status="stopped" if interrupted or getattr(error, "resumable", False) else "failed",
+                    message="stopped by the user." if interrupted else str(error),
+                )
+                raise
+
+    def ask(self, specs: Sequence[RunSpec]) -> None:
+        """Note a batch."""
+        known = {asked.run for asked in self.entry.runs}
+        new = {asked.run: asked for asked in map(Asked.of, specs) if asked.run not in known}
+        self._write(runs=(*self.entry.runs, *new.values()), batches=self.entry.batches + 1)
+
+    def answer(self, value: Any) -> None:
+        """Note the answer."""
+        self._write(status="finished", answer=to_plain(value), message="")
+
+    @property
+    def driven(self) -> bool:
+        """Whether some process is driving this study now."""
+        return held(self.folder / "lock")
+
+    @property
+    def stage(self) -> str:
+        """running, finished, failed, stopped; or killed, where the journal says running and nobody is."""
+        status = self.entry.status
+        return "killed" if status == "running" and not self.driven else status
+
+    def _write(self, **changes: Any) -> None:
+        self.entry = replace(self.entry, changed=_now(), **changes)
+        write_json(self.file, to_plain(self.entry))
+
+
+def find_study_folder(study: str, studies: Path) -> Path:
+    """A study's folder: by path, by its name in `studies`, or by a beginning of it that only one has."""
+    path = Path(study)
+    for folder in (studies / study, path, path.parent if path.name == JOURNAL else path):
+        if (folder / JOURNAL).is_file():
+            return folder
+    known = sorted(file.parent.name for file in studies.glob(f"*/{JOURNAL}"))
+    begun = [name for name in known if name.startswith(study)]
+    if len(begun) == 1:
+        return studies / begun[0]
+    if begun:
+        raise UsageError(
+            f"{study!r} is the beginning of {len(begun)} studies in {studies}: {', '.join(begun)}; "
+            "write more of the name."
+        )
+    if path.is_dir():
+        raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
+    has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"there is none in {studies}"
+    raise UsageError(
+        f"there is no study {study!r}: {has}; give a study's folder, or its name with --studies."
+    )
+
+
+def studies_in(folder: Path) -> tuple[list[Journal], dict[str, str]]:
+    """Every study of a folder; and those whose journal can't be read, by name, each with the reason."""
+    found: list[Journal] = []
+    unreadable: dict[str, str] = {}
+    for file in sorted(folder.glob(f"*/{JOURNAL}")):
+        try:
+            found.append(Journal.read(file.parent))
+        except SteepenError as error:
+            unreadable[file.parent.name] = str(error)
+    return found, unreadable
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

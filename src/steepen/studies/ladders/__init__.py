@@ -1,0 +1,1 @@
+"""Studies that train ladders of arms and judge their laws."""

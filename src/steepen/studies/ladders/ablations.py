@@ -1,0 +1,135 @@
+"""The paper's ablation ladders: operator, allocation, shape, width only, optimizer, random passes, recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from steepen.errors import UsageError, nearest
+from steepen.model.arms import find_arm
+from steepen.runs.spec import OptimizerChoice
+from steepen.studies.answer import Answer, Study
+from steepen.studies.context import Bench
+from steepen.studies.driver.run_concurrently import together
+from steepen.studies.ladders.ladder import judged_ladders
+from steepen.studies.ladders.ladder_runs import Entry, entry_of
+
+SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ladders that are compared with one another; the first is the reference."""
+
+    part: str
+    question: str
+    arms: tuple[str, ...]
+
+
+GROUPS = (
+    Group(
+        "operator", "Which parts of the boundary operator matter?",
+        ("vanilla", "untied-2", "deep-vanilla", "untied-2-norm-only", "untied-2-inject-only",
+         "untied-2-no-coda-injection"),
+    ),
+    Group(
+        "allocation", "Must prelude, core and coda grow together?",
+        ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-2-c-3", "operator-1", "operator-1-1-c-2"),
+    ),
+    Group(
+        "shape", "Do deeper shapes scale better?",
+        ("vanilla", "deep-vanilla", "deeper-vanilla", "operator-1", "deeper-operator-1"),
+    ),
+    Group(
+        "width-only", "Does the operator's gain survive when only the width grows?",
+        ("width-only-deep-vanilla", "width-only-operator-1", "width-only-loop-2", "width-only-untied-2"),
+    ),
+    Group(
+        "width-and-depth", "And when width and depth grow together?",
+        ("deep-vanilla", "loop-2", "untied-2"),
+    ),
+    Group("optimizer", "What does Muon gain over Adam, and does it keep it?", ()),
+    Group("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
+    Group(
+        "constant", "How do the arms compare under constant recipes?",
+        ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"),
+    ),
+)  # fmt: skip
+PARTS = tuple(group.part for group in GROUPS)
+
+
+def ablations(
+    bench: Bench, *, parts: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = ()
+) -> Study:
+    """Appendix "Additional Results for Compute-Optimal Scalings": its ablation ladders, a part each.
+
+    Every part has its own reference, so multipliers do not compare across parts. Arms that cannot exist at a
+    preset's small depths are measured on the other rungs, or left out with a warning.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
+    works = {
+        name: judged_ladders(
+            bench, entries, entries[0].label, study="ablations", section=SECTION,
+            question=group.question, seeds=seeds, by_time=False,
+        )
+        for group in GROUPS
+        if group.part in (parts or PARTS)
+        for name, entries in _ladders(bench, group, rungs).items()
+    }  # fmt: skip
+    answers: list[Answer] = yield from together(list(works.values()))
+    return _joined(dict(zip(works, answers, strict=True)))
+
+
+def _ladders(bench: Bench, group: Group, rungs: Sequence[int]) -> dict[str, list[Entry]]:
+    if group.part == "optimizer":
+        return _optimizers(bench, rungs)
+    entries = [entry_of(bench, find_arm(name), rungs) for name in group.arms]
+    if group.part == "constant":
+        entries = [replace(entry, recipe=replace(entry.recipe, glr_exponent=0.0)) for entry in entries]
+    return {group.part: entries}
+
+
+def _optimizers(bench: Bench, rungs: Sequence[int]) -> dict[str, list[Entry]]:
+    """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
+    grid = bench.preset.grids.ablations
+    found: dict[str, list[Entry]] = {}
+    for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
+        muon = entry_of(bench, find_arm(name), rungs)
+        base = replace(muon.recipe.base, glr=grid.adam_glr)
+        adam = Entry(
+            f"{name} (adamw)",
+            muon.arm,
+            replace(muon.recipe, base=base, glr_base=None),
+            muon.depths,
+            OptimizerChoice(kind="adamw"),
+        )
+        found[f"optimizer, {regime}"] = [muon, adam]
+    return found
+
+
+def _joined(answers: dict[str, Answer]) -> Answer:
+    return Answer(
+        study="ablations",
+        question="Which choices carry the gains?",
+        section=SECTION,
+        findings=tuple(f"[{name}] {told}" for name, answer in answers.items() for told in answer.findings),
+        values={name: answer.values for name, answer in answers.items()},
+        panels=tuple(
+            replace(panel, title=f"{name}: {panel.title}")
+            for name, answer in answers.items()
+            for panel in answer.panels
+        ),
+        tables=tuple(
+            replace(table, title=f"{name}: {table.title}")
+            for name, answer in answers.items()
+            for table in answer.tables
+        ),
+        warnings=tuple(f"{name}: {note}" for name, answer in answers.items() for note in answer.warnings),
+        method=(
+            "Every part is judged against the first ladder of its own group.",
+            *dict.fromkeys(told for answer in answers.values() for told in answer.method[1:]),
+        ),
+        runs=tuple(dict.fromkeys(run for answer in answers.values() for run in answer.runs)),
+    )

@@ -1,0 +1,137 @@
+"""A rung kept out of every fit: does the law predict it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.analysis import LadderReport
+from steepen.laws.verdict.holdout import HoldOut
+from steepen.model.arms import find_arm
+from steepen.recipe.accounting import mean_flops_per_token
+from steepen.studies.answer import Answer, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms
+from steepen.studies.ladders.ladder_runs import (
+    Entry,
+    Judged,
+    Measured,
+    check_entries,
+    entry_of,
+    judge,
+    ladders_of,
+    measure,
+    repeats,
+)
+from steepen.studies.ladders.verdict_report import findings, ladder_panels, runs_table, verdict_table
+from steepen.studies.plotting import line
+from steepen.utils.json_values import plain
+
+SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
+
+
+def extrapolate(
+    bench: Bench,
+    *,
+    arms: Arms = (),
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    hold_out: int | None = None,
+) -> Study:
+    """Section "Extrapolation of Compute-Optimal Scaling Law" (4.3).
+
+    Runs the ladders, fits them, writes the forecast for a deeper rung down, and only then trains that rung
+    and scores the forecast: in loss, in standard errors, and in compute.
+    """
+    grid = bench.preset.grids.extrapolate
+    chosen = find_arms(arms or (bench.preset.reference, grid.arm))
+    target, depth = chosen[-1], hold_out or grid.depth
+    reference = find_arm(bench.preset.reference)
+    if reference.name not in [arm.name for arm in chosen]:
+        chosen.insert(0, reference)
+    entries, notes = check_entries(bench, [entry_of(bench, arm, rungs) for arm in chosen], reference.name)
+    own = next((entry for entry in entries if entry.arm.name == target.name), None)
+    if own is None:
+        raise UsageError(f"there is no law of {target.name} to extrapolate: {'; '.join(notes)}.")
+    if depth <= max(own.depths):
+        raise UsageError(
+            f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
+            "with --hold-out."
+        )
+    rung = own.recipe.at(target, depth, bench.scale)
+    bench.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
+    measured: list[Measured] = yield from measure(bench, entries, seeds)
+    law = judge(measured, reference.name).report.head.arms[own.label]
+    expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
+    promised = float(law.predict(expected))
+    held: list[Measured] = yield from measure(bench, [replace(own, depths=(depth,))], seeds)
+    judged = judge(measured, reference.name, hold_out=ladders_of(held))
+    return _answer(own, depth, promised, judged, measured, held, notes)
+
+
+def _answer(
+    own: Entry,
+    depth: int,
+    promised: float,
+    judged: Judged,
+    measured: Sequence[Measured],
+    held: Sequence[Measured],
+    notes: Sequence[str],
+) -> Answer:
+    report, ladders = judged.report, judged.ladders
+    score = report.hold_out[0]
+    within = score.interval[0] <= score.observed <= score.interval[1]
+    low, high = score.interval
+    told = (
+        f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
+        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), a miss of {score.miss:+.4f}, "
+        f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
+        f"{score.compute_factor:.2f}× that compute for the observed loss."
+    )
+    panels: list[Panel] = []
+    for panel in ladder_panels(report, ladders, measured)[:2]:
+        panels.append(replace(panel, series=(*panel.series, *_beyond(own, score, report, panel))))
+    row = (
+        own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.miss,
+        score.miss_sigma, score.miss_errors, score.p_value, score.compute_factor,
+    )  # fmt: skip
+    columns = (
+        "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "miss", "in σ of a run",
+        "in forecast errors", "p", "compute factor",
+    )  # fmt: skip
+    everything = [*measured, *held]
+    return Answer(
+        study="extrapolate",
+        question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
+        section=SECTION,
+        findings=(told, *findings(report)),
+        values=plain(
+            {"hold_out": asdict(score), "forecast_before_the_run": promised, "flops": report.to_dict()}
+        ),
+        panels=tuple(panels),
+        tables=(
+            Table("The held-out run", columns, (row,), "Negative misses are better than forecast."),
+            verdict_table(report),
+            runs_table(everything),
+        ),
+        warnings=(*notes, *report.warnings, *judged.notes, *repeats(everything)),
+        method=(
+            "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
+            "takes part in no fit.",
+        ),
+        runs=tuple(record.run for one in everything for record in one.records),
+    )
+
+
+def _beyond(own: Entry, score: HoldOut, report: LadderReport, panel: Panel) -> list[Series]:
+    """The held-out run as a square, and the laws dashed on the way to it."""
+    floor = report.head.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
+    added: list[Series] = []
+    for name, law in report.head.arms.items():
+        x = np.geomspace(law.flops_range[1], max(score.flops, law.flops_range[1] * 1.01), 30)
+        added.append(line(f"{name}: extrapolated", x, law.predict(x) - floor, arm=name, style="dashed"))
+    x, y = (score.flops,), (score.observed - floor,)
+    added.append(Series(f"held out: {own.label}", "points", x, y, arm=own.arm.name, marker="square"))
+    return added

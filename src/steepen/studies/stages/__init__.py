@@ -1,0 +1,1 @@
+"""The four stages that fit a compute-optimal recipe."""

@@ -1,0 +1,271 @@
+"""Stage 1: tune every hyperparameter at the base size, one sweep after another, in rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from steepen.errors import SteepenError
+from steepen.model.arm import Arm
+from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.paper_tables import INITIAL
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, fixed_twin, loss_of
+from steepen.studies.driver.run_concurrently import together
+from steepen.studies.grids import ChainGrid
+from steepen.studies.plotting import line, points
+
+SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
+
+# Table "Tuning Grid for Chain Tuning": powers of two around the current value in round one. Round two takes
+# powers of √2, "centered at the optimal values": windows that are far from centred in round one (those that
+# start at the initial value, and weight decay's) are moved over it.
+WINDOWS: dict[str, tuple[int, int]] = {
+    "glr": (-4, 3), "rm": (-4, 3), "om": (-4, 3), "alpha": (-4, 3),
+    "wte": (-3, 4), "uis": (-3, 4),
+    "elrm": (0, 7), "hlrm": (0, 7),
+    "wd": (-5, 1),
+}  # fmt: skip
+CENTRED: dict[str, tuple[int, int]] = {**WINDOWS, "elrm": (-4, 3), "hlrm": (-4, 3), "wd": (-3, 3)}
+WITH_ZERO = {"wd"}
+DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
+    "schedule": {"wu": (0, 5, 10, 20), "wdr": (0.2, 0.6, 0.8, 1.0)},
+    "adam": {"beta1": (0.9, 0.95), "beta2": (0.90, 0.98, 0.99), "eps": (1e-8, 1e-6)},
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One sweep of the chain: what was tried, and what was adopted."""
+
+    round: int
+    sweep: str
+    tried: tuple[tuple[str, float, float | None, str], ...]  # setting, value, loss (None: diverged), run
+    baseline: float
+    adopted: dict[str, float]
+    stacked: bool  # more than one discrete setting helped, and all are applied together
+    best: float  # the lowest loss measured so far in the chain
+
+
+@dataclass
+class Chain:
+    """Where a chain stands."""
+
+    arm: Arm
+    values: Hyperparameters
+    loss: float = math.inf  # of `values`; infinite while they are not measured
+    steps: list[Step] = field(default_factory=list[Step])
+    runs: list[str] = field(default_factory=list[str])
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def chain_tuning(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+    """Appendix "Stage 1: Tune a Base Model", with its table "Tuning Grid for Chain Tuning".
+
+    From the table's initial values, each sweep changes one hyperparameter (or, for schedule and Adam, one
+    discrete setting per run); the best is adopted if it is 1e-3 better than the current loss. Discrete
+    settings that help are applied together in the next sweep. A second round repeats all on a √2 grid.
+    """
+    grid = bench.preset.grids.chain
+    chosen = [fixed_twin(arm) for arm in find_arms(arms or ("vanilla",))]
+    chains = [Chain(arm, bench.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
+    yield from together([tune(bench, chain, grid) for chain in chains])
+    return _answer(bench, grid, chains)
+
+
+def tune(
+    bench: Bench, chain: Chain, grid: ChainGrid
+) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
+    """Take a chain through all its rounds."""
+    for number in range(1, grid.rounds + 1):
+        for sweep in grid.sweeps:
+            if sweep != "alpha" or injects(chain.arm):
+                yield from _sweep(bench, chain, grid, number, sweep)
+    if not math.isfinite(chain.loss):  # the last sweep stacked settings that nothing has measured yet
+        specs = [_spec(bench, chain.arm, chain.values)]
+        record = (yield specs)[0]
+        _settle(chain, loss_of(record))
+        chain.runs.append(specs[0].hash)
+
+
+def injects(arm: Arm) -> bool:
+    """Whether α has any effect."""
+    return "inject" in arm.core_boundary or "inject" in arm.coda_boundary
+
+
+def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8) -> list[tuple[str, float]]:
+    """The settings a sweep tries besides the current one: (name, value)."""
+    if sweep in DISCRETE:
+        return [
+            (name, value)
+            for name, options in DISCRETE[sweep].items()
+            for value in options
+            if value != getattr(values, name)
+        ]
+    current = float(getattr(values, sweep))
+    low, high = (WINDOWS if number == 1 else CENTRED)[sweep]
+    factor = 2.0 if number == 1 else math.sqrt(2.0)
+    room = points - (sweep in WITH_ZERO)
+    offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:room]
+    tried = {current * factor**offset for offset in sorted(offsets) if offset}
+    if sweep in WITH_ZERO:
+        tried.add(0.0)
+    return [(sweep, value) for value in sorted(tried) if value != current]
+
+
+def _sweep(
+    bench: Bench, chain: Chain, grid: ChainGrid, number: int, sweep: str
+) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
+    options = candidates(chain.values, sweep, number, grid.points)
+    tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
+    specs = [_spec(bench, chain.arm, values) for values in (chain.values, *tried)]
+    losses = [loss_of(record) for record in (yield specs)]
+    chain.runs += [spec.hash for spec in specs]
+    baseline = losses[0]
+    if not math.isfinite(chain.loss):
+        _settle(chain, baseline)
+    results = list(zip(options, losses[1:], specs[1:], strict=True))
+    better = {
+        name: min((loss, value) for (other, value), loss, _ in results if other == name)
+        for name in dict.fromkeys(name for name, _ in options)
+    }
+    # A candidate is adopted where it beats the loss it was tried against by the threshold.
+    adopted = {name: value for name, (loss, value) in better.items() if loss < baseline - grid.threshold}
+    chain.values = replace(chain.values, **{name: _typed(name, value) for name, value in adopted.items()})
+    if len(adopted) == 1:
+        chain.loss = better[next(iter(adopted))][0]
+    elif adopted:
+        chain.loss = math.inf  # nothing has measured them together: the next sweep's baseline will
+    known = [step.best for step in chain.steps[-1:]]
+    best = min([baseline, *known, *(better[name][0] for name in adopted)])
+    rows = tuple(
+        (name, value, None if math.isinf(loss) else loss, spec.hash) for (name, value), loss, spec in results
+    )
+    chain.steps.append(Step(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
+
+
+def _settle(chain: Chain, loss: float) -> None:
+    """The measured loss of the current values, which may have been stacked unmeasured."""
+    if math.isinf(loss):
+        what = "combination of settings that helped singly" if chain.steps else "initial recipe"
+        raise SteepenError(
+            f"the {what} diverges for {chain.arm.name} at this preset, so there is nothing to tune from; "
+            "lower its learning rate in a preset file and start with --from-recipe."
+        )
+    chain.loss = loss
+    if chain.steps and loss > chain.steps[-1].best:
+        last = chain.steps[-1]
+        chain.warnings.append(
+            f"{chain.arm.name}, round {last.round}, {last.sweep}: together {_words(last.adopted)} give "
+            f"{loss:.4f}, worse than the best of them alone ({last.best:.4f}); the procedure keeps them"
+        )
+
+
+def _spec(bench: Bench, arm: Arm, values: Hyperparameters) -> RunSpec:
+    recipe = replace(bench.recipe(arm), base=values, glr_base=None)
+    return bench.spec(bench.at_base(arm, recipe))
+
+
+def _typed(name: str, value: float) -> float:
+    return int(value) if name == "wu" else value
+
+
+def _words(adopted: dict[str, float]) -> str:
+    return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
+
+
+def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
+    found: list[str] = []
+    series: list[Series] = []
+    rows: list[tuple[Any, ...]] = []
+    tuned: list[tuple[Any, ...]] = []
+    for chain in chains:
+        first = chain.steps[0].baseline
+        names = [name for step in chain.steps for name in step.adopted]
+        found.append(
+            f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
+            f"({first - chain.loss:.4f} better); what moved: {', '.join(dict.fromkeys(names)) or 'nothing'}."
+        )
+        look = {"arm": chain.arm.name}
+        best = [step.best for step in chain.steps]
+        series.append(line(chain.arm.name, range(1, len(best) + 1), best, **look))
+        series.append(points(f"{chain.arm.name}: sweeps", range(1, len(best) + 1), best, **look))
+        stacked = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.stacked]
+        if stacked:
+            label = f"{chain.arm.name}: several settings stacked"
+            x, y = [row[0] for row in stacked], [row[1] for row in stacked]
+            series.append(points(label, x, y, filled=False, **look))
+        rows += [
+            (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "kept", step.best)
+            for step in chain.steps
+        ]
+        tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss))
+    depth, tokens = bench.preset.base_depth, bench.preset.base_tokens
+    return Answer(
+        study="chain-tuning",
+        question="Which hyperparameters are best at the base size?",
+        section=SECTION,
+        findings=tuple(found),
+        values={
+            chain.arm.name: {
+                "hyperparameters": chain.values.to_dict(),
+                "loss": chain.loss,
+                "initial_loss": chain.steps[0].baseline,
+                "steps": [
+                    {"round": s.round, "sweep": s.sweep, "baseline": s.baseline, "adopted": s.adopted,
+                     "stacked": s.stacked, "best": s.best, "tried": [list(row) for row in s.tried]}
+                    for s in chain.steps
+                ],
+            }
+            for chain in chains
+        },
+        panels=(
+            Panel(
+                "The chain", Axis("sweep"), Axis("best loss so far"), tuple(series),
+                caption="Hollow: more than one discrete setting helped, and all were applied together.",
+            ),
+            *(panel for chain in chains for panel in _sweep_panels(chain)),
+        ),
+        tables=(
+            Table("Tuned hyperparameters", ("arm", *chains[0].values.to_dict(), "loss"), tuple(tuned)),
+            Table("The chain, sweep by sweep", ("arm", "round", "sweep", "baseline", "adopted", "best"),
+                  tuple(rows)),
+        ),
+        warnings=tuple(warning for chain in chains for warning in chain.warnings),
+        method=(
+            f"Depth {depth} on {tokens:,} tokens, {grid.rounds} rounds; steps of 2 in the first round and of "
+            f"√2 after it, up to {grid.points} settings a sweep, the current one among them.",
+            f"A setting is adopted where it is {grid.threshold:g} better than the loss it was tried against. "
+            "The order of sweeps is the preset's: the paper does not print its own.",
+        ),
+        runs=tuple(dict.fromkeys(run for chain in chains for run in chain.runs)),
+    )  # fmt: skip
+
+
+def _sweep_panels(chain: Chain) -> list[Panel]:
+    """Loss against each numeric setting, round by round."""
+    panels: list[Panel] = []
+    for step in chain.steps:
+        if step.sweep in DISCRETE:
+            continue
+        rows = [row for row in step.tried if row[1] > 0 and row[2] is not None]
+        if rows:
+            panels.append(
+                Panel(
+                    f"{chain.arm.name}, round {step.round}: {step.sweep}",
+                    Axis(step.sweep, "log"),
+                    Axis("validation loss"),
+                    (
+                        points(
+                            step.sweep, [row[1] for row in rows], [row[2] or math.inf for row in rows],
+                            [row[3] for row in rows], arm=chain.arm.name,
+                        ),
+                    ),
+                    lines=(("y", step.baseline, "current"),),
+                )
+            )  # fmt: skip
+    return panels

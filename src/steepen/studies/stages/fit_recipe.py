@@ -1,0 +1,127 @@
+"""The four stages in order: a complete compute-optimal recipe for an arm, as a file the ladder uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from steepen.errors import UsageError
+from steepen.laws.fits.isoflop import rounded_mean
+from steepen.runs.codec import to_plain
+from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, fixed_twin
+from steepen.studies.recipe_file import RecipeFile
+from steepen.studies.stages.chain_tuning import chain_tuning
+from steepen.studies.stages.growth_fraction import LEAST_RHO, growth_fraction
+from steepen.studies.stages.lr_rule import inherited, lr_rule
+from steepen.studies.stages.tpp import tpp
+
+SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
+
+
+def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+    """Appendix "Compute-Optimal Recipe: Staged Sweeps and Fits": stages 1 to 4 in order for an arm.
+
+    A growing arm is tuned, given its tokens per parameter and its learning-rate rule as the arm it starts as;
+    then its growth fraction is fitted, and the drift that remains around the rule is measured.
+    The answer's values hold the recipe under "recipe", ready to be written.
+    """
+    chosen = find_arms(arms or ("vanilla",))
+    if len(chosen) != 1:
+        raise UsageError("fit-recipe fits one arm at a time; give a single one with --arms.")
+    arm = chosen[0]
+    fixed = fixed_twin(arm)
+    stages: dict[str, Answer] = {}
+    notes: list[str] = []
+
+    stages["chain-tuning"] = yield from chain_tuning(bench, arms=[fixed], from_recipe=from_recipe)
+    tuned = stages["chain-tuning"].values[fixed.name]["hyperparameters"]
+    recipe = bench.recipe(fixed)
+    recipe = replace(recipe, base=replace(recipe.base, **tuned), glr_base=None, glr_exponent=0.0)
+    bench = bench.with_recipe(fixed, recipe)
+
+    stages["tpp"] = yield from tpp(bench, arms=[fixed])
+    found = stages["tpp"].values[fixed.name]
+    optimum = found["tpp"]
+    if not optimum:
+        optimum = max(1.0, rounded_mean([vertex["x"] for vertex in found["vertices"]]))
+        notes.append(_edge("tokens per parameter", f"{optimum:g}", "grids.tpp.offsets"))
+    recipe = replace(recipe, tpp=float(optimum))
+    bench = bench.with_recipe(fixed, recipe)
+
+    rho = None
+    if arm.passes.grows:
+        bench = bench.with_recipe(arm, inherited(bench, arm))
+        stages["growth-fraction"] = yield from growth_fraction(bench, arms=[arm])
+        found = stages["growth-fraction"].values[arm.name]
+        rho = found["rho"]
+        if rho is None:
+            rho = max(LEAST_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
+            notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
+
+    stages["lr-rule"] = yield from lr_rule(bench, arms=[fixed])
+    beta = stages["lr-rule"].values["rules"][fixed.name]["glr_exponent"]
+    recipe = replace(recipe, glr_exponent=beta)
+    bench = bench.with_recipe(fixed, recipe)
+    if arm.passes.grows:
+        recipe = replace(inherited(bench, arm), rho=rho, growth_law=None)
+        bench = bench.with_recipe(arm, recipe)
+        stages["lr-rule of growth"] = yield from lr_rule(bench, arms=[arm])
+
+    depths = bench.preset.grids.rate_rule.depths
+    recipe = replace(recipe, measured=(min(depths), max(depths)))
+    if recipe.glr_exponent > 0:
+        notes.append(
+            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small "
+            "runs may be limited by their few steps, and the rule should not be carried far beyond them"
+        )
+    file = RecipeFile(arm.name, recipe, bench.preset.name)
+    return _answer(bench, fixed.name, file, stages, notes)
+
+
+def _edge(what: str, value: str, where: str) -> str:
+    """A stage whose optima all lie outside their sweeps: the recipe says so, and goes on."""
+    return (
+        f"no best {what} lies inside its sweep, so the best measured ({value}) is adopted: it is no optimum; "
+        f"widen {where} in a preset file"
+    )
+
+
+def _answer(
+    bench: Bench, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
+) -> Answer:
+    arm = file.arm
+    recipe = file.recipe
+    after = f", ρ = {recipe.rho:g}" if recipe.rho is not None else ""
+    told = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
+    rows: list[tuple[Any, ...]] = [
+        *recipe.base.to_dict().items(), ("GLR exponent", recipe.glr_exponent),
+        ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
+        ("batch tokens", recipe.batch_tokens),
+    ]  # fmt: skip
+    fitted: dict[str, list[str]] = {name: list(answer.findings) for name, answer in stages.items()}
+    if notes:
+        fitted["warnings"] = notes
+    return Answer(
+        study="fit-recipe",
+        question=f"What is the compute-optimal recipe for {arm} at the preset {bench.preset.name}?",
+        section=SECTION,
+        findings=(
+            f"{arm}: GLR {recipe.base.glr:.4g} at d{recipe.base_depth}, exponent {recipe.glr_exponent:+.1f}, "
+            f"{recipe.tpp:g} tokens per parameter{after}{told}.",
+            *(finding for answer in stages.values() for finding in answer.findings),
+        ),
+        values={
+            "arm": arm,
+            "recipe": to_plain(replace(file, fitted=fitted)),
+            "stages": {name: answer.values for name, answer in stages.items()},
+        },
+        panels=tuple(panel for answer in stages.values() for panel in answer.panels),
+        tables=(
+            Table(f"Recipe for {arm}", ("what", "value"), tuple(rows)),
+            *(table for answer in stages.values() for table in answer.tables),
+        ),
+        warnings=(*notes, *(note for answer in stages.values() for note in answer.warnings)),
+        method=tuple(sentence for answer in stages.values() for sentence in answer.method),
+        runs=tuple(dict.fromkeys(run for answer in stages.values() for run in answer.runs)),
+    )

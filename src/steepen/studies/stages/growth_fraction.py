@@ -1,0 +1,134 @@
+"""Stage 3: one fixed share of tokens after growth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.drift import fit_growth_fraction
+from steepen.laws.fits.isoflop import IsoflopFit
+from steepen.model.arm import Arm
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.plotting import finite, levels, parabola, points, star
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
+LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
+
+
+def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
+    """Appendix "Stage 3: Choose a Fixed Growth Fraction".
+
+    At three anchors, each at the compute its stage-2 TPP gives without growth, ρ (the share of tokens after
+    growth) is swept with tokens adjusted to that compute. A parabola of loss against ρ gives each anchor's
+    optimum; their mean is rounded to one decimal.
+    """
+    grid = bench.preset.grids.growth_fraction
+    found: dict[str, IsoflopFit] = {}
+    optima: dict[str, list[float | None]] = {}
+    panels: list[Panel] = []
+    runs: list[str] = []
+    notes: list[str] = []
+
+    def measured(arm: Arm) -> Work:
+        if not arm.passes.grows:
+            raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
+        recipe = bench.recipe(arm)
+        keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
+        budgets = {depth: bench.budget(arm, depth, recipe.tpp) for depth in grid.depths}
+        rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[depth], rho=rho) for depth, rho in keys]
+        specs = [bench.spec(rung) for rung in rungs]
+        losses = np.array([loss_of(record) for record in (yield specs)])
+        # The step of growth is whole: ρ on the axis is the one the run really had.
+        x = np.array([(rung.steps - (rung.growth_step or 0)) / rung.steps for rung in rungs])
+        budget = np.array([budgets[depth] for depth, _ in keys])
+        good = np.isfinite(losses)
+        fit = fit_growth_fraction(budget[good], x[good], losses[good])
+        found[arm.name] = fit
+        optima[arm.name] = [_at(fit, budgets[depth]) for depth in grid.depths]
+        notes.extend(f"{arm.name}: {told}" for told in fit.warnings if "too few for a law" not in told)
+        names = [spec.hash for spec in specs]
+        runs.extend(names)
+        rows = list(zip((depth for depth, _ in keys), x.tolist(), losses.tolist(), names, strict=True))
+        panels.append(_panel(arm.name, fit, budgets, rows))
+        if finite(fit.rounded) is not None and fit.rounded < LEAST_RHO:
+            notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {LEAST_RHO} is the least adopted")
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
+    return Answer(
+        study="growth-fraction",
+        question="What share of the tokens should come after growth?",
+        section=SECTION,
+        findings=tuple(_sentence(name, fit) for name, fit in found.items()),
+        values=plain({name: {**fit.to_dict(), "rho": adopted(fit)} for name, fit in found.items()}),
+        panels=tuple(panels),
+        tables=(
+            Table(
+                "Optimal growth fractions",
+                ("arm", "mean ρ*", "adopted", *(f"ρ* at d{depth}" for depth in grid.depths)),
+                tuple((name, finite(fit.mean), adopted(fit), *optima[name]) for name, fit in found.items()),
+                "Empty where an anchor's optimum lies outside the sweep.",
+            ),
+        ),
+        warnings=tuple(notes),
+        method=(
+            f"Depths {', '.join(map(str, grid.depths))}, each at the compute its tokens per parameter give "
+            f"without growth; ρ of {', '.join(f'{rho:g}' for rho in sorted(grid.rho))}.",
+            "Parabolas of loss against ρ; censored optima take no part in the mean.",
+        ),
+        runs=tuple(runs),
+    )
+
+
+def adopted(fit: IsoflopFit) -> float | None:
+    """The share a recipe would use; None where no anchor's optimum was inside its sweep."""
+    rounded = finite(fit.rounded)
+    return None if rounded is None else max(LEAST_RHO, rounded)
+
+
+def _at(fit: IsoflopFit, budget: float) -> float | None:
+    """The optimum at one budget, if it is inside the sweep."""
+    found = [v.x for v in fit.vertices if v.interior and abs(v.budget / budget - 1) < 1e-6]
+    return found[0] if found else None
+
+
+def _sentence(name: str, fit: IsoflopFit) -> str:
+    inside = [vertex for vertex in fit.vertices if vertex.interior]
+    if not inside:
+        return f"{name}: no anchor's optimum lies inside the sweep, so no share is adopted; widen it."
+    cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
+    return (
+        f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum {fit.mean:.3f} over "
+        f"{len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 costs at most {cost:.4f} in loss."
+    )
+
+
+def _panel(
+    name: str,
+    fit: IsoflopFit,
+    budgets: dict[int, float],
+    rows: Sequence[tuple[int, float, float, str]],
+) -> Panel:
+    series: list[Series] = []
+    shade = levels(list(budgets))
+    for depth, budget in budgets.items():
+        x, losses, runs = zip(*(row[1:] for row in rows if row[0] == depth), strict=True)
+        look = {"level": shade[depth]}
+        series.append(points(f"d{depth}", x, losses, runs, **look))
+        for vertex in fit.vertices:
+            if abs(vertex.budget / budget - 1) < 1e-6:
+                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **look)
+                series.append(star(f"d{depth}: optimum", vertex, **look))
+    mean = finite(fit.mean)
+    marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
+    if mean is not None:
+        marks = (("x", mean, f"mean {mean:.3f}"),)
+    return Panel(
+        f"{name}: loss against the share of tokens after growth", Axis("ρ"), Axis("validation loss"),
+        tuple(series), marks, "Every run of a depth has the same compute.",
+    )  # fmt: skip

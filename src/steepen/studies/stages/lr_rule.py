@@ -1,0 +1,151 @@
+"""Stage 4: how the learning rate must change with size, and whether anything else must."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.fits.drift import Drift, Slice, fit_drift
+from steepen.model.arm import Arm
+from steepen.recipe.recipe import Recipe
+from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec
+from steepen.studies.answer import Study
+from steepen.studies.context import Arms, Bench, find_arms, fixed_twin, loss_of
+from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.stages.lr_rule_report import Swept, drift_answer
+
+PARTS = ("drift", "screen")
+SCREENED = ("glr", "elrm", "hlrm", "rm", "om", "alpha", "wd", "wte", "uis")
+
+
+Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Swept]
+
+
+def lr_rule(bench: Bench, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
+    """Appendix "Stage 4: Fit the Learning-Rate Rule", table "Fitted hyperparameter drift and sensitivity".
+
+    At each size the compute-optimal run is repeated with one hyperparameter at multiples of its base value.
+    Parabolas of log loss give each size's optimum, and their regression on stored parameters the drift
+    exponent β; the learning rate's, to one decimal, is the rule. All is then repeated around the scaled
+    recipe, which shows what drift remains and what scaling gains. A growing arm is swept around the rule of
+    the arm it starts as. `screen` sweeps every hyperparameter of an arm instead of four.
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+    rules: dict[str, float] = {}
+    parts = parts or ("drift",)
+
+    def measured(arm: Arm) -> Work:
+        works: list[Work] = []
+        if "screen" in parts:
+            names = [name for name in SCREENED if name != "alpha" or arm.core_boundary != "identity"]
+            depths = bench.preset.grids.rate_rule.screen_depths
+            recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+            works.append(_listed(sweep(bench, arm, recipe, "screen", names, depths)))
+        if "drift" in parts:
+            works.append(fit_rule(bench, arm))
+        found: list[list[Swept]] = yield from together(works)
+        if "drift" in parts:
+            rules[arm.name] = rule_of(found[-1], bench.recipe(arm), arm)
+        return [one for part in found for one in part]
+
+    chosen = find_arms(arms or ("vanilla",))
+    results: list[list[Swept]] = yield from together([measured(arm) for arm in chosen])
+    swept = [one for result in results for one in result]
+    return drift_answer(bench, swept, rules)
+
+
+def _listed(work: Sweep) -> Work:
+    return [(yield from work)]
+
+
+def fit_rule(bench: Bench, arm: Arm) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:
+    """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
+    grid = bench.preset.grids.rate_rule
+    recipe = bench.recipe(arm)
+    if arm.passes.grows:
+        return [(yield from sweep(bench, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
+    constant = replace(recipe, glr_exponent=0.0)
+    first = yield from sweep(bench, arm, constant, "constant", grid.hyperparameters, grid.depths)
+    beta = rounded_exponent(first.drifts.get("glr"))
+    if beta is None:
+        return [first]
+    ruled = replace(recipe, glr_exponent=beta)
+    second = yield from sweep(bench, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths)
+    return [first, second]
+
+
+def rule_of(found: Sequence[Swept], recipe: Recipe, arm: Arm) -> float:
+    """The exponent a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
+    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("glr"))
+    return recipe.glr_exponent if beta is None else beta
+
+
+def rounded_exponent(drift: Drift | None) -> float | None:
+    """β to one decimal, as the paper specifies it; None where too few runs finished for one."""
+    return None if drift is None or drift.line is None else round(drift.line.exponent, 1) + 0.0
+
+
+def sweep(
+    bench: Bench, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
+) -> Sweep:
+    """Slices of several hyperparameters at several sizes around a recipe."""
+    multiples = bench.preset.grids.rate_rule.multiples
+    keys: list[tuple[str, int, float]] = []
+    specs: list[RunSpec] = []
+    for depth in depths:
+        rung = recipe.at(arm, depth, bench.scale)
+        for name in names:
+            for multiple in sorted(multiples):
+                value = getattr(rung.hyperparameters, name) * multiple
+                if not value and multiple != 1.0:
+                    continue  # a base value of zero has no multiples
+                changed = replace(rung.hyperparameters, **{name: value})
+                keys.append((name, depth, multiple))
+                specs.append(bench.spec(replace(rung, hyperparameters=changed)))
+    losses = [loss_of(record) for record in (yield specs)]
+    table = {key: (loss, spec.hash) for key, loss, spec in zip(keys, losses, specs, strict=True)}
+    rows: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in names}
+    for (name, depth, multiple), (loss, run) in table.items():
+        rows[name].append((depth, multiple, loss, run))
+    drifts: dict[str, Drift] = {}
+    for name in names:
+        slices: list[Slice] = []
+        for depth in depths:
+            own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
+            if len(own) >= 3:
+                x, y = np.array([m for m, _ in own]), np.array([loss for _, loss in own])
+                slices.append(Slice(float(bench.stored(arm, depth)), x, y))
+        if slices:
+            drifts[name] = fit_drift(slices)
+    first = names[0]
+    return Swept(
+        arm=arm.name,
+        recipe=label,
+        drifts=drifts,
+        rows=rows,
+        centres={depth: table[first, depth, 1.0][0] for depth in depths},
+        tokens={depth: recipe.at(arm, depth, bench.scale).tokens for depth in depths},
+    )
+
+
+def _scaled(recipe: Recipe) -> str:
+    return f"+GLR (β = {recipe.glr_exponent:+.1f})"
+
+
+def inherited(bench: Bench, arm: Arm) -> Recipe:
+    """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
+    source = bench.recipe(fixed_twin(arm))
+    return replace(
+        bench.recipe(arm),
+        base=source.base,
+        glr_base=source.glr_base,
+        glr_exponent=source.glr_exponent,
+        tpp=source.tpp,
+    )

@@ -1,0 +1,238 @@
+"""What sweeps of hyperparameters over sizes add up to: the drift table, the comparison, and the panels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steepen.laws.fits.drift import Drift
+from steepen.laws.fits.isoflop import PowerLine
+from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+from steepen.studies.context import Bench
+from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
+
+
+@dataclass(frozen=True)
+class Swept:
+    """All slices of one arm under one recipe: drift, points and runs by hyperparameter."""
+
+    arm: str
+    recipe: str  # "constant", or "+GLR (β = −0.6)"
+    drifts: dict[str, Drift]
+    rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
+    centres: dict[int, float]  # loss at the base values, by depth
+    tokens: dict[int, int]
+
+
+def drift_answer(bench: Bench, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
+    """The answer of the learning-rate study; `rules` are the exponents to use, by arm."""
+    found: list[str] = []
+    notes: list[str] = []
+    for arm, beta in rules.items():
+        own = [one for one in swept if one.arm == arm and one.recipe != "screen"]
+        found.append(_sentence(arm, beta, own))
+        for one in own:
+            for name, drift in one.drifts.items():
+                out = sum(vertex.censored for vertex in drift.vertices)
+                if out:
+                    notes.append(
+                        f"{arm}, {one.recipe}: {out} of {len(drift.vertices)} optima of {name} lie outside "
+                        "their sweeps and take no part in the drift"
+                    )
+    found += [_screened(one) for one in swept if one.recipe == "screen"]
+    panels = [panel for one in swept for panel in _panels(one)]
+    tables = [_drift_table(swept)]
+    compared = _comparison(swept)
+    if compared is not None:
+        tables.append(compared)
+    depths = bench.preset.grids.rate_rule.depths
+    return Answer(
+        study="lr-rule",
+        question="How must the learning rate change with model size, and must anything else?",
+        section=SECTION,
+        findings=tuple(found),
+        values=plain(
+            {
+                "rules": {arm: {"glr_exponent": beta} for arm, beta in rules.items()},
+                "drift": [_values(one) for one in swept],
+            }
+        ),
+        panels=tuple(panels),
+        tables=tuple(tables),
+        warnings=tuple(notes),
+        method=(
+            f"Compute-optimal runs at depths {', '.join(map(str, depths))}; one hyperparameter at a time at "
+            "multiples of its base value.",
+            "β regresses the log optima on log initial stored parameters, with Student t intervals: with "
+            "three sizes there is one degree of freedom, and three standard errors are p = 0.2.",
+            "Regret is the mean loss at half and twice the base value less that at the base; range is the "
+            "whole span of the slice; both at the largest size.",
+        ),
+        runs=tuple(dict.fromkeys(row[3] for one in swept for rows in one.rows.values() for row in rows)),
+    )
+
+
+def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
+    drift = own[0].drifts.get("glr")
+    if drift is None or drift.line is None:
+        return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
+    fitted = _exponent(drift.line)
+    if own[0].recipe != "constant":
+        return (
+            f"{arm}: around the inherited rule (β = {beta:+.1f}) the optimum drifts with exponent {fitted}."
+        )
+    gain = ""
+    if len(own) > 1:
+        constant, scaled = own[0].centres, own[1].centres
+        finished = [d for d in constant if math.isfinite(constant[d]) and math.isfinite(scaled[d])]
+        if finished:
+            top = max(finished)
+            more = scaled[top] - constant[top]
+            gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
+        left = own[1].drifts["glr"].line if "glr" in own[1].drifts else None
+        if left is not None:
+            gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
+    return f"{arm}: GLR(N) ∝ N^{beta:+.1f} (fitted {fitted}){gain}."
+
+
+def _exponent(law: PowerLine) -> str:
+    """An exponent with what is known of its error; two sizes give a line and no error."""
+    if law.freedom < 1:
+        return f"{law.exponent:+.2f} from two sizes alone, so without an error"
+    return f"{law.exponent:+.2f} ± {law.error:.2f}, p = {law.p_value:.2g}"
+
+
+def _screened(one: Swept) -> str:
+    ranked = sorted(((d.span or 0.0, name) for name, d in one.drifts.items()), reverse=True)
+    if not ranked:
+        return f"{one.arm}, screened: too few runs finished for a single sweep."
+    words = ", ".join(f"{name} {span:.4f}" for span, name in ranked[:4])
+    return f"{one.arm}, screened: the widest loss ranges are {words}."
+
+
+def _values(one: Swept) -> dict[str, Any]:
+    return {
+        "arm": one.arm,
+        "recipe": one.recipe,
+        "centres": {str(depth): loss for depth, loss in one.centres.items()},
+        "hyperparameters": {
+            name: {
+                "exponent": drift.line.exponent if drift.line else None,
+                "error": drift.line.error if drift.line else None,
+                "interval": list(drift.line.interval) if drift.line else None,
+                "p_value": drift.line.p_value if drift.line else None,
+                "regret": drift.regret,
+                "range": drift.span,
+                "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
+            }
+            for name, drift in one.drifts.items()
+        },
+    }
+
+
+def _tested(drift: Drift) -> PowerLine | None:
+    """The drift's line, where there are sizes enough for an error of its exponent."""
+    return drift.line if drift.line is not None and drift.line.freedom > 0 else None
+
+
+def _drift_table(swept: Sequence[Swept]) -> Table:
+    rows = tuple(
+        (
+            one.arm, one.recipe, name,
+            drift.line.exponent if drift.line else None, law.error if (law := _tested(drift)) else None,
+            law.p_value if law else None, drift.three_errors,
+            1e3 * drift.regret if drift.regret is not None else None,
+            1e3 * drift.span if drift.span is not None else None,
+            sum(v.interior for v in drift.vertices),
+        )
+        for one in swept
+        for name, drift in one.drifts.items()
+    )  # fmt: skip
+    return Table(
+        "Hyperparameter drift and sensitivity",
+        (
+            "arm",
+            "recipe",
+            "hyperparameter",
+            "β",
+            "error",
+            "p",
+            "≥ 3 errors",
+            "regret ×10³",
+            "range ×10³",
+            "inside",
+        ),
+        rows,
+        "Under a constant recipe the optimum scales as N^β; under a scaled one the GLR row is what remains.",
+    )
+
+
+def _comparison(swept: Sequence[Swept]) -> Table | None:
+    pairs = [
+        (one, other)
+        for one in swept
+        for other in swept
+        if one.arm == other.arm and one.recipe == "constant" and other.recipe.startswith("+")
+    ]
+    rows = tuple(
+        (one.arm, f"d{depth}", one.tokens[depth], finite(one.centres[depth]), finite(other.centres[depth]),
+         finite(one.centres[depth] - other.centres[depth]))
+        for one, other in pairs
+        for depth in one.centres
+    )  # fmt: skip
+    if not rows:
+        return None
+    columns = ("arm", "size", "tokens", "constant", "scaled", "gain of scaling")
+    return Table("Constant against scaled learning rate", columns, rows, "Losses at the base values.")
+
+
+def _panels(one: Swept) -> list[Panel]:
+    panels: list[Panel] = []
+    for name, rows in one.rows.items():
+        depths = sorted({row[0] for row in rows})
+        shade = levels(depths)
+        series: list[Series] = []
+        drift = one.drifts.get(name)
+        by_size = list(drift.vertices) if drift else []
+        for depth in depths:
+            own = [row for row in rows if row[0] == depth]
+            x, y = [row[1] for row in own], [row[2] for row in own]
+            look = {"level": shade[depth]}
+            series.append(points(f"d{depth}", x, y, [row[3] for row in own], **look))
+            if len(by_size) == len(depths):
+                vertex = by_size[depths.index(depth)]
+                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **look)
+                series.append(star(f"d{depth}: optimum", vertex, **look))
+        panels.append(
+            Panel(
+                f"{one.arm}, {one.recipe}: {name}", Axis(f"{name} (× base)", "log"),
+                Axis("validation loss", "log"), tuple(series),
+            )
+        )  # fmt: skip
+    lines = _drift_panel(one)
+    return [*panels, lines] if lines is not None else panels
+
+
+def _drift_panel(one: Swept) -> Panel | None:
+    drift = one.drifts.get("glr")
+    if drift is None or drift.line is None:
+        return None
+    inside = [v for v in drift.vertices if v.interior]
+    out = [v for v in drift.vertices if v.censored]
+    series = [points("optimum", [v.budget for v in inside], [v.x for v in inside], arm=one.arm)]
+    if out:
+        series.append(
+            points("censored", [v.budget for v in out], [v.x for v in out], arm=one.arm, filled=False)
+        )
+    ends = [inside[0].budget, inside[-1].budget]
+    law = drift.line
+    series.append(line(f"N^{law.exponent:+.2f}", ends, [law.predict(x) for x in ends], arm=one.arm))
+    return Panel(
+        f"{one.arm}, {one.recipe}: drift of the learning rate", Axis("stored parameters at the start", "log"),
+        Axis("optimal GLR (× the recipe's)", "log"), tuple(series),
+    )  # fmt: skip

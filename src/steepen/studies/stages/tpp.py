@@ -1,0 +1,162 @@
+"""Stage 2: the compute-optimal tokens per stored parameter, and whether it drifts with scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.model.arm import Arm
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.plotting import finite, flops_text, levels, line, parabola, points, star
+from steepen.utils.json_values import plain
+
+SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
+
+
+def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
+    """Appendix "Stage 2: Fit the Optimal Tokens per Parameter", table "Compute-optimal TPP by architecture".
+
+    At each budget (the cost of an anchor depth at TPP 7) five sizes around the anchor are trained with
+    tokens that match the compute, under the frozen base recipe. The vertex of log loss against log TPP is
+    the budget's optimum; their mean is rounded to a whole number, and a scale-shift test says whether it
+    drifts. For a growing arm the axis is t_ref, the TPP the same compute would buy without growth.
+    """
+    grid = bench.preset.grids.tpp
+    found: dict[str, IsoflopFit] = {}
+    panels: list[Panel] = []
+    runs: list[str] = []
+    notes: list[str] = []
+
+    def measured(arm: Arm) -> Work:
+        recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+        keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
+        budgets = {anchor: bench.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
+        rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[anchor]) for anchor, depth in keys]
+        specs = [bench.spec(rung) for rung in rungs]
+        losses = [loss_of(record) for record in (yield specs)]
+        # Whole steps move a run off its budget a little; its place on the axis is where it really is.
+        x = [
+            rung.flops.total / (bench.cost(arm, depth) * bench.stored(arm, depth))
+            for rung, (_, depth) in zip(rungs, keys, strict=True)
+        ]
+        names = [spec.hash for spec in specs]
+        runs.extend(names)
+        nominal = np.array([budgets[anchor] for anchor, _ in keys])
+        good = np.isfinite(losses)
+        if not good.all():
+            notes.append(f"{arm.name}: {int((~good).sum())} runs diverged and are left out")
+        fit = fit_isoflop(nominal[good], np.array(x)[good], np.array(losses)[good])
+        found[arm.name] = fit
+        notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
+        panels.append(_panel(arm.name, fit, nominal.tolist(), x, losses, names))
+
+    yield from together([measured(arm) for arm in find_arms(arms or ("vanilla",))])
+    panels.append(_laws(found))
+    return Answer(
+        study="tpp",
+        question="How many tokens per stored parameter are compute-optimal, and does that drift with scale?",
+        section=SECTION,
+        findings=tuple(_sentence(name, fit) for name, fit in found.items()),
+        values=plain({name: {**fit.to_dict(), "tpp": finite(fit.rounded)} for name, fit in found.items()}),
+        panels=tuple(panels),
+        tables=(_table(found),),
+        warnings=tuple(notes),
+        method=(
+            f"Budgets are those of depths {', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} "
+            f"tokens per parameter; at each, {len(grid.offsets)} sizes with tokens adjusted to the same "
+            "compute, under the base recipe with a constant learning rate.",
+            "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no "
+            "part in mean and test.",
+        ),
+        runs=tuple(runs),
+    )
+
+
+def _sentence(name: str, fit: IsoflopFit) -> str:
+    inside = sum(vertex.interior for vertex in fit.vertices)
+    if not inside:
+        return f"{name}: no budget's optimum lies inside its sweep, so there is no TPP to adopt; widen it."
+    drift = ""
+    if fit.law is not None and fit.law.freedom > 0:
+        verb = "drifts" if fit.law.p_value < 0.05 else "does not measurably drift"
+        drift = (
+            f"; it {verb} with compute (exponent {fit.law.exponent:+.3f}, p = {fit.law.p_value:.2g}; "
+            f"a drift below {fit.law.detectable:.2f} would go unseen)"
+        )
+    return (
+        f"{name}: {fit.rounded:g} tokens per parameter (mean optimum {fit.mean:.2f} over {inside} of "
+        f"{len(fit.vertices)} budgets){drift}."
+    )
+
+
+def _panel(
+    name: str,
+    fit: IsoflopFit,
+    budgets: Sequence[float],
+    x: Sequence[float],
+    losses: Sequence[float],
+    runs: Sequence[str],
+) -> Panel:
+    series: list[Series] = []
+    shade = levels(budgets)
+    for budget in sorted(set(budgets)):
+        rows = [i for i, other in enumerate(budgets) if other == budget]
+        look = {"level": shade[budget]}
+        label = f"{flops_text(budget)} FLOPs"
+        series.append(points(label, [x[i] for i in rows], [losses[i] for i in rows],
+                             [runs[i] for i in rows], **look))  # fmt: skip
+        for vertex in fit.vertices:
+            if abs(vertex.budget / budget - 1) < 1e-6:
+                low, high = min(x[i] for i in rows), max(x[i] for i in rows)
+                series += parabola(label, vertex, low, high, log_x=True, log_loss=True, **look)
+                series.append(star(f"{label}: optimum", vertex, **look))
+    marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite(fit.mean) else ()
+    return Panel(
+        f"{name}: loss against tokens per parameter", Axis("tokens per stored parameter", "log"),
+        Axis("validation loss", "log"), tuple(series), marks,
+        "One colour per budget; stars are the parabolas' minima, hollow where the sweep does not reach it.",
+    )  # fmt: skip
+
+
+def _laws(found: dict[str, IsoflopFit]) -> Panel:
+    series: list[Series] = []
+    for name, fit in found.items():
+        inside = [vertex for vertex in fit.vertices if vertex.interior]
+        series.append(points(name, [v.budget for v in inside], [v.x for v in inside], arm=name))
+        outside = [vertex for vertex in fit.vertices if vertex.censored]
+        if outside:
+            label = f"{name}: censored"
+            series.append(
+                points(label, [v.budget for v in outside], [v.x for v in outside], arm=name, filled=False)
+            )
+        if fit.law is not None and inside:
+            x = [min(v.budget for v in inside), max(v.budget for v in inside)]
+            series.append(line(name, x, [fit.law.predict(value) for value in x], arm=name))
+    return Panel(
+        "Optimal tokens per parameter against compute", Axis("compute (FLOPs)", "log"),
+        Axis("optimal tokens per parameter", "log"), tuple(series),
+    )  # fmt: skip
+
+
+def _table(found: dict[str, IsoflopFit]) -> Table:
+    rows = tuple(
+        (
+            name, finite(fit.mean), finite(fit.rounded), fit.law.p_value if fit.law else None,
+            fit.law.exponent if fit.law else None, finite(fit.law.detectable) if fit.law else None,
+            sum(v.interior for v in fit.vertices), len(fit.vertices),
+            fit.vertices[0].loss, fit.vertices[-1].loss,
+        )
+        for name, fit in found.items()
+    )  # fmt: skip
+    return Table(
+        "Compute-optimal TPP",
+        ("arm", "mean TPP*", "rounded", "p (no drift)", "drift exponent", "detectable drift", "inside",
+         "budgets", "loss at smallest", "loss at largest"),
+        rows,
+    )  # fmt: skip

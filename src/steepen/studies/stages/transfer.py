@@ -1,0 +1,146 @@
+"""What it costs an arm to be trained with another arm's recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from steepen.errors import UsageError
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.recipe.paper_tables import INITIAL
+from steepen.recipe.recipe import Recipe
+from steepen.studies.answer import Answer, Study, Table
+from steepen.studies.context import Arms, Bench, all_finished, find_arms
+from steepen.studies.driver.run_concurrently import together
+from steepen.studies.ladders.ladder import judged_ladders
+from steepen.studies.ladders.ladder_runs import Entry, entry_of
+from steepen.studies.stages.chain_tuning import injects
+
+SECTION = (
+    "Appendix A.4.1, transfer probe, and Appendix B.2, Recipe Tuning Changes the Apparent Scaling Advantage"
+)
+PARTS = ("probe", "ladder")
+
+
+def transfer(
+    bench: Bench,
+    *,
+    arms: Arms = (),
+    source: str = "vanilla",
+    rungs: Sequence[int] = (),
+    seeds: Sequence[int] = (),
+    parts: Sequence[str] = (),
+) -> Study:
+    """Table "Transfer probe from the Vanilla recipe" and figure "Operator-1 recipe ablations".
+
+    `probe`: every arm at the base size and tokens with its own base values and with the source's (α at its
+    default, unless the source has one), which gives the transfer regret. `ladder`: the arms' ladders with
+    both, judged against the source's own: does a foreign recipe turn a better exponent into a better
+    constant?
+    """
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+    giver = find_arm(source)
+    chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != giver.name]
+    if not chosen:
+        raise UsageError("give at least one arm besides the one whose recipe is transferred.")
+    wanted = parts or PARTS
+    works: list[Study] = []
+    if "probe" in wanted:
+        works.append(_probe(bench, giver, chosen))
+    if "ladder" in wanted:
+        works.append(_ladders(bench, giver, chosen, rungs, seeds))
+    answers: list[Answer] = yield from together(works)
+    if len(answers) == 1:
+        return answers[0]
+    probe, ladders = answers
+    return replace(
+        ladders,
+        findings=(*probe.findings, *ladders.findings),
+        values={**probe.values, **ladders.values},
+        tables=(*probe.tables, *ladders.tables),
+        warnings=(*probe.warnings, *ladders.warnings),
+        runs=(*probe.runs, *ladders.runs),
+    )
+
+
+def _probe(bench: Bench, giver: Arm, chosen: Sequence[Arm]) -> Study:
+    members = [giver, *chosen]
+    specs = [
+        bench.spec(bench.at_base(arm, recipe))
+        for arm in members
+        for recipe in (bench.recipe(arm), transferred(bench, giver, arm))
+    ]
+    losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
+    rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
+    base = rows[0][1]
+    table = [
+        (name, foreign, 1e3 * (foreign - base), own, 1e3 * (foreign - own)) for name, foreign, own in rows
+    ]
+    return Answer(
+        study="transfer",
+        question=_question(giver, chosen),
+        section=SECTION,
+        findings=tuple(_sentence(name, giver.name, foreign - own) for name, foreign, own in rows[1:]),
+        values={
+            "probe": {
+                name: {"transferred": foreign, "own": own, "regret": foreign - own}
+                for name, foreign, own in rows
+            }
+        },
+        tables=(
+            Table(
+                f"Transfer probe from the {giver.name} recipe",
+                ("arm", "transferred loss", f"Δ against {giver.name} ×10³", "own loss", "regret ×10³"),
+                tuple(table),
+                "Positive regret is what the arm's own recipe is worth at the base size.",
+            ),
+        ),
+        warnings=tuple(
+            f"{giver.name}'s recipe is better for {name} than its own, which is not tuned for this size and "
+            f"data: tune it first (`steepen study fit-recipe --arms {name}`)"
+            for name, foreign, own in rows[1:]
+            if foreign < own
+        ),
+        method=(f"Base size on {bench.preset.base_tokens:,} tokens, one seed.",),
+        runs=tuple(spec.hash for spec in specs),
+    )
+
+
+def _sentence(name: str, giver: str, regret: float) -> str:
+    verb = "gains" if regret < 0 else "loses"
+    return f"{name} with {giver}'s recipe {verb} {abs(regret):.4f} nats at the base size."
+
+
+def _ladders(
+    bench: Bench, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
+) -> Study:
+    entries = [entry_of(bench, giver, rungs)]
+    for arm in chosen:
+        own = entry_of(bench, arm, rungs)
+        entries += [
+            own,
+            Entry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
+        ]
+    return judged_ladders(
+        bench, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
+        seeds=seeds, by_time=False,
+    )  # fmt: skip
+
+
+def transferred(bench: Bench, giver: Arm, arm: Arm) -> Recipe:
+    """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
+
+    α is the initial one where the giver injects nothing and so has none to give (the table's caption:
+    "injection variants keep the default").
+    """
+    own, foreign = bench.recipe(arm), bench.recipe(giver)
+    alpha = foreign.base.alpha if injects(giver) else INITIAL.alpha
+    return replace(own, base=replace(foreign.base, alpha=alpha), glr_base=foreign.glr_base)
+
+
+def _question(giver: Arm, chosen: Sequence[Arm]) -> str:
+    names = ", ".join(arm.name for arm in chosen)
+    return f"What does {giver.name}'s recipe cost {names}, and does it hide their scaling?"

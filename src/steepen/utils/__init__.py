@@ -1,0 +1,1 @@
+"""Helpers every package may use: files, locks, JSON, numbers, progress."""
