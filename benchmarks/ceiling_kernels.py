@@ -12,8 +12,8 @@ from throughput import DEVICE, OurStepper, build
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from steepen.execution.gpu_fused import speed_up
-from steepen.execution.linear import Product
+from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.linear import FusedLinear
 from steepen.training.device import synchronise
 
 GROUPS = {  # of kernels by what their names hold, the first that fits; `aten` and `cpu` are a CPU's
@@ -37,7 +37,7 @@ def profile(given: Any) -> list[Row]:
     """The section of `ceilings.py`: milliseconds and share of each group, of a micro-batch."""
     network = build("vanilla", given.depth, given.scale, DEVICE, "random")
     network.compute_dtype = torch.bfloat16
-    speed_up(network, partial(Product, dtype=torch.bfloat16))
+    install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
     batch, size = given.micro_batches * given.rows, given.shape.context
     step = OurStepper(network, 1, given.rows, batch, lr=1e-4, graphs=False).stepper
     inputs, targets = (torch.randint(given.shape.vocabulary, (batch, size), device=DEVICE) for _ in range(2))

@@ -68,7 +68,7 @@ class MicroBatch:
     """
 
     def __init__(self, shape: Shape, tokens: int, blocks: int) -> None:
-        w, h = shape.width, shape.hidden
+        w, h = shape.width, shape.mlp_width
         x = {n: normal(tokens, n) for n in (w, h)}
         d = {n: normal(tokens, n) for n in (w, 3 * w, 2 * h)}
 

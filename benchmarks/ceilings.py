@@ -45,7 +45,7 @@ from steepen.execution.linear import accumulate_
 from steepen.kernels import kernels_for
 from steepen.kernels.cublaslt_gemm import tile_of
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
 from steepen.training.device import fast_kernels, peak_flops
 
@@ -370,20 +370,20 @@ def main() -> None:
         parser.error("there is no CUDA GPU here; --tiny checks the script without one")
     if given.json and not given.json.parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
-    scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    scale = SizeRule(context=given.context, vocabulary=given.vocabulary)
     logits, cut = [(65_536, 8_192), (8_192, given.vocabulary)], 512
     if given.tiny:
         given.depth, given.rows, given.warm_up, given.idle = 2, 4, 0.0, 0.0
-        scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
+        scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
         logits, cut = [(32, 64), (16, 256)], 32
     arm = find_arm("vanilla")
     given.scale, given.shape, given.logits, given.cut = scale, arm.shape(given.depth, scale), logits, cut
-    given.cost, given.blocks = flops_per_token(arm, given.shape, 1), given.shape.split.executed(1)
+    given.cost, given.blocks = flops_per_token(arm, given.shape, 1), given.shape.allocation.executed(1)
     given.tokens = given.rows * scale.context
 
     machine = torch.cuda.get_device_name() if ON_GPU else "CPU"
     print(f"{machine}, torch {torch.__version__}, bf16")
-    print(f"d{given.depth}: width {given.shape.width}, MLP {given.shape.hidden}, {given.blocks} blocks")
+    print(f"d{given.depth}: width {given.shape.width}, MLP {given.shape.mlp_width}, {given.blocks} blocks")
     print(f"{given.rows}×{scale.context} tokens a micro-batch, vocabulary {scale.vocabulary:,}")
     asked = {key: getattr(given, key) for key in ("depth", "rows", "seconds", "sustained", "warm_up", "idle")}
     about = {"device": machine, "torch": torch.__version__, **asked, "micro_batches": given.micro_batches}

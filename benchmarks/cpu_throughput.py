@@ -29,10 +29,10 @@ from steepen.model.init import initialise
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import Bench, DataFacts
+from steepen.studies.context import DataFacts, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.training.device import keep_freed_memory
-from steepen.training.gradient_accumulation import Accumulator
+from steepen.training.gradient_accumulation import GradientAccumulator
 
 VOCABULARY = 512
 CHECKED = 5  # steps after which both losses must agree
@@ -69,8 +69,8 @@ class Plain:
                 {"params": [self.head], "lr": self.hyper.head_lr},
             ],
             betas=(self.hyper.beta1, self.hyper.beta2),
-            eps=self.hyper.eps,
-            weight_decay=self.hyper.wd,
+            eps=self.hyper.adam_eps,
+            weight_decay=self.hyper.weight_decay,
         )
         cos, sin = network.rotary.unsqueeze(2)
         self.cos, self.sin = cos, sin
@@ -109,10 +109,10 @@ class Plain:
             is_causal=True,
             scale=shape.head_dim**-0.5,
         )
-        x = x + self.hyper.rm * functional.linear(attended.transpose(1, 2).flatten(-2), out)
+        x = x + self.hyper.residual_multiplier * functional.linear(attended.transpose(1, 2).flatten(-2), out)
         n = self.norm(x)
         hidden = functional.silu(functional.linear(n, gate)) * functional.linear(n, up)
-        return x + self.hyper.rm * functional.linear(hidden, down)
+        return x + self.hyper.residual_multiplier * functional.linear(hidden, down)
 
     def loss(self, tokens: Tensor, targets: Tensor, passes: int) -> Tensor:
         def run(stage: list[list[nn.Parameter]], x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Plain:
                 x = self.block(x, weights)
             return x
 
-        network, alpha = self.network, self.hyper.alpha
+        network, alpha = self.network, self.hyper.injection_weight
         prelude, *cores, coda = self.stages
         e = run(prelude, self.norm(functional.embedding(tokens, self.embedding)))
         h: Tensor | None = None
@@ -128,7 +128,7 @@ class Plain:
             core = cores[0 if network.arm.tied else index]
             h = run(core, network.core_boundary(h, e, alpha, self.norm))
         x = run(coda, network.coda_boundary(h, e, alpha, self.norm))
-        logits = self.hyper.om * functional.linear(self.norm(x), self.head)
+        logits = self.hyper.output_multiplier * functional.linear(self.norm(x), self.head)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def step(self, tokens: Tensor, targets: Tensor, passes: int) -> float:
@@ -144,7 +144,7 @@ class Plain:
 
     @torch.no_grad()
     def muon(self) -> None:
-        beta, lr = self.choice.momentum, self.hyper.glr
+        beta, lr = self.choice.momentum, self.hyper.learning_rate
         for weight, momentum in zip(self.matrices, self.momentum, strict=True):
             assert weight.grad is not None
             momentum.lerp_(weight.grad, 1 - beta)
@@ -156,7 +156,7 @@ class Plain:
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
             x = x.T if turned else x
-            weight.mul_(1 - lr * self.hyper.wd)
+            weight.mul_(1 - lr * self.hyper.weight_decay)
             weight.add_(x, alpha=-lr * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
 
 
@@ -165,9 +165,9 @@ class Ours:
 
     def __init__(self, network: Network, spec: RunSpec, passes: int) -> None:
         self.network, self.passes = network, passes
-        cpu.speed_up(network)
+        cpu.install_fused_cpu(network)
         self.optimizer = Optimizer(network, spec.hyperparameters, spec.optimizer)
-        self.accumulator = Accumulator(network, spec.rows, None, print)
+        self.accumulator = GradientAccumulator(network, spec.batch_sequences, None, print)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         loss = self.accumulator(tokens, targets, self.passes)
@@ -187,7 +187,7 @@ class Ours:
             return result
 
         def whole() -> None:
-            stream = part("forward", lambda: self.network.features(tokens, self.passes))
+            stream = part("forward", lambda: self.network.hidden_states(tokens, self.passes))
             leaf = stream.detach().requires_grad_()
             part("head+loss", lambda: self.network.loss(leaf, targets).backward())
             part("backward", lambda: stream.backward(leaf.grad))
@@ -207,14 +207,19 @@ def compare(name: str, rounds: int) -> str:
     """One line of the table."""
     arm_name, depth = name.split(":")
     arm = find_arm(arm_name)
-    bench = Bench(load_preset("tiny"), DataFacts("0" * 64, VOCABULARY, 10**12, 10**9))
+    bench = StudyContext(load_preset("tiny"), DataFacts("0" * 64, VOCABULARY, 10**12, 10**9))
     spec = bench.spec(bench.recipe(arm).at(arm, int(depth), bench.scale))
     passes = spec.schedule.final
     network = Network(spec.shape, arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
     network.reset_rotary()
-    initialise(network, embedding_std=spec.hyperparameters.wte, input_scale=spec.hyperparameters.uis, seed=0)
+    initialise(
+        network,
+        embedding_std=spec.hyperparameters.embedding_init_std,
+        input_scale=spec.hyperparameters.init_scale,
+        seed=0,
+    )
     plain, ours = Plain(network, spec), Ours(network, spec, passes)
-    batch = torch.randint(VOCABULARY, (spec.rows, spec.shape.context + 1))
+    batch = torch.randint(VOCABULARY, (spec.batch_sequences, spec.shape.context + 1))
     tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
     for _ in range(CHECKED):

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from steepen.data import Batches, Dataset, Prefetcher, Tokenizer
+from steepen.data import BatchLoader, Dataset, Prefetcher, Tokenizer
 from steepen.data.manifest import TOKENIZER, Manifest, SplitRecord, TokenizerRecord
 from steepen.data.shard_writer import SplitWriter
 from steepen.data.shards import HEADER
@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         dataset = random_dataset(Path(folder), options.tokens)
-        batches = Batches(dataset, options.context, options.batch_tokens, seed=0)
+        batches = BatchLoader(dataset, options.context, options.batch_tokens, seed=0)
         steps = min(options.steps, batches.steps)
         flat = np.memmap(dataset.directory / "train_00000.bin", np.uint16, mode="r", offset=HEADER.size)
         generator = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def speed(batch: Callable[[int], object], steps: int, tokens: int) -> float:
     return steps * tokens / (time.perf_counter() - started)
 
 
-def waiting(batches: Batches, steps: int, seconds: float) -> float:
+def waiting(batches: BatchLoader, steps: int, seconds: float) -> float:
     """The share of a step that a trainer waits for its batch, if the step itself takes `seconds`."""
     waited = 0.0
     with Prefetcher(batches, 0, "cpu", stop_step=steps) as prefetcher:

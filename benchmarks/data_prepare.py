@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from steepen.data import Tokenizer
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.data.sources import builtin as embedded
 
 
@@ -44,7 +44,9 @@ def main() -> None:
             tokens = sum(map(len, reference.encode_ordinary_batch(texts, num_threads=options.threads)))
             theirs.append(time.perf_counter() - started)
             started, cpu_middle = time.perf_counter(), time.process_time()
-            dataset = prepare(Request(tuple(files)), Path(folder) / f"out{repeat}", threads=options.threads)
+            dataset = prepare(
+                PrepareRequest(tuple(files)), Path(folder) / f"out{repeat}", threads=options.threads
+            )
             ours.append(time.perf_counter() - started)
             cpu.append((cpu_middle - cpu_started) / (time.process_time() - cpu_middle))
             written = sum(split.tokens for split in dataset.manifest.splits.values())

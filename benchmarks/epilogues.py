@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from steepen.kernels import fused
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
 # Rows and columns of a tile, depth of a step, warps, stages: of those tried the best at d8.
 FORWARD = (128, 64, 64, 4, 3)
@@ -125,8 +125,8 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
         parser.error("it needs a GPU of compute capability 9.0 or more")
-    shape = find_arm("vanilla").shape(given.depth, Scale())
-    tokens, width, hidden = given.tokens, shape.width, shape.hidden
+    shape = find_arm("vanilla").shape(given.depth, SizeRule())
+    tokens, width, hidden = given.tokens, shape.width, shape.mlp_width
     x, d = normal(tokens, width), normal(tokens, width)
     up, down = normal(2 * hidden, width) * width**-0.5, normal(width, hidden) * hidden**-0.5
     gate_up, h = normal(tokens, 2 * hidden), normal(tokens, hidden)

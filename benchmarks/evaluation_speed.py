@@ -31,9 +31,9 @@ from steepen.evaluation.reference import score_one
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
-SMALL = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=512)
+SMALL = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=512)
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def count(bundle: Bundle, examples: int | None) -> None:
 
 
 def build(given: argparse.Namespace) -> Network:
-    arm, scale = find_arm(given.arm), SMALL if given.small else Scale()
+    arm, scale = find_arm(given.arm), SMALL if given.small else SizeRule()
     depth = 4 if given.small else given.depth
     network = materialise(on_meta(arm.shape(depth, scale), arm), given.device, embedding_std=0.1)
     generator = torch.Generator(given.device).manual_seed(0)

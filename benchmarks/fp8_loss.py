@@ -17,14 +17,14 @@ from pathlib import Path
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.planner import make_plan
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import DataChoice, RunSpec
-from steepen.runs.store import Store
+from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.store import RunStore
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
@@ -53,16 +53,16 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.data is None:
-            request = Request(("embedded",), tokenizer=f"bpe:{given.vocabulary}")
+            request = PrepareRequest(("embedded",), tokenizer=f"bpe:{given.vocabulary}")
             dataset = prepare(request, Path(folder) / "data")
         else:
             dataset = Dataset.open(given.data)
-        compare(given, dataset, Store(Path(folder) / "runs"))
+        compare(given, dataset, RunStore(Path(folder) / "runs"))
 
 
-def compare(given: argparse.Namespace, dataset: Dataset, store: Store) -> None:
+def compare(given: argparse.Namespace, dataset: Dataset, store: RunStore) -> None:
     arm = find_arm(given.arm)
-    scale = Scale(
+    scale = SizeRule(
         aspect=given.aspect,
         head_dim=given.head_dim,
         context=given.context,
@@ -71,7 +71,7 @@ def compare(given: argparse.Namespace, dataset: Dataset, store: Store) -> None:
     tokens = given.steps * given.batch_tokens
     recipe = replace(recipe_of(arm), batch_tokens=given.batch_tokens)
     rung = make_plan(arm, depth=given.depth, scale=scale, tokens=tokens, recipe=recipe).rung
-    choice = DataChoice(dataset.identity, epochs=1 + tokens // len(dataset.tokens("train")))
+    choice = DataConfig(dataset.identity, epochs=1 + tokens // len(dataset.tokens("train")))
     available = len(dataset.tokens("val")) // (given.context + 1) * given.context
     options = TrainOptions(device=given.device, quiet=True, checkpoint_every=given.steps)
     base, other = given.precisions

@@ -15,15 +15,15 @@ import numpy as np
 
 from steepen.laws.fits.compute_law import fit_compute
 from steepen.laws.fits.intervals import Fitted, profile_intervals
-from steepen.laws.fits.law import Settings
+from steepen.laws.fits.law import FitSettings
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
 from steepen.laws.hypotheses.checks import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
+    DecisionRule,
     Pair,
-    Rule,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
     t_quantile,
 )
@@ -116,7 +116,7 @@ def fitted(repeats: int) -> None:
                     n: make_ladder(n, PAPER, curve(law, PAPER) + noise * rng.standard_normal(8))
                     for n, law in arms.items()
                 }
-                found = fit_compute(ladders, Settings(next(iter(arms)), method=way))
+                found = fit_compute(ladders, FitSettings(next(iter(arms)), method=way))
                 for name, law in found.arms.items():
                     g, e = law.gamma, law.e.unconditional
                     hits[0] += g.unconditional[0] < arms[name][2] < g.unconditional[1]
@@ -146,14 +146,14 @@ def lack(repeats: int) -> None:
                     )
                     for n, law in arms.items()
                 }
-                values.append(lack_of_fit(ladders, fit_compute(ladders, Settings("same law", method=way))))
+                values.append(lack_of_fit(ladders, fit_compute(ladders, FitSettings("same law", method=way))))
             shares.append(float(np.mean(np.array(values, float) < 0.05)))
         print(f"{way:>8} {shares[0]:10.3f} {shares[1]:9.3f}")
 
 
 def verdicts(draws: int) -> None:
     """The share of each verdict under each truth; the F-test's size and power beside it."""
-    rule = Rule()
+    rule = DecisionRule()
     for label, flops in (("paper's ladder, 8 rungs to 1e20", PAPER), ("12 rungs, 1e16 to 1e22", LONG)):
         for noise in (1e-3, 3e-3):
             print(f"\n{label}, noise {noise:g}: share of verdicts in {draws} draws")
@@ -168,8 +168,8 @@ def verdicts(draws: int) -> None:
                 pair = Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
                 truth = np.concatenate([curve(TRUTHS["same law"], flops), curve(law, theirs)])
                 y = truth + noise * np.random.default_rng(2).standard_normal((draws, len(x)))
-                tests = compare_readings(
-                    fit_readings(pair, y, rule, warm=fit_readings(pair, truth, rule)), rule
+                tests = compare_hypotheses(
+                    fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule
                 )
                 words = judge(tests, rule)
                 shares = "".join(f"{np.mean(words == word):18.3f}" for word in VERDICTS)

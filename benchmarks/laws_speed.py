@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from steepen.laws.analysis import Request, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.chinchilla import fit_chinchilla
 from steepen.laws.ladder import make_ladder
 from steepen.laws.power import Plan, cheapest, simulate
@@ -44,7 +44,7 @@ def main() -> None:
     unit = yardstick()
     jobs = {
         "eight arms, 2,000 draws, all verdicts": lambda: analyse(
-            ladders, Request("arm0", draws=2000, budget=1e25)
+            ladders, AnalysisRequest("arm0", draws=2000, budget=1e25)
         ),
         "chinchilla, 240 points, 144 starts, 200 redraws": lambda: fit_chinchilla(n, d, loss),
         "power, 2,000 simulated ladders": lambda: simulate(Plan(0.0027)),

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.optim import muon
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import BASE
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 from steepen.training.device import find_device, synchronise
 
-CHOICE = OptimizerChoice()
+CHOICE = OptimizerConfig()
 TILES = [  # edge, depth, warps, stages
     (64, 64, 4, 4),
     (64, 128, 4, 3),
@@ -125,7 +125,7 @@ def main() -> None:
         parser.error("--graph needs a GPU")
     depth = given.depth or (8 if on_gpu else 2)
     repeats = given.repeats or (10 if on_gpu else 1)
-    scale = Scale(vocabulary=given.vocabulary or (50_304 if on_gpu else 1_024))
+    scale = SizeRule(vocabulary=given.vocabulary or (50_304 if on_gpu else 1_024))
 
     arm = find_arm(given.arm)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
@@ -152,7 +152,7 @@ def main() -> None:
 
         return work
 
-    wd = optimizer.hyper.wd
+    wd = optimizer.hyper.weight_decay
     works: dict[str, Callable[[], object]] = {
         "whole step, with the norm": optimizer.apply,
         "  Muon, shape after shape": lambda: optimizer.muon.step(optimizer.lr["matrices"], wd),

@@ -14,16 +14,16 @@ import time
 
 import torch
 
-from steepen.execution.select import prepare
+from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
 from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
 
 
-def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
+def build(name: str, depth: int, scale: SizeRule, device: torch.device) -> Network:
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
     generator = torch.Generator(device).manual_seed(0)
@@ -33,7 +33,7 @@ def build(name: str, depth: int, scale: Scale, device: torch.device) -> Network:
             noise = torch.randn(parameter.shape, generator=generator, device=device)
             parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
     if device.type == "cuda":
-        prepare(network, "bf16", fast=True, compiled=False)
+        apply_execution_mode(network, "bf16", fast=True, compiled=False)
     return network
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     device = find_device(given.device)
-    scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    scale = SizeRule(context=given.context, vocabulary=given.vocabulary)
     names = ["vanilla", *given.arms]
     tokens = torch.randint(0, given.vocabulary, (given.rows, given.context), device=device)
 

@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.record import Parameters, RunRecord, Score
-from steepen.runs.spec import DataChoice, RunSpec
-from steepen.runs.store import Store, write_json
+from steepen.runs.record import Parameters, RunRecord, ValidationScore
+from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.store import RunStore, write_json
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.driver.journal import Journal
 
@@ -59,7 +59,7 @@ def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
     # The noise belongs to the run: two studies that share a run share its loss.
     noise = np.random.default_rng([7, list(LAWS).index(arm_name), depth, seed])
     rung = recipe_of(arm).at(arm, depth)
-    spec = RunSpec.of(rung, DataChoice("simulated"), seed=seed)
+    spec = RunSpec.of(rung, DataConfig("simulated"), seed=seed)
     flops = rung.flops.total
     loss = float(loss_of(arm_name, np.array(flops)) + noise.normal(0, 2e-3))
     first, last = arm.passes.initial, arm.passes.final
@@ -73,7 +73,7 @@ def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
         validation_loss=loss,
         validation_bits_per_byte=None,
         validation_identity="simulated",
-        scores=(Score(spec.steps, loss, None, last),),
+        validation_scores=(ValidationScore(spec.steps, loss, None, last),),
         train_loss=loss,
         tokens=spec.tokens,
         flops=flops,
@@ -141,7 +141,7 @@ class Law:
         return np.exp(x - needed)
 
 
-def ladder(arms: tuple[str, ...], store: Store, name: str = "ladder") -> Answer:
+def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answer:
     """Loss against compute, multipliers, and the exponent-constant plane."""
     curves: list[Series] = []
     multipliers: list[Series] = []
@@ -419,7 +419,7 @@ def floats(values: Values) -> tuple[float, ...]:
     return tuple(float(value) for value in np.asarray(values).ravel())
 
 
-def save(store: Store, record: RunRecord) -> None:
+def save(store: RunStore, record: RunRecord) -> None:
     """A finished run's files."""
     run = store.run(record.spec)
     write_json(run.spec_file, record.spec.to_dict())
@@ -436,7 +436,7 @@ def write_study(folder: Path, name: str, answer: Answer) -> Path:
 def main(folder: Path) -> None:
     """Write every simulated study."""
     folder = folder.absolute()
-    store = Store(folder / "runs")
+    store = RunStore(folder / "runs")
     studies = {
         "ladder": ladder(("vanilla", "operator-1", "untied-grow"), store),
         "family": ladder(tuple(LAWS), store, "family"),

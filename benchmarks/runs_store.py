@@ -24,9 +24,9 @@ from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.index import NAME, SETTLED_SECONDS, Index
-from steepen.runs.record import Parameters, RunRecord, Score
-from steepen.runs.spec import DataChoice, RunSpec
-from steepen.runs.store import Store
+from steepen.runs.record import Parameters, RunRecord, ValidationScore
+from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.store import RunStore
 
 ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow")
 
@@ -34,8 +34,8 @@ ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow
 def make_record(arm: str, depth: int, seed: int, glr: float) -> RunRecord:
     """A record such as training writes, its numbers drawn rather than trained."""
     found = find_arm(arm)
-    spec = RunSpec.of(recipe_of(found).at(found, depth), DataChoice("0" * 64), seed=seed)
-    spec = replace(spec, hyperparameters=replace(spec.hyperparameters, glr=glr))
+    spec = RunSpec.of(recipe_of(found).at(found, depth), DataConfig("0" * 64), seed=seed)
+    spec = replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=glr))
     flops = expected_flops(spec)
     passes = spec.schedule.final
     stored = stored_parameters(found, spec.shape, passes)
@@ -47,7 +47,9 @@ def make_record(arm: str, depth: int, seed: int, glr: float) -> RunRecord:
         validation_loss=loss,
         validation_bits_per_byte=loss / 3,
         validation_identity="f" * 64,
-        scores=tuple(Score(step, loss + 0.1, loss / 3, passes) for step in (100, 200, 300)),
+        validation_scores=tuple(
+            ValidationScore(step, loss + 0.1, loss / 3, passes) for step in (100, 200, 300)
+        ),
         train_loss=loss,
         tokens=spec.tokens,
         flops=flops,
@@ -70,7 +72,7 @@ def fill(root: Path, count: int) -> None:
     old = time.time() - 10 * SETTLED_SECONDS
     for number in range(count):
         arm, depth = ARMS[number % len(ARMS)], 4 + 2 * (number // len(ARMS) % 8)
-        record = make_record(arm, depth, seed=number, glr=0.01 * (1 + number % 7))
+        record = make_record(arm, depth, seed=number, learning_rate=0.01 * (1 + number % 7))
         folder = root / record.run
         folder.mkdir(parents=True)
         (folder / "spec.json").write_text(json.dumps(record.spec.to_dict(), indent=2))
@@ -106,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         fill(root, count)
-        store = Store(root)
+        store = RunStore(root)
         parse = Timed(lambda: plainly(root), repeats=1)
         build = Timed(Index(root).rebuild, repeats=1)
         listing = Timed(store.rows)

@@ -9,7 +9,7 @@ import math
 
 from steepen.launch.cost_estimate import expected_flops
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import Bench, DataFacts
+from steepen.studies.context import DataFacts, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.studies.registry import STUDIES
 from steepen.studies.synthetic import Formula, share_after_growth, tokens_per_parameter
@@ -21,7 +21,7 @@ def bowl(spec: RunSpec) -> float:
     """Optima inside every sweep, so that no adaptive study ends early; nothing else about it matters."""
     h = spec.hyperparameters
     away = (
-        math.log(h.glr / 0.05), math.log(tokens_per_parameter(spec) / 6),
+        math.log(h.learning_rate / 0.05), math.log(tokens_per_parameter(spec) / 6),
         2 * (share_after_growth(spec) - 0.3), math.log(spec.schedule.final / 2),
     )  # fmt: skip
     scatter = 1e-4 * math.sin(int(spec.hash[:6], 16))
@@ -33,7 +33,7 @@ def main() -> None:
     for name, study in STUDIES.items():
         cells: list[str] = []
         for preset, vocabulary in VOCABULARY.items():
-            bench = Bench(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
+            bench = StudyContext(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
             formula = Formula(bowl)
             formula.answer(study.start(bench, {}))
             runs = {spec.hash: expected_flops(spec) for spec in formula.specs}

@@ -31,23 +31,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.execution.float8_linear import eight_where_it_fits
-from steepen.execution.gpu_fused import FastBlock, speed_up
-from steepen.execution.linear import Product
+from steepen.execution.float8_linear import float8_linear_where_aligned
+from steepen.execution.gpu_fused import FusedBlock, install_fused_gpu
+from steepen.execution.linear import FusedLinear
 from steepen.execution.select import GRAPH_FLOPS
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
 from steepen.model.config import FP32_EPSILON
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
-from steepen.training.gradient_accumulation import Accumulator
-from steepen.training.train_step import Stepper
+from steepen.training.gradient_accumulation import GradientAccumulator
+from steepen.training.train_step import TrainStep
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
 DEVICE = find_device("auto")
@@ -98,7 +98,7 @@ class Plain(nn.Module):
         shape = ours.shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(
-            PlainBlock(shape.width, shape.hidden, shape.heads) for _ in range(shape.depth)
+            PlainBlock(shape.width, shape.mlp_width, shape.heads) for _ in range(shape.depth)
         )
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.register_buffer("rotary", rotary_table(shape, ours.options).to(torch.bfloat16))
@@ -180,11 +180,17 @@ class OurStepper:
     def __init__(
         self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, graphs: bool
     ) -> None:
-        hyper = replace(recipe_of(network.arm).base, glr=lr, elrm=1.0, hlrm=1.0, wd=0.0)
+        hyper = replace(
+            recipe_of(network.arm).base,
+            learning_rate=lr,
+            embedding_lr_multiplier=1.0,
+            head_lr_multiplier=1.0,
+            weight_decay=0.0,
+        )
         self.network, self.passes, self.micro_batch = network, passes, micro_batch
-        optimizer = Optimizer(network, hyper, OptimizerChoice())
-        accumulator = Accumulator(network, batch, micro_batch, print)
-        self.stepper = Stepper(network, optimizer, accumulator, graphs=graphs, say=print)
+        optimizer = Optimizer(network, hyper, OptimizerConfig())
+        accumulator = GradientAccumulator(network, batch, micro_batch, print)
+        self.stepper = TrainStep(network, optimizer, accumulator, graphs=graphs, say=print)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.stepper(inputs, targets, self.passes, 1.0)[0]
@@ -194,9 +200,9 @@ class OurStepper:
         block: Any = next(iter(network.blocks()))
         x = stream(inputs[: self.micro_batch], network.shape.width)
         a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
-        fast: FastBlock = block.fast
+        fast: FusedBlock = block.fast
         self.stepper.accumulator(inputs, targets, self.passes)  # gradients for the optimizer
-        blocks = pieces * network.shape.split.executed(self.passes)
+        blocks = pieces * network.shape.allocation.executed(self.passes)
 
         def attend() -> None:
             attended, skip = fast.attend(x, network.rotary)
@@ -273,7 +279,7 @@ class Sampler:
         )
 
 
-def build(name: str, depth: int, scale: Scale, device: torch.device, weights: str) -> Network:
+def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights: str) -> Network:
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
@@ -335,7 +341,7 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, given:
     )  # fmt: skip
 
 
-def plain_row(depth: int, scale: Scale, device: torch.device, given: Any) -> Row:
+def plain_row(depth: int, scale: SizeRule, device: torch.device, given: Any) -> Row:
     ours = build("vanilla", depth, scale, device, given.weights)
     cost = flops_per_token(ours.arm, ours.shape, 1).total
     row = measure("plain", depth, lambda: PlainStepper(ours, device, given.rows, given.lr), cost, given)
@@ -343,14 +349,14 @@ def plain_row(depth: int, scale: Scale, device: torch.device, given: Any) -> Row
     return row
 
 
-def our_row(name: str, depth: int, scale: Scale, device: torch.device, given: Any) -> Row:
+def our_row(name: str, depth: int, scale: SizeRule, device: torch.device, given: Any) -> Row:
     network = build(name, depth, scale, device, given.weights)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
     graphs = DEVICE.type == "cuda" and not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
     network.compute_dtype = torch.bfloat16
-    make = eight_where_it_fits if given.precision == "fp8" else Product
-    speed_up(network, partial(make, dtype=torch.bfloat16))
+    make = float8_linear_where_aligned if given.precision == "fp8" else FusedLinear
+    install_fused_gpu(network, partial(make, dtype=torch.bfloat16))
     batch = given.batch_tokens // given.context
     return measure(
         name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost, given,
@@ -402,10 +408,10 @@ def main() -> None:
     if given.small:
         given.depth, given.context, given.vocabulary = [3, 2], 1024, 8192
         given.rows, given.batch_tokens = 64, 65_536
-    scale = Scale(context=given.context, vocabulary=given.vocabulary)
+    scale = SizeRule(context=given.context, vocabulary=given.vocabulary)
     if given.tiny:
         given.depth, given.context, given.vocabulary, given.rows, given.batch_tokens = [2], 32, 256, 4, 256
-        scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
+        scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
     device = DEVICE
     given.batches = []
     for seed in range(2 if given.batch_tokens > 100_000 else 8):

@@ -12,7 +12,7 @@ import pytest
 import steepen
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 
 WORDS = """
 the of and a to in is was that for it with as his on be at by had not are but from or have an they which
@@ -73,4 +73,4 @@ def corpus(
 def dataset(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Dataset:
     """The corpus prepared with GPT-2's tokenizer in shards of 5,000 tokens."""
     out = tmp_path_factory.mktemp("prepared") / "data"
-    return prepare(Request((str(corpus),), val_tokens=2_000, shard_tokens=5_000), out)
+    return prepare(PrepareRequest((str(corpus),), val_tokens=2_000, shard_tokens=5_000), out)

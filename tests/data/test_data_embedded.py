@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.data.sources import builtin as embedded
 from steepen.errors import UsageError
 
 
 def test_speeches_make_millions_of_tokens_and_nothing_is_downloaded(tmp_path: Path) -> None:
-    dataset = prepare(Request(("embedded:speeches",), tokenizer="bpe:4096"), tmp_path / "out")
+    dataset = prepare(PrepareRequest(("embedded:speeches",), tokenizer="bpe:4096"), tmp_path / "out")
     assert dataset.manifest.splits["train"].tokens > 2_000_000
     assert dataset.manifest.splits["val"].tokens >= 50_000
     start = dataset.tokens("train").read(0, 200)

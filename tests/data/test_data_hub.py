@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.data.sources import hub as hugging_face
 from steepen.errors import SteepenError, UsageError
 
@@ -120,13 +120,13 @@ def hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server.server_close()
 
 
-def request(hub: str, name: str = "fineweb-edu:sample-10BT", **options: Any) -> Request:
-    return Request((name,), hub=hub, **options)
+def request(hub: str, name: str = "fineweb-edu:sample-10BT", **options: Any) -> PrepareRequest:
+    return PrepareRequest((name,), hub=hub, **options)
 
 
 def test_a_directory_of_the_same_layout_reads_like_its_files(tmp_path: Path, tree: Path) -> None:
     named = prepare(request(str(tree), val_tokens=0), tmp_path / "named")
-    files = Request((f"{tree}/{REPOSITORY}/sample/10BT/*.parquet",), val_tokens=0)
+    files = PrepareRequest((f"{tree}/{REPOSITORY}/sample/10BT/*.parquet",), val_tokens=0)
     assert named.identity == prepare(files, tmp_path / "files").identity
     assert named.manifest.source["name"] == "fineweb-edu:sample-10BT"
 

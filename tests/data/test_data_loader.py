@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steepen.data import Batches, Dataset, Prefetcher
+from steepen.data import BatchLoader, Dataset, Prefetcher
 from steepen.data.permutation import Permutation
 from steepen.errors import SteepenError, UsageError
 
@@ -62,14 +62,14 @@ def test_neighbours_in_the_data_are_strangers_in_the_order() -> None:
 
 
 def test_an_epoch_visits_every_chunk_exactly_once(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT, seed=0)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=0)
     seen = [joined(*batches.at(step))[0].tobytes() for step in range(batches.steps)]
     assert set(seen) == chunks_of(dataset)
     assert len(seen) == len(dataset.tokens("train")) // (CONTEXT + 1)
 
 
 def test_only_the_last_partial_chunk_is_dropped(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT, seed=0)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=0)
     assert 0 <= len(dataset.tokens("train")) - batches.chunks * (CONTEXT + 1) <= CONTEXT
 
 
@@ -78,7 +78,7 @@ def test_chunks_that_span_two_shards_are_whole(dataset: Dataset) -> None:
     assert first % (CONTEXT + 1), "the fixture should cut a chunk at a shard's end"
     whole = np.concatenate([s.map() for s in dataset.manifest.shards_of(dataset.directory, "train")])
     cut = first // (CONTEXT + 1)
-    batches = Batches(dataset, CONTEXT, CONTEXT, seed=0)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=0)
     step = int(np.flatnonzero(batches.order(0, batches.chunks) == cut)[0])
     expected = whole[cut * (CONTEXT + 1) : (cut + 1) * (CONTEXT + 1)]
     assert np.array_equal(joined(*batches.at(step))[0], expected)
@@ -86,8 +86,8 @@ def test_chunks_that_span_two_shards_are_whole(dataset: Dataset) -> None:
 
 
 def test_seed_and_epoch_change_the_order(dataset: Dataset) -> None:
-    one = Batches(dataset, CONTEXT, CONTEXT * 8, seed=1, epochs=2)
-    other = Batches(dataset, CONTEXT, CONTEXT * 8, seed=2, epochs=2)
+    one = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=1, epochs=2)
+    other = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=2, epochs=2)
     n = one.chunks
     assert not np.array_equal(one.order(0, n), other.order(0, n))
     assert not np.array_equal(one.order(0, n), one.order(n, 2 * n))
@@ -96,7 +96,7 @@ def test_seed_and_epoch_change_the_order(dataset: Dataset) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: int) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=3)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=3)
     for step in (0, 5):
         pieces = [batches.shard(step, rank, world) for rank in range(world)]
         assert np.array_equal(np.concatenate([p[0] for p in pieces]), batches.at(step)[0])
@@ -106,7 +106,7 @@ def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: in
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_cut_in_micro_batches_gives_the_same_rows(dataset: Dataset, data: st.DataObject) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 16, seed=4)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 16, seed=4)
     step = data.draw(st.integers(0, batches.steps - 1))
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, 16), max_size=4))), 16]
     pieces = [batches.slice(step, a, b)[0] for a, b in pairwise(cuts)]
@@ -114,15 +114,15 @@ def test_any_cut_in_micro_batches_gives_the_same_rows(dataset: Dataset, data: st
 
 
 def test_batch_size_does_not_change_the_order_of_chunks(dataset: Dataset) -> None:
-    small = Batches(dataset, CONTEXT, CONTEXT * 2, seed=5)
-    large = Batches(dataset, CONTEXT, CONTEXT * 6, seed=5)
+    small = BatchLoader(dataset, CONTEXT, CONTEXT * 2, seed=5)
+    large = BatchLoader(dataset, CONTEXT, CONTEXT * 6, seed=5)
     together = np.concatenate([small.at(step)[0] for step in range(3)])
     assert np.array_equal(together, large.at(0)[0])
 
 
 def test_a_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) -> None:
     pool = 50 * (CONTEXT + 1) + 7
-    batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=6, pool_tokens=pool, epochs=10)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=6, pool_tokens=pool, epochs=10)
     assert batches.chunks == 50
     assert batches.steps == 50 * 10 // 8
     epochs = [batches.order(50 * epoch, 50 * (epoch + 1)) for epoch in range(10)]
@@ -133,7 +133,7 @@ def test_a_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) 
 
 def test_pools_are_nested_and_the_same_for_every_seed(dataset: Dataset) -> None:
     def pool(chunks: int, seed: int) -> set[int]:
-        batches = Batches(dataset, CONTEXT, CONTEXT, seed, pool_tokens=chunks * (CONTEXT + 1))
+        batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed, pool_tokens=chunks * (CONTEXT + 1))
         return set(batches.order(0, chunks).tolist())
 
     assert pool(20, 1) == pool(20, 2)
@@ -142,14 +142,14 @@ def test_pools_are_nested_and_the_same_for_every_seed(dataset: Dataset) -> None:
 
 
 def test_more_steps_than_the_data_has_is_refused_naming_both_numbers(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=0)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
     batches.require(batches.steps)
     needed, there = f"{(batches.steps + 1) * CONTEXT * 8:,}", f"{batches.unique_tokens:,}"
     with pytest.raises(UsageError, match=rf"need {needed} tokens.*give {there}.*epochs"):
         batches.require(batches.steps + 1)
     with pytest.raises(IndexError):
         batches.at(batches.steps)
-    Batches(dataset, CONTEXT, CONTEXT * 8, seed=0, epochs=2).require(batches.steps + 1)
+    BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0, epochs=2).require(batches.steps + 1)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,16 @@ def test_more_steps_than_the_data_has_is_refused_naming_both_numbers(dataset: Da
 def test_impossible_batches_name_the_field(dataset: Dataset, changes: dict[str, int], message: str) -> None:
     fields = {"context": CONTEXT, "batch_tokens": CONTEXT * 4, "seed": 0, **changes}
     with pytest.raises(UsageError, match=message):
-        Batches(dataset, **fields)  # pyright: ignore[reportArgumentType]
+        BatchLoader(dataset, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def test_rows_that_cannot_be_shared_are_refused(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"8 rows.*3 processes"):
-        Batches(dataset, CONTEXT, CONTEXT * 8, seed=0).shard(0, 0, 3)
+        BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).shard(0, 0, 3)
 
 
 def test_prefetched_batches_are_the_batches(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 4, seed=7)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 4, seed=7)
     with Prefetcher(batches, 0, "cpu") as prefetcher:
         got = [(step, inputs.numpy(), targets.numpy()) for step, inputs, targets in prefetcher]
     assert [step for step, _, _ in got] == list(range(batches.steps))
@@ -184,9 +184,9 @@ def test_prefetched_batches_are_the_batches(dataset: Dataset) -> None:
 
 
 def test_resuming_with_another_world_size_continues_the_very_same_batches(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=8)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=8)
     whole = {step: inputs.numpy() for step, inputs, _ in Prefetcher(batches, 0, "cpu", stop_step=12)}
-    again = Batches(Dataset.open(dataset.directory), CONTEXT, CONTEXT * 8, seed=8)
+    again = BatchLoader(Dataset.open(dataset.directory), CONTEXT, CONTEXT * 8, seed=8)
     ranks = [
         {s: i.numpy() for s, i, _ in Prefetcher(again, 5, "cpu", stop_step=12, rank=rank, world=2)}
         for rank in range(2)
@@ -196,7 +196,7 @@ def test_resuming_with_another_world_size_continues_the_very_same_batches(datase
 
 
 def test_an_error_in_the_background_reaches_the_reader(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 4, seed=9)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 4, seed=9)
     with pytest.raises(IndexError, match="step -1"):
         list(Prefetcher(batches, -1, "cpu"))
 
@@ -204,7 +204,7 @@ def test_an_error_in_the_background_reaches_the_reader(dataset: Dataset) -> None
 def test_leaving_early_stops_the_thread(dataset: Dataset) -> None:
     import threading
 
-    batches = Batches(dataset, CONTEXT, CONTEXT, seed=10)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=10)
     with Prefetcher(batches, 0, "cpu", depth=1) as prefetcher:
         for step, _, _ in prefetcher:
             if step == 2:
@@ -213,7 +213,7 @@ def test_leaving_early_stops_the_thread(dataset: Dataset) -> None:
 
 
 def test_a_prefetcher_refuses_more_steps_than_there_are(dataset: Dataset) -> None:
-    batches = Batches(dataset, CONTEXT, CONTEXT * 8, seed=0)
+    batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
     with pytest.raises(UsageError, match="prepare more data"):
         Prefetcher(batches, 0, "cpu", stop_step=batches.steps + 1)
 
@@ -227,8 +227,8 @@ def test_ids_beyond_the_vocabulary_are_caught_on_the_way_and_their_shard_is_name
     content = bytearray(shard.read_bytes())
     content[4000:4002] = dataset.vocabulary.to_bytes(2, "little")
     shard.write_bytes(content)
-    batches = Batches(Dataset.open(copy), CONTEXT, CONTEXT * 4, seed=0)
-    fine = Batches(dataset, CONTEXT, CONTEXT * 4, seed=0)
+    batches = BatchLoader(Dataset.open(copy), CONTEXT, CONTEXT * 4, seed=0)
+    fine = BatchLoader(dataset, CONTEXT, CONTEXT * 4, seed=0)
     seen = 0
     with pytest.raises(SteepenError, match=rf"{shard.name} was altered.*`steepen data verify {copy}`"):
         for step, inputs, _ in Prefetcher(batches, 0, "cpu"):

@@ -20,7 +20,7 @@ import pytest
 from steepen.data import Dataset, Tokenizer
 from steepen.data import prepare as preparation
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.errors import SteepenError, UsageError
 
 WriteJsonl = Callable[[Path, list[str]], Path]
@@ -64,7 +64,7 @@ def test_a_document_that_the_source_repeats_is_never_in_both_splits(
 ) -> None:
     repeated = [text for copy in range(3) for text in documents]
     source = write_jsonl(tmp_path / "repeated.jsonl", repeated)
-    dataset = prepare(Request((str(source),), val_tokens=1_000), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(source),), val_tokens=1_000), tmp_path / "out")
     train, val = texts_of(dataset, "train"), texts_of(dataset, "val")
     assert not set(train) & set(val)
     assert set(train) | set(val) == set(documents)
@@ -80,7 +80,7 @@ def test_validation_from_files_of_its_own_takes_nothing_from_training(
     apart = write_jsonl(
         tmp_path / "apart.jsonl", [*(f"Apart: {text}" for text in documents[:50]), documents[7]]
     )
-    request = Request((str(train),), val_source=(str(apart),), val_tokens=val_tokens)
+    request = PrepareRequest((str(train),), val_source=(str(apart),), val_tokens=val_tokens)
     dataset = prepare(request, tmp_path / "out")
     val = texts_of(dataset, "val")
     if val_tokens is None:
@@ -95,29 +95,29 @@ def test_identity_follows_the_content_and_not_the_place(
     tmp_path: Path, dataset: Dataset, documents: list[str], write_jsonl: WriteJsonl
 ) -> None:
     elsewhere = write_jsonl(tmp_path / "other_name.jsonl", documents)
-    request = Request((str(elsewhere),), val_tokens=2_000, shard_tokens=5_000)
+    request = PrepareRequest((str(elsewhere),), val_tokens=2_000, shard_tokens=5_000)
     assert prepare(request, tmp_path / "same", threads=1).identity == dataset.identity
     changed = write_jsonl(tmp_path / "changed.jsonl", [*documents[:-1], documents[-1] + " More."])
     assert prepare(
-        Request((str(changed),), val_tokens=2_000, shard_tokens=5_000), tmp_path / "c"
+        PrepareRequest((str(changed),), val_tokens=2_000, shard_tokens=5_000), tmp_path / "c"
     ).identity != (dataset.identity)
 
 
 def test_threads_do_not_change_a_byte(tmp_path: Path, dataset: Dataset, corpus: Path) -> None:
-    request = Request((str(corpus),), val_tokens=2_000, shard_tokens=5_000)
+    request = PrepareRequest((str(corpus),), val_tokens=2_000, shard_tokens=5_000)
     one = prepare(request, tmp_path / "one", threads=1)
     many = prepare(request, tmp_path / "many", threads=7)
     assert files_of(one.directory) == files_of(many.directory) == files_of(dataset.directory)
 
 
 def test_max_tokens_stops_after_the_document_that_reaches_it(tmp_path: Path, corpus: Path) -> None:
-    dataset = prepare(Request((str(corpus),), max_tokens=3_000, val_tokens=500), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(corpus),), max_tokens=3_000, val_tokens=500), tmp_path / "out")
     assert 3_000 <= dataset.manifest.splits["train"].tokens < 3_400
     assert dataset.manifest.splits["val"].tokens > 0
 
 
 def test_without_validation_everything_is_for_training(tmp_path: Path, corpus: Path) -> None:
-    dataset = prepare(Request((str(corpus),), val_tokens=0), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(corpus),), val_tokens=0), tmp_path / "out")
     assert dataset.manifest.splits["val"].tokens == 0
     assert len(dataset.tokens("val")) == 0
     dataset.verify()
@@ -126,8 +126,8 @@ def test_without_validation_everything_is_for_training(tmp_path: Path, corpus: P
 def test_a_trained_tokenizer_is_saved_with_the_shards_and_part_of_their_identity(
     tmp_path: Path, corpus: Path, documents: list[str]
 ) -> None:
-    dataset = prepare(Request((str(corpus),), tokenizer="bpe:512"), tmp_path / "a")
-    other = prepare(Request((str(corpus),), tokenizer="bpe:384"), tmp_path / "b")
+    dataset = prepare(PrepareRequest((str(corpus),), tokenizer="bpe:512"), tmp_path / "a")
+    other = prepare(PrepareRequest((str(corpus),), tokenizer="bpe:384"), tmp_path / "b")
     assert dataset.vocabulary == dataset.tokenizer().size == 512
     assert (other.vocabulary, other.padded_vocabulary) == (384, 384)
     assert dataset.identity != other.identity
@@ -135,20 +135,20 @@ def test_a_trained_tokenizer_is_saved_with_the_shards_and_part_of_their_identity
 
 
 def test_running_again_on_finished_data_changes_nothing(tmp_path: Path, corpus: Path) -> None:
-    request = Request((str(corpus),))
+    request = PrepareRequest((str(corpus),))
     first = prepare(request, tmp_path / "out")
     before = {file: file.stat().st_mtime_ns for file in first.directory.iterdir()}
     assert prepare(request, tmp_path / "out").identity == first.identity
     assert before == {file: file.stat().st_mtime_ns for file in first.directory.iterdir()}
     with pytest.raises(UsageError, match="already holds prepared data"):
-        prepare(Request((str(corpus),), tokenizer="bpe:300"), tmp_path / "out")
+        prepare(PrepareRequest((str(corpus),), tokenizer="bpe:300"), tmp_path / "out")
 
 
 def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match="is no prepared data"):
-        prepare(Request((str(corpus),)), tmp_path / "out")
+        prepare(PrepareRequest((str(corpus),)), tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
@@ -179,7 +179,7 @@ def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stopped_at_every_tenth_step_it_ends_with_the_same_bytes(
     tmp_path: Path, corpus: Path, tokenizer: str, most: int | None
 ) -> None:
-    request = Request(
+    request = PrepareRequest(
         (str(corpus),), tokenizer=tokenizer, val_tokens=2_000, max_tokens=most, shard_tokens=1_000
     )
     whole = prepare(request, tmp_path / "whole")
@@ -201,7 +201,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
 ) -> None:
     source = write_jsonl(tmp_path / "long.jsonl", [f"{n} {text}" for n in range(60) for text in documents])
-    request = Request((str(source),), val_tokens=20_000, shard_tokens=150_000)
+    request = PrepareRequest((str(source),), val_tokens=20_000, shard_tokens=150_000)
     whole = prepare(request, tmp_path / "whole")
     code = (
         "from steepen.data import make_shards; from steepen.data.prepare import prepare; "
@@ -237,8 +237,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
 @pytest.mark.usefixtures("fine_journal")
 def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(Interrupted):
-        prepare(Request((str(corpus),)), tmp_path / "out", interrupt_after(5))
-    other = Request((str(corpus),), val_tokens=3_000)
+        prepare(PrepareRequest((str(corpus),)), tmp_path / "out", interrupt_after(5))
+    other = PrepareRequest((str(corpus),), val_tokens=3_000)
     with pytest.raises(UsageError, match="--restart"):
         prepare(other, tmp_path / "out")
     prepare(other, tmp_path / "fresh")
@@ -252,7 +252,7 @@ def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, cor
 def test_an_unfinished_preparation_that_was_damaged_is_not_continued(
     tmp_path: Path, corpus: Path, damaged: str
 ) -> None:
-    request = Request((str(corpus),), shard_tokens=3_000, val_tokens=1_000)
+    request = PrepareRequest((str(corpus),), shard_tokens=3_000, val_tokens=1_000)
     with pytest.raises(Interrupted):
         prepare(request, tmp_path / "out", interrupt_after(30))
     path = tmp_path / "out.partial" / damaged
@@ -266,7 +266,7 @@ def test_an_unfinished_preparation_that_was_damaged_is_not_continued(
 def test_killed_between_manifest_and_rename_it_only_has_to_rename(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request((str(corpus),))
+    request = PrepareRequest((str(corpus),))
     whole = prepare(request, tmp_path / "whole")
 
     def killed(*_: Any) -> None:
@@ -282,7 +282,7 @@ def test_killed_between_manifest_and_rename_it_only_has_to_rename(
 
 
 def test_two_preparations_of_one_directory_do_not_mix(tmp_path: Path, corpus: Path) -> None:
-    request = Request((str(corpus),))
+    request = PrepareRequest((str(corpus),))
 
     def intrude(_: Any) -> None:
         with pytest.raises(SteepenError, match="another process is preparing"):
@@ -307,7 +307,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(
         patch.setattr(Path, "open", full)
         assert main(["data", "prepare", str(corpus), "--out", str(tmp_path / "out"), "--json"]) == 1
     assert not (tmp_path / "out").exists()
-    prepare(Request((str(corpus),)), tmp_path / "out").verify()
+    prepare(PrepareRequest((str(corpus),)), tmp_path / "out").verify()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
@@ -347,11 +347,11 @@ def test_memory_does_not_grow_with_the_corpus(
 )
 def test_an_impossible_request_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Request(("nowhere",), **options)
+        PrepareRequest(("nowhere",), **options)
 
 
 def test_wide_ids_work_like_narrow_ones(tmp_path: Path, corpus: Path, dataset: Dataset) -> None:
-    request = Request((str(corpus),), val_tokens=2_000, shard_tokens=5_000, dtype="uint32")
+    request = PrepareRequest((str(corpus),), val_tokens=2_000, shard_tokens=5_000, dtype="uint32")
     wide = prepare(request, tmp_path / "out")
     wide.verify()
     n = len(dataset.tokens("train"))
@@ -379,7 +379,7 @@ def test_a_text_of_a_few_large_documents_has_validation_text_too(
 ) -> None:
     monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 4096)
     (tmp_path / "big.txt").write_text(one_text(seed, 340))
-    request = Request((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=most)
+    request = PrepareRequest((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=most)
     dataset = prepare(request, tmp_path / "out")
     splits, wanted = dataset.manifest.splits, dataset.manifest.notes["validation_tokens_wanted"]
     assert splits["val"].tokens >= wanted > 0
@@ -395,17 +395,17 @@ def test_stopped_and_continued_a_few_large_documents_are_split_the_same(
     for seed in range(4):
         source, out = tmp_path / f"{seed}.txt", tmp_path / f"{seed}"
         source.write_text(one_text(seed, 340))
-        whole = prepare(Request((str(source),)), tmp_path / f"whole{seed}")
+        whole = prepare(PrepareRequest((str(source),)), tmp_path / f"whole{seed}")
         while not out.exists():
             with contextlib.suppress(Interrupted):
-                prepare(Request((str(source),)), out, interrupt_after(5))
+                prepare(PrepareRequest((str(source),)), out, interrupt_after(5))
         assert files_of(out) == files_of(whole.directory)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_validation_never_takes_the_last_document(tmp_path: Path, write_jsonl: WriteJsonl, seed: int) -> None:
     source = write_jsonl(tmp_path / "two.jsonl", [one_text(seed, 20), one_text(seed + 100, 20)])
-    dataset = prepare(Request((str(source),), tokenizer="bpe:270", val_tokens=10**6), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(source),), tokenizer="bpe:270", val_tokens=10**6), tmp_path / "out")
     assert [split.documents for split in dataset.manifest.splits.values()] == [1, 1]
 
 
@@ -437,4 +437,4 @@ def test_a_source_of_one_document_is_refused_with_remedies_that_work(
 def test_validation_files_without_text_are_refused(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UsageError, match="--val-source hold no text"):
-        prepare(Request((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")
+        prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.data.sources.readers import LONGEST, Reading, format_of, read_documents
 from steepen.errors import SteepenError, UsageError
 
@@ -36,7 +36,7 @@ def lines_of(texts: list[str], field: str = "text") -> bytes:
 
 def identity(tmp_path: Path, *source: Path | str) -> str:
     out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
-    request = Request(tuple(map(str, source)), val_tokens=0)
+    request = PrepareRequest(tuple(map(str, source)), val_tokens=0)
     return prepare(request, out, threads=1).identity
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
     monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
     first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
     second = write_jsonl(tmp_path / "b.jsonl", documents[300:])
-    request = Request((f"{tmp_path}/*.jsonl",), val_tokens=0)
+    request = PrepareRequest((f"{tmp_path}/*.jsonl",), val_tokens=0)
     hidden = tmp_path / "hidden"
 
     def hide(_: object) -> None:
@@ -178,7 +178,7 @@ def test_empty_units_are_skipped_and_counted(tmp_path: Path, documents: list[str
     path = tmp_path / "d.jsonl"
     rows = [{"text": None}, {"text": "  \n"}, *({"text": text} for text in documents)]
     path.write_text("\n\n".join(map(json.dumps, rows)))
-    dataset = prepare(Request((str(path),)), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(path),)), tmp_path / "out")
     assert sum(split.documents for split in dataset.manifest.splits.values()) == len(documents)
     assert dataset.manifest.notes["empty_units"] >= 2
 
@@ -186,7 +186,7 @@ def test_empty_units_are_skipped_and_counted(tmp_path: Path, documents: list[str
 def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
     """Preparing must fail with one sentence, and leave nothing that looks whole."""
     with pytest.raises(SteepenError, match=message) as caught:
-        prepare(Request((source,), **options), tmp_path / "out")  # pyright: ignore[reportArgumentType]
+        prepare(PrepareRequest((source,), **options), tmp_path / "out")  # pyright: ignore[reportArgumentType]
     sentence = str(caught.value)
     assert "\n" not in sentence
     assert sentence.endswith((".", ")"))
@@ -270,12 +270,12 @@ def test_parquet_that_is_none_is_named(tmp_path: Path, documents: list[str]) -> 
 
 def test_a_named_source_cannot_be_mixed_with_files(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(UsageError, match="cannot be mixed"):
-        prepare(Request(("embedded", str(corpus))), tmp_path / "out")
+        prepare(PrepareRequest(("embedded", str(corpus))), tmp_path / "out")
 
 
 def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Callable[[str], Path]) -> None:
     source = reference_data("corpus/val.parquet")
-    dataset = prepare(Request((str(source),), val_tokens=100_000), tmp_path / "out")
+    dataset = prepare(PrepareRequest((str(source),), val_tokens=100_000), tmp_path / "out")
     counts = pq.read_table(source, columns=["gpt2_tokens"])["gpt2_tokens"].to_pylist()
     assert sum(split.documents for split in dataset.manifest.splits.values()) == len(counts)
     assert sum(split.tokens for split in dataset.manifest.splits.values()) == sum(counts) + len(counts)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steepen.data import Dataset, Validation
+from steepen.data import Dataset, ValidationSet
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31
@@ -20,7 +20,7 @@ CONTEXT = 31
 @pytest.mark.parametrize("rows", [1, 3, 7, 1000])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: int, world: int) -> None:
-    validation = Validation(dataset, CONTEXT, 20 * CONTEXT)
+    validation = ValidationSet(dataset, CONTEXT, 20 * CONTEXT)
     seen = [pair for rank in range(world) for pair in validation.batches(rows, rank, world)]
     inputs = np.concatenate([pair[0] for pair in seen])
     targets = np.concatenate([pair[1] for pair in seen])
@@ -31,25 +31,27 @@ def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: i
 
 
 def test_the_byte_count_is_that_of_the_decoded_targets(dataset: Dataset) -> None:
-    validation = Validation(dataset, CONTEXT, 20 * CONTEXT)
+    validation = ValidationSet(dataset, CONTEXT, 20 * CONTEXT)
     tokenizer = dataset.tokenizer()
     text = b"".join(tokenizer.decode_bytes(row) for row in validation.rows(0, 20)[1])
     assert validation.target_bytes == len(text.replace(b"<|endoftext|>", b""))
 
 
 def test_bits_per_byte_of_a_coder_that_spends_eight_bits_a_byte_is_eight(dataset: Dataset) -> None:
-    validation = Validation(dataset, CONTEXT)
+    validation = ValidationSet(dataset, CONTEXT)
     nats = validation.target_bytes * 8 * math.log(2)
     assert validation.bits_per_byte(nats / validation.tokens) == pytest.approx(8.0)
 
 
 def test_the_identity_is_that_of_the_tokens_and_nothing_else(tmp_path: Path, dataset: Dataset) -> None:
-    here = Validation(dataset, CONTEXT, 620)
-    assert Validation(Dataset.open(dataset.directory), CONTEXT, 620 + CONTEXT - 1).identity == here.identity
-    assert Validation(dataset, CONTEXT, 651).identity != here.identity
-    assert Validation(dataset, 30, 620).identity != here.identity
-    wide = Request((dataset.manifest.source["name"],), val_tokens=2_000, dtype="uint32")
-    assert Validation(prepare(wide, tmp_path / "wide"), CONTEXT, 620).identity == here.identity
+    here = ValidationSet(dataset, CONTEXT, 620)
+    assert (
+        ValidationSet(Dataset.open(dataset.directory), CONTEXT, 620 + CONTEXT - 1).identity == here.identity
+    )
+    assert ValidationSet(dataset, CONTEXT, 651).identity != here.identity
+    assert ValidationSet(dataset, 30, 620).identity != here.identity
+    wide = PrepareRequest((dataset.manifest.source["name"],), val_tokens=2_000, dtype="uint32")
+    assert ValidationSet(prepare(wide, tmp_path / "wide"), CONTEXT, 620).identity == here.identity
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_more_than_there_is_or_less_than_a_chunk_is_refused_with_a_remedy_that_w
     dataset: Dataset, context: int, tokens: int | None, remedy: str
 ) -> None:
     with pytest.raises(UsageError, match=remedy):
-        Validation(dataset, context, tokens)
+        ValidationSet(dataset, context, tokens)
 
 
 def test_altered_validation_text_is_refused_by_name(tmp_path: Path, dataset: Dataset) -> None:
@@ -76,4 +78,4 @@ def test_altered_validation_text_is_refused_by_name(tmp_path: Path, dataset: Dat
     content[2000:2002] = b"\xff\xff"
     shard.write_bytes(content)
     with pytest.raises(SteepenError, match=r"val_00000\.bin was altered.*65,535.*`steepen data verify"):
-        Validation(Dataset.open(copy), CONTEXT, None)
+        ValidationSet(Dataset.open(copy), CONTEXT, None)

@@ -15,12 +15,12 @@ import torch
 
 from steepen.data import Dataset, Tokenizer
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.evaluation.core.bundle import Bundle
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.runs.spec import RunSpec
 
 WORDS = ["the", "cat", "dog", "sat", "ran", "on", "under", "a", "red", "blue", "mat", "house", "tree"]
@@ -115,7 +115,7 @@ def make_network() -> Callable[..., Network]:
         arm: Any = "loop-2", context: int = 96, vocabulary: int = 384, passes: int | None = None
     ) -> Network:
         found = find_arm(arm) if isinstance(arm, str) else arm
-        scale = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=vocabulary)
+        scale = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=vocabulary)
         network = materialise(on_meta(found.shape(3, scale), found, passes=passes), embedding_std=0.5)
         generator = torch.Generator().manual_seed(0)
         for parameter in network.parameters():  # away from the zeros of the start
@@ -132,7 +132,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     source = tmp_path_factory.mktemp("text") / "text.jsonl"
     source.write_text("".join(json.dumps({"text": words(rng, 30, 80)}) + "\n" for _ in range(400)))
     out = tmp_path_factory.mktemp("data") / "small"
-    return prepare(Request(source=(str(source),), tokenizer="bpe:300", val_tokens=4000), out)
+    return prepare(PrepareRequest(source=(str(source),), tokenizer="bpe:300", val_tokens=4000), out)
 
 
 @pytest.fixture(scope="session")
@@ -140,17 +140,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     """A finished run of a few steps; copy it before changing it."""
     from steepen.recipe.paper_tables import recipe_of
     from steepen.recipe.planner import make_plan
-    from steepen.runs.spec import DataChoice
-    from steepen.runs.store import Store
+    from steepen.runs.spec import DataConfig
+    from steepen.runs.store import RunStore
     from steepen.training.train_options import TrainOptions
     from steepen.training.trainer import train
 
     arm = find_arm("untied-grow")
-    scale = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=64, vocabulary=dataset.padded_vocabulary)
+    scale = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=64, vocabulary=dataset.padded_vocabulary)
     recipe = replace(recipe_of(arm), batch_tokens=256)
     plan = make_plan(arm, depth=3, scale=scale, recipe=recipe, tokens=256 * 8)
-    spec = RunSpec.of(plan.rung, DataChoice(dataset.identity), validation_tokens=1024)
-    store = Store(tmp_path_factory.mktemp("runs"))
+    spec = RunSpec.of(plan.rung, DataConfig(dataset.identity), validation_tokens=1024)
+    store = RunStore(tmp_path_factory.mktemp("runs"))
     train(spec, dataset, store, TrainOptions(device="cpu", quiet=True, checkpoint_every=2, keep_every=2))
     return store.run(spec).path
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steepen.data import Dataset, Validation
+from steepen.data import Dataset, ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.kl_depth import depth_used, effective_depth
 from steepen.evaluation.test_time_passes import passes_curve
@@ -35,8 +35,8 @@ def test_depth_by_hand(curve: list[float], depth: int, peak: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def validation(dataset: Dataset) -> Validation:
-    return Validation(dataset, 32, 320)
+def validation(dataset: Dataset) -> ValidationSet:
+    return ValidationSet(dataset, 32, 320)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def validation(dataset: Dataset) -> Validation:
     ],
 )
 def test_every_executed_block_is_read(
-    arm: str, passes: int, stages: list[str], make_network: Make, validation: Validation
+    arm: str, passes: int, stages: list[str], make_network: Make, validation: ValidationSet
 ) -> None:
     network = make_network(arm)
     found = depth_used(network, validation, passes)
@@ -60,20 +60,20 @@ def test_every_executed_block_is_read(
     first: list[torch.Tensor] = []
     with torch.no_grad():
         final = network(torch.from_numpy(inputs), passes=passes).double().log_softmax(-1)
-        network.features(torch.from_numpy(inputs), passes, visit=first.append)
+        network.hidden_states(torch.from_numpy(inputs), passes, visit=first.append)
         block = network.logits(first[0]).double().log_softmax(-1)
     assert found.curve[0] == pytest.approx(float((final.exp() * (final - block)).sum(-1).mean()), rel=1e-4)
     other = depth_used(network, validation, passes, direction="block-to-final")
     assert other.curve[0] == pytest.approx(float((block.exp() * (block - final)).sum(-1).mean()), rel=1e-4)
 
 
-def test_a_network_that_knows_nothing_uses_no_depth(make_network: Make, validation: Validation) -> None:
+def test_a_network_that_knows_nothing_uses_no_depth(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
     network.head.data.zero_()
     assert depth_used(network, validation).depth == 1
 
 
-def test_bad_requests_are_refused(make_network: Make, validation: Validation) -> None:
+def test_bad_requests_are_refused(make_network: Make, validation: ValidationSet) -> None:
     with pytest.raises(UsageError, match="direction 'up'"):
         depth_used(make_network(), validation, direction="up")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="threshold 0"):
@@ -83,7 +83,7 @@ def test_bad_requests_are_refused(make_network: Make, validation: Validation) ->
 
 
 def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
-    make_network: Make, validation: Validation
+    make_network: Make, validation: ValidationSet
 ) -> None:
     tied = passes_curve(make_network("loop-2"), validation)
     assert tied.passes == tuple(range(1, 9)) and tied.trained == 2
@@ -94,7 +94,7 @@ def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
     assert passes_curve(make_network("vanilla"), validation).passes == (1,)
 
 
-def test_a_pass_curve_has_the_losses_of_validation(make_network: Make, validation: Validation) -> None:
+def test_a_pass_curve_has_the_losses_of_validation(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
     found = passes_curve(network, validation, (3, 1, 3), trained=2)
     assert found.passes == (1, 3)
@@ -106,7 +106,7 @@ def test_a_pass_curve_has_the_losses_of_validation(make_network: Make, validatio
     assert found.identity == validation.identity
 
 
-def test_validation_by_hand(make_network: Make, validation: Validation) -> None:
+def test_validation_by_hand(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("vanilla")
     found = validate(network, validation)
     inputs, targets = validation.rows(0, validation.chunks)

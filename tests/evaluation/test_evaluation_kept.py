@@ -14,7 +14,7 @@ import pytest
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.evaluation.core.results import covers
 from steepen.runs.store import RunDirectory
 
@@ -49,7 +49,9 @@ def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], 
         rng, folder = random.Random(seed), tmp_path_factory.mktemp("other")
         lines = [json.dumps({"text": words(rng, 30, 80)}) + "\n" for _ in range(400)]
         (folder / "text.jsonl").write_text("".join(lines))
-        request = Request(source=(str(folder / "text.jsonl"),), tokenizer="bpe:300", val_tokens=val_tokens)
+        request = PrepareRequest(
+            source=(str(folder / "text.jsonl"),), tokenizer="bpe:300", val_tokens=val_tokens
+        )
         return prepare(request, folder / "data")
 
     return make

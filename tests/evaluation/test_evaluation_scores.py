@@ -238,7 +238,7 @@ def test_a_batch_too_large_for_the_device_is_scored_in_halves(
     network = make_network()
     batches = batches_of(tokenizer, bundle, 1 << 20)
     expected = Scorer(network).answers(batches, 70)
-    real, most = Network.features, 3
+    real, most = Network.hidden_states, 3
 
     def small(self: Network, tokens: Tensor, *rest: object, **named: object) -> Tensor:
         if len(tokens) > most:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from steepen.kernels import eager, eager8
-from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, Twice, exact, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, RowwiseFp8, exact, most
 
 pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
 from steepen.kernels import fused8
@@ -36,7 +36,7 @@ def nearly_equal(ours: Tensor, theirs: Tensor) -> None:
     assert (one != two).float().mean() < 0.01
 
 
-def check(ours: Twice, theirs: Twice, dtype: torch.dtype, largest: Tensor | None = None) -> None:
+def check(ours: RowwiseFp8, theirs: RowwiseFp8, dtype: torch.dtype, largest: Tensor | None = None) -> None:
     """The exact parts agree, and the small part is the exact one rounded as the twin rounds."""
     assert ours.small.dtype == theirs.small.dtype == dtype
     assert ours.small.shape == theirs.small.shape and ours.scale.shape == theirs.scale.shape
@@ -95,7 +95,7 @@ def test_rounding_alone_equals_its_twin(width: int) -> None:
 def test_swiglu_equals_its_twin(hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden, seed=1)
     check(fused8.swiglu(gate_up), eager8.swiglu(gate_up), ACTIVATION)
-    results: list[tuple[Twice, Twice]] = []
+    results: list[tuple[RowwiseFp8, RowwiseFp8]] = []
     for kernels in (fused8, eager8):
         results.append(kernels.swiglu_backward_(gate_up.clone(), dh.clone()))
     check(results[0][0], results[1][0], GRADIENT)
@@ -127,7 +127,7 @@ def test_cross_entropy_equals_its_twin(vocabulary: int, softcap: float | None) -
     logits[0, targets[0]] = 40  # a sure one: its gradient is almost nothing
     logits[1, (targets[1] + 1) % vocabulary] = 40  # surely wrong
     share = 1 / 3000
-    found: list[tuple[Tensor, Twice]] = []
+    found: list[tuple[Tensor, RowwiseFp8]] = []
     for kernels in (fused8, eager8):
         x = logits.clone()
         found.append(kernels.cross_entropy_(x, targets, share, softcap))
@@ -152,7 +152,7 @@ def test_a_matrix_turned_on_its_side_equals_its_twin(
         size, bound = given.size, ROUNDING[ACTIVATION]
         wanted = given.exact.float()
     else:
-        given = Twice(None, *eager8.rounded(x, kind))
+        given = RowwiseFp8(None, *eager8.rounded(x, kind))
         size, bound = eager8.size_of(given), 0.0  # from one power of two to another
         wanted = given.small.float() * given.scale
     ours, theirs = (k.turn(given, size) for k in (fused8, eager8))
@@ -204,7 +204,7 @@ def test_a_weight_and_its_transpose_are_rounded_each_with_its_own_scales(shape: 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the product is its library's")
 def test_the_product_equals_its_twin() -> None:
     for dtype in (ACTIVATION, LOGITS):
-        x = Twice(None, *eager8.rounded(draw(130, 96), dtype))
+        x = RowwiseFp8(None, *eager8.rounded(draw(130, 96), dtype))
         small, scale, _, _ = weights(eager8, draw(48, 96, seed=1))
         want = eager8.multiply(x, small, scale, torch.bfloat16, fast=False)
         for fast in (False, True):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from steepen.kernels import eager
 from steepen.optim.muon import Muon
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 
 pytest.importorskip("triton")
 from steepen.kernels import fused
@@ -93,7 +93,7 @@ def test_muon_steps_through_the_kernels_as_without_them(
 ) -> None:
     def stepped() -> list[Tensor]:
         parameters = {str(k): nn.Parameter(weight) for k, weight in enumerate(draw(0))}
-        muon = Muon(parameters, OptimizerChoice(orthogonalisation=method))
+        muon = Muon(parameters, OptimizerConfig(orthogonalisation=method))
         for step in range(2):
             for parameter, gradient in zip(parameters.values(), draw(step + 1), strict=True):
                 parameter.grad = gradient

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steepen.laws.analysis import Request, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.law import Settings
+from steepen.laws.fits.law import FitSettings
 from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.nested_models import (
     Comparison,
+    DecisionRule,
     Pair,
-    Rule,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
 )
 from steepen.laws.ladder import make_ladder
@@ -43,15 +43,15 @@ def curve(law: Law, flops: np.ndarray) -> np.ndarray:
 
 
 def simulated(
-    arm: Law, noise: float, flops: np.ndarray = FLOPS, rule: Rule | None = None
+    arm: Law, noise: float, flops: np.ndarray = FLOPS, rule: DecisionRule | None = None
 ) -> tuple[Comparison, np.ndarray]:
-    rule = rule or Rule()
+    rule = rule or DecisionRule()
     theirs = flops * 1.1
     x = np.log(np.concatenate([flops, theirs]) / C0)
     pair = Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
     truth = np.concatenate([curve(VANILLA, flops), curve(arm, theirs)])
     y = truth + noise * np.random.default_rng(1).standard_normal((DRAWS, len(x)))
-    tests = compare_readings(fit_readings(pair, y, rule, warm=fit_readings(pair, truth, rule)), rule)
+    tests = compare_hypotheses(fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule)
     return tests, judge(tests, rule)
 
 
@@ -82,7 +82,7 @@ def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None
             name: make_ladder(name, FLOPS, curve(law, FLOPS) + 2e-3 * rng.standard_normal(8))
             for name, law in (("vanilla", VANILLA), ("grow", UNTIED_GROW))
         }
-        law = fit_compute(ladders, Settings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
+        law = fit_compute(ladders, FitSettings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide += law.gamma.unconditional[0] < 0.1168 < law.gamma.unconditional[1]
         narrow += law.gamma.conditional[0] < 0.1168 < law.gamma.conditional[1]
         floor += law.e.unconditional[0] < E < law.e.unconditional[1]
@@ -155,7 +155,11 @@ def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
     """On the paper's ladder at noise 3e-3 nothing can tell, and the verdict says so with both predictions."""
     for arm in (UNTIED_GROW, FLOOR):
         tests, words = simulated(arm, 3e-3)
-        tied = (tests.p_exponent_reading > 0.05) & (tests.p_floor_reading > 0.05) & (tests.p_slope < 0.05)
+        tied = (
+            (tests.p_exponent_hypothesis > 0.05)
+            & (tests.p_irreducible_hypothesis > 0.05)
+            & (tests.p_slope < 0.05)
+        )
         assert (words[tied] == "undecided").all()
         assert np.mean(words == "undecided") > 0.8
     rng = np.random.default_rng(3)
@@ -163,13 +167,13 @@ def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
         name: make_ladder(name, FLOPS, curve(law, FLOPS) + 3e-3 * rng.standard_normal(8))
         for name, law in (("vanilla", VANILLA), ("grow", UNTIED_GROW))
     }
-    verdict = analyse(ladders, Request("vanilla", budget=1e25, draws=200)).verdicts["grow"]
+    verdict = analyse(ladders, AnalysisRequest("vanilla", budget=1e25, draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
-    exponent, floor = (verdict.readings[name].predictions[-1] for name in ("exponent", "floor"))
+    exponent, floor = (verdict.hypotheses[name].predictions[-1] for name in ("exponent", "floor"))
     assert exponent.flops == 1e25
     assert floor.multiplier > 1.3 * exponent.multiplier
     assert "1e25" in verdict.sentence
-    assert any("decades" in line for line in verdict.would_decide)
+    assert any("decades" in line for line in verdict.what_would_change)
 
 
 def test_power_by_simulation_agrees_with_the_noncentral_prediction() -> None:

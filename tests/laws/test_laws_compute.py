@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
-from steepen.laws.analysis import Request, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.law import Settings
+from steepen.laws.fits.law import FitSettings
 from steepen.laws.fits.solver import Design, solve
-from steepen.laws.hypotheses.checks import lack_of_fit, shared_floor
+from steepen.laws.hypotheses.checks import lack_of_fit, shared_irreducible_loss
 from steepen.laws.hypotheses.nested_models import VERDICTS
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import Plan, simulate
@@ -54,7 +54,7 @@ def pair(noise: float = 0.0, gamma: float = 0.1168) -> dict[str, Ladder]:
 @pytest.mark.parametrize("method", ["joint", "paper"])
 @pytest.mark.parametrize("loss", ["huber", "mse", "log-mse"])
 def test_exact_losses_give_the_exact_law(method: str, loss: str) -> None:
-    fit = fit_compute(pair(), Settings("vanilla", method=method, loss=loss, c0=1e18))  # type: ignore[arg-type]
+    fit = fit_compute(pair(), FitSettings("vanilla", method=method, loss=loss, c0=1e18))  # type: ignore[arg-type]
     for name, gamma, a in (("vanilla", 0.1113, 1.5), ("grow", 0.1168, 1.5 * 1.3**-0.1168)):
         assert fit.arms[name].gamma.value == pytest.approx(gamma, abs=1e-8)
         assert fit.arms[name].log_a.value == pytest.approx(np.log(a), abs=1e-7)
@@ -65,24 +65,24 @@ def test_exact_losses_give_the_exact_law(method: str, loss: str) -> None:
 
 def test_c0_moves_the_constant_and_nothing_else() -> None:
     ladders = pair(1e-3)
-    first, second = (fit_compute(ladders, Settings("vanilla", c0=c0)) for c0 in (1e18, 1e21))
+    first, second = (fit_compute(ladders, FitSettings("vanilla", c0=c0)) for c0 in (1e18, 1e21))
     assert first.arms["grow"].gamma.value == pytest.approx(second.arms["grow"].gamma.value, abs=1e-7)
     assert first.arms["grow"].predict(5e19) == pytest.approx(second.arms["grow"].predict(5e19), abs=1e-8)
     assert first.c0 == 1e18
-    default = fit_compute(ladders, Settings("vanilla"))
+    default = fit_compute(ladders, FitSettings("vanilla"))
     assert default.c0 == pytest.approx(np.exp(np.log(FLOPS).mean()))
 
 
 def test_the_unconditional_interval_is_wider_than_the_one_given_e() -> None:
     for method in ("joint", "paper"):
-        law = fit_compute(pair(1e-3), Settings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
+        law = fit_compute(pair(1e-3), FitSettings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
         assert wide > 3 * narrow > 0
 
 
 def test_an_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
     ladders = pair(3e-3)
-    fit = fit_compute(ladders, Settings("vanilla"))
+    fit = fit_compute(ladders, FitSettings("vanilla"))
     x = np.log(np.concatenate([part.flops for part in ladders.values()]) / fit.c0)
     y = np.concatenate([part.loss for part in ladders.values()])
     own = np.repeat(np.eye(2), 8, axis=0)
@@ -101,7 +101,7 @@ def test_an_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
 
 def test_other_arms_do_not_change_an_arms_verdict() -> None:
     ladders = pair(1e-3)
-    request = Request("vanilla", draws=200)
+    request = AnalysisRequest("vanilla", draws=200)
     alone = analyse(ladders, request).verdicts["grow"]
     crowd = ladders | {"odd": ladder("odd", 1.2, 2.4, 0.3, noise=1e-2)}
     assert analyse(crowd, replace(request, method="joint")).verdicts["grow"] == alone
@@ -116,7 +116,7 @@ def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
         columns["loss"] += list(rungs.loss)
     order = np.random.default_rng(0).permutation(16)
     shuffled = read_ladders(table_from({k: [v[i] for i in order] for k, v in columns.items()}))
-    first, second = (analyse(part, Request("vanilla", draws=200)) for part in (ladders, shuffled))
+    first, second = (analyse(part, AnalysisRequest("vanilla", draws=200)) for part in (ladders, shuffled))
     assert second.verdicts["grow"].word == first.verdicts["grow"].word
     assert second.verdicts["grow"].delta_gamma == pytest.approx(first.verdicts["grow"].delta_gamma, abs=1e-9)
 
@@ -135,7 +135,7 @@ def test_fitted_multipliers_rise_with_slope_one_minus_the_ratio_of_exponents() -
             "vanilla": ladder("vanilla", floor, 1.5, 0.1113),
             "grow": ladder("grow", floor, 1.4, 0.1168),
         }
-        fit = fit_compute(ladders, Settings("vanilla"))
+        fit = fit_compute(ladders, FitSettings("vanilla"))
         low, high = fitted_multipliers(fit, "grow", np.array([1e18, 1e20]), extrapolate=True)
         assert high.value / low.value == pytest.approx(100 ** (1 - 0.1113 / 0.1168), rel=1e-6)
         assert high.value / low.value == pytest.approx(1.24, abs=0.005)
@@ -156,7 +156,7 @@ def test_multipliers_are_never_extrapolated_unless_asked() -> None:
     ladders = pair(1e-3)
     found = interpolated_multipliers(ladders["vanilla"], ladders["grow"])
     assert len(found) == 7  # the reference's first rung is above every loss of the arm
-    fit = fit_compute(ladders, Settings("vanilla"))
+    fit = fit_compute(ladders, FitSettings("vanilla"))
     assert not fitted_multipliers(fit, "grow", np.array([1e25]))
     (beyond,) = fitted_multipliers(fit, "grow", np.array([1e25]), extrapolate=True)
     assert beyond.extrapolated
@@ -168,7 +168,7 @@ def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     kept, held = split_hold_out(pair(1e-3), 9e19, "grow")
     assert len(kept["grow"].flops) == 7
     assert len(kept["vanilla"].flops) == 8
-    fit = fit_compute(kept, Settings("vanilla"))
+    fit = fit_compute(kept, FitSettings("vanilla"))
     (result,) = score(fit, held)
     assert result.interval[0] < result.observed < result.interval[1]
     lower = replace(held["grow"], loss=held["grow"].loss - 0.03)
@@ -190,7 +190,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
             "vanilla", long, 1.83 + 1.5 * (long / 1e18) ** -0.1113 + 1e-3 * rng.standard_normal(9)
         )
         kept, held = split_hold_out({"vanilla": rungs}, 1e21)
-        (result,) = score(fit_compute(kept, Settings("vanilla")), held)
+        (result,) = score(fit_compute(kept, FitSettings("vanilla")), held)
         hits += result.interval[0] < result.observed < result.interval[1]
     assert 45 <= hits <= 59
 
@@ -199,7 +199,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
 def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, ladder_at_fault: str) -> None:
     """Take the error that the verdict names out of the table: no Δγ is left."""
     ladders = pair(1e-3, gamma=gamma)
-    verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
+    verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
     assert tolerance.ladder == ladder_at_fault
     assert tolerance.undoes_slope is not None
@@ -207,7 +207,7 @@ def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, 
     loss[-1] -= tolerance.undoes_slope
     again = analyse(
         ladders | {ladder_at_fault: replace(ladders[ladder_at_fault], loss=loss)},
-        Request("vanilla", draws=200),
+        AnalysisRequest("vanilla", draws=200),
     ).verdicts["grow"]
     assert abs(again.delta_gamma) < 2e-3 * abs(verdict.delta_gamma)
 
@@ -221,7 +221,7 @@ def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gam
     ladders = {
         name: make_ladder(name, plan.flops, y[where.arm == (name == "arm")]) for name in ("reference", "arm")
     }
-    verdict = analyse(ladders, Request("reference", draws=100, noise=1e-5)).verdicts["arm"]
+    verdict = analyse(ladders, AnalysisRequest("reference", draws=100, noise=1e-5)).verdicts["arm"]
     (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
     assert tolerance.ladder == power.faking_ladder
     assert tolerance.undoes_slope == pytest.approx(
@@ -230,19 +230,19 @@ def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gam
 
 
 def test_a_slope_no_error_within_reach_explains_says_so() -> None:
-    verdict = analyse(pair(1e-3, gamma=0.16), Request("vanilla", draws=100)).verdicts["grow"]
+    verdict = analyse(pair(1e-3, gamma=0.16), AnalysisRequest("vanilla", draws=100)).verdicts["grow"]
     assert verdict.tolerance[0].may_fake_slope
     assert verdict.tolerance[0].undoes_slope is None
-    assert any("no error up to 3%" in line for line in verdict.would_decide)
+    assert any("no error up to 3%" in line for line in verdict.what_would_change)
 
 
 def test_multipliers_in_sentences_are_those_of_the_budget_they_name() -> None:
     for gamma, noise in ((0.1086, 3e-3), (0.1130, 1e-2)):
-        verdict = analyse(pair(noise, gamma=gamma), Request("vanilla", draws=100)).verdicts["grow"]
+        verdict = analyse(pair(noise, gamma=gamma), AnalysisRequest("vanilla", draws=100)).verdicts["grow"]
         assert verdict.multiplier_flops == FLOPS[-1]
         assert "at 1e20 FLOPs" in verdict.sentence
         exact = pair(0.0, gamma=gamma)
-        quiet = analyse(exact, Request("vanilla", draws=100, c0=1e18)).verdicts["grow"]
+        quiet = analyse(exact, AnalysisRequest("vanilla", draws=100, c0=1e18)).verdicts["grow"]
         needed = 1e18 * (1.5 * 1.3**-gamma / (1.5 * (FLOPS[-1] / 1e18) ** -0.1113)) ** (1 / gamma)
         assert quiet.multiplier == pytest.approx(FLOPS[-1] / needed, rel=1e-4)
 
@@ -252,32 +252,32 @@ def test_further_runs_are_counted_with_their_seeds() -> None:
         name: replace(part, runs=tuple(np.full(3, value) for value in part.loss))
         for name, part in pair(2e-3).items()
     }
-    decider = analyse(ladders, Request("vanilla", draws=100)).verdicts["grow"].decider
+    decider = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["grow"].separation
     assert decider.extra_rungs
     assert decider.extra_runs == 3 * decider.extra_rungs
 
 
 def test_every_rung_is_left_out_in_turn() -> None:
     ladders = pair(1e-3)
-    verdict = analyse(ladders, Request("vanilla", draws=200)).verdicts["grow"]
-    assert len(verdict.left_out) == 16
+    verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
+    assert len(verdict.leave_one_out) == 16
     without = {"vanilla": ladders["vanilla"], "grow": ladders["grow"].keep(np.arange(8) != 3)}
-    other = analyse(without, Request("vanilla", draws=200, c0=1e19)).verdicts["grow"]
-    assert verdict.left_out[8 + 3].delta_gamma == pytest.approx(other.delta_gamma, rel=1e-4)
-    assert verdict.left_out[8 + 3].verdict == other.word
+    other = analyse(without, AnalysisRequest("vanilla", draws=200, c0=1e19)).verdicts["grow"]
+    assert verdict.leave_one_out[8 + 3].delta_gamma == pytest.approx(other.delta_gamma, rel=1e-4)
+    assert verdict.leave_one_out[8 + 3].verdict == other.word
 
 
 def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
     """The number of decades the verdict asks for does give 90% power, by simulation."""
-    verdict = analyse(pair(2e-3), Request("vanilla", draws=200)).verdicts["grow"]
+    verdict = analyse(pair(2e-3), AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
-    assert verdict.decider.extra_decades is not None
-    rungs = 8 + (verdict.decider.extra_rungs or 0) // 2
+    assert verdict.separation.extra_decades is not None
+    rungs = 8 + (verdict.separation.extra_rungs or 0) // 2
     plan = Plan(
         verdict.delta_gamma,
         rungs=rungs,
         lowest=3.25e17,
-        highest=verdict.decider.top_flops or 0,
+        highest=verdict.separation.top_flops or 0,
         noise=verdict.sigma,
         multiplier=1.25,
     )
@@ -300,7 +300,7 @@ def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> Non
                     columns[key].append(value)
     ladders = read_ladders(table_from(columns))
     assert ladders["grow"].seeds.tolist() == [3.0] * 8
-    report = analyse(ladders, Request("vanilla", draws=300))
+    report = analyse(ladders, AnalysisRequest("vanilla", draws=300))
     kinds = {b.kind: b for b in report.verdicts["grow"].bootstraps}
     assert set(kinds) == {"residuals", "seeds"}
     for resampled in kinds.values():
@@ -312,7 +312,7 @@ def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> Non
     loss = bad.loss + np.where(np.arange(8) == 4, 0.02, 0.0)
     runs = tuple(r + (0.02 if i == 4 else 0.0) for i, r in enumerate(bad.runs))
     spoiled = ladders | {"vanilla": replace(bad, loss=loss, runs=runs)}
-    p = lack_of_fit(spoiled, fit_compute(spoiled, Settings("vanilla")))
+    p = lack_of_fit(spoiled, fit_compute(spoiled, FitSettings("vanilla")))
     assert p is not None
     assert p < 1e-3
 
@@ -320,13 +320,13 @@ def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> Non
 def test_an_outlier_is_named_by_its_row() -> None:
     columns = {"arm": ["vanilla"] * 8, "flops": list(FLOPS), "loss": list(pair(1e-3)["vanilla"].loss)}
     columns["loss"][3] += 0.05
-    report = analyse(read_ladders(table_from(columns, "runs.csv")), Request("vanilla", draws=200))
+    report = analyse(read_ladders(table_from(columns, "runs.csv")), AnalysisRequest("vanilla", draws=200))
     assert any("runs.csv, row 4" in warning for warning in report.warnings)
 
 
 def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed() -> None:
     ladders = pair(1e-4) | {"low": ladder("low", 1.73, 1.5, 0.1113, noise=1e-4, seed=3)}
-    report = analyse(ladders, Request("vanilla", draws=100))
+    report = analyse(ladders, AnalysisRequest("vanilla", draws=100))
     (warning,) = [w for w in report.warnings if "do not share one floor" in w]
     assert "(low, p = " in warning
     assert "read the verdicts" in warning
@@ -341,7 +341,7 @@ def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed()
     # A row that is off by itself is still named, judged by its own arm's law.
     loss = ladders["low"].loss + np.where(np.arange(8) == 3, 0.05, 0.0)
     spoiled = ladders | {"low": replace(ladders["low"], loss=loss)}
-    found = analyse(spoiled, Request("vanilla", draws=100)).warnings
+    found = analyse(spoiled, AnalysisRequest("vanilla", draws=100)).warnings
     named = [w for w in found if "off its law" in w]
     assert len(named) == 1
     assert named[0].startswith(ladders["low"].places[3])
@@ -350,11 +350,11 @@ def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed()
 
 def test_the_test_of_a_shared_floor_holds_its_level() -> None:
     arms = [(f"arm{i}", 1.83, 1.5 - 0.03 * i, 0.1113 + 0.002 * i) for i in range(3)]
-    fit = fit_compute({a[0]: ladder(*a) for a in arms}, Settings("arm0"))
+    fit = fit_compute({a[0]: ladder(*a) for a in arms}, FitSettings("arm0"))
     rejected = 0
     for seed in range(40):
         ladders = {a[0]: ladder(*a, noise=1e-3, seed=1000 * i + seed) for i, a in enumerate(arms)}
-        p = shared_floor(ladders, fit).p
+        p = shared_irreducible_loss(ladders, fit).p
         assert p is not None
         rejected += p < 0.2
     assert 2 <= rejected <= 16
@@ -365,14 +365,14 @@ def test_a_loss_at_or_below_the_fitted_floor_is_named_by_its_row() -> None:
     loss = ladders["a"].loss.copy()
     loss[-1] -= 0.03
     spoiled = ladders | {"a": replace(ladders["a"], loss=loss)}
-    report = analyse(spoiled, Request("r", method="joint", draws=100))
+    report = analyse(spoiled, AnalysisRequest("r", method="joint", draws=100))
     assert report.head.arms["a"].e.value > loss[-1]
     place = ladders["a"].places[-1]
     assert any(w.startswith(place) and "the law cannot hold there" in w for w in report.warnings)
 
 
 def test_json_has_the_promised_keys_and_no_bare_nan() -> None:
-    report = analyse(pair(1e-3), Request("vanilla", draws=200, budget=1e25, extrapolate=True))
+    report = analyse(pair(1e-3), AnalysisRequest("vanilla", draws=200, budget=1e25, extrapolate=True))
     data = json.loads(to_json(report.to_dict()), parse_constant=pytest.fail)
     for arm in data["arms"].values():
         assert {"gamma", "log_a", "e", "intervals", "verdict"} <= set(arm)
@@ -385,7 +385,7 @@ def test_json_has_the_promised_keys_and_no_bare_nan() -> None:
 
 
 def test_a_known_noise_replaces_the_scatter() -> None:
-    loud = analyse(pair(1e-4), Request("vanilla", draws=200, noise=0.05)).verdicts["grow"]
+    loud = analyse(pair(1e-4), AnalysisRequest("vanilla", draws=200, noise=0.05)).verdicts["grow"]
     assert loud.word == "undecided"
     assert loud.sigma == pytest.approx(0.05)
 
@@ -407,7 +407,7 @@ def test_a_table_of_any_numbers_gets_an_answer_or_a_sentence() -> None:
         }
         try:
             with np.errstate(all="raise", under="ignore"):
-                report = analyse(ladders, Request("r", draws=100, budget=1e27, extrapolate=True))
+                report = analyse(ladders, AnalysisRequest("r", draws=100, budget=1e27, extrapolate=True))
         except SteepenError:
             return
         json.loads(to_json(report.to_dict()))
@@ -432,4 +432,4 @@ def test_a_table_of_any_numbers_gets_an_answer_or_a_sentence() -> None:
 )
 def test_a_bad_setting_is_named(change: dict[str, object], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        analyse(pair(1e-3), Request("vanilla", **change))  # type: ignore[arg-type]
+        analyse(pair(1e-3), AnalysisRequest("vanilla", **change))  # type: ignore[arg-type]

@@ -11,15 +11,22 @@ import pytest
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import Request, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.compute_law import fit_compute
 from steepen.laws.fits.isoflop import fit_power_line
-from steepen.laws.fits.law import Method, Settings
+from steepen.laws.fits.law import FitSettings, Method
 from steepen.laws.hypotheses.checks import lack_of_fit
-from steepen.laws.hypotheses.nested_models import Pair, PairFits, Rule, compare_readings, fit_readings, judge
+from steepen.laws.hypotheses.nested_models import (
+    DecisionRule,
+    Pair,
+    PairFits,
+    compare_hypotheses,
+    fit_hypotheses,
+    judge,
+)
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
 from steepen.laws.verdict.multipliers import fitted_multipliers
-from steepen.laws.verdict.sensitivity import what_would_decide
+from steepen.laws.verdict.sensitivity import needed_to_separate
 from steepen.laws.verdict.verdict import Verdict
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -40,7 +47,7 @@ def verdict(arm: np.ndarray, flops: np.ndarray = FLOPS, noise: float = 1e-3) -> 
         "vanilla": make_ladder("vanilla", flops, noisy(law(flops), noise, 0)),
         "arm": make_ladder("arm", flops, noisy(arm, noise, 1)),
     }
-    return analyse(ladders, Request("vanilla", draws=100)).verdicts["arm"]
+    return analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["arm"]
 
 
 def pair_of(flops: np.ndarray) -> Pair:
@@ -53,14 +60,14 @@ def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: fl
     found = verdict(3.2 + slope * np.log(FLOPS / FLOPS[0]))
     assert found.word == "shallower"
     assert math.isnan(found.multiplier)
-    assert all(math.isnan(p.multiplier) for p in found.readings["exponent"].predictions)
+    assert all(math.isnan(p.multiplier) for p in found.hypotheses["exponent"].predictions)
     assert "no multiplier" in found.sentence and "saves" not in found.sentence
     assert len(found.sentence) < 300, "no number of hundreds of digits"
     ladders = {
         "vanilla": make_ladder("vanilla", FLOPS, law(FLOPS)),
         "arm": make_ladder("arm", FLOPS, 3.2 + slope * np.log(FLOPS / FLOPS[0])),
     }
-    fit = fit_compute(ladders, Settings("vanilla"))
+    fit = fit_compute(ladders, FitSettings("vanilla"))
     assert fitted_multipliers(fit, "arm", FLOPS, extrapolate=True) == []
 
 
@@ -85,11 +92,11 @@ def test_an_arm_that_is_ahead_but_shallower_is_told_where_it_is_overtaken(
 def test_where_a_shallower_arm_may_have_either_reason_both_crossings_are_given() -> None:
     found = verdict(law(FLOPS, a=1.5 * 1.2**-GAMMA, gamma=0.109))
     assert found.word == "shallower"
-    assert min(found.p_exponent_reading, found.p_floor_reading) > 0.05
+    assert min(found.p_exponent_hypothesis, found.p_irreducible_hypothesis) > 0.05
     for name in ("exponent", "floor"):
         (where,) = re.findall(rf"at (\S+) FLOPs \({name}\)", found.sentence)
         x = math.log(float(where) / found.c0)
-        reading = found.readings[name]  # type: ignore[index]
+        reading = found.hypotheses[name]  # type: ignore[index]
         losses = [
             e + math.exp(a - g * x) for e, a, g in zip(reading.e, reading.log_a, reading.gamma, strict=True)
         ]
@@ -107,7 +114,7 @@ def test_a_shallower_arm_without_a_common_floor_is_promised_nothing() -> None:
 
 def test_equal_losses_are_no_difference() -> None:
     flat = {name: make_ladder(name, FLOPS, np.full(8, 3.0)) for name in ("vanilla", "arm")}
-    found = analyse(flat, Request("vanilla", method="joint", draws=100)).verdicts["arm"]
+    found = analyse(flat, AnalysisRequest("vanilla", method="joint", draws=100)).verdicts["arm"]
     assert found.word == "undecided" and "No difference" in found.sentence
     assert math.isnan(found.multiplier) and "no multiplier" in found.sentence
 
@@ -115,9 +122,9 @@ def test_equal_losses_are_no_difference() -> None:
 def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -> None:
     """Its factor is 17 at the bottom and 34 at 1e23, though with one floor the slopes seem equal."""
     arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
-    pair, rule = pair_of(FLOPS), Rule()
+    pair, rule = pair_of(FLOPS), DecisionRule()
     y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
-    words = judge(compare_readings(fit_readings(pair, y, rule), rule), rule)
+    words = judge(compare_hypotheses(fit_hypotheses(pair, y, rule), rule), rule)
     assert np.mean(words == "lower (constant)") < 0.05
     found = verdict(arm)
     assert found.word == "undecided" and "one floor for both is refuted" in found.sentence
@@ -130,7 +137,7 @@ def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_
             "vanilla": make_ladder("vanilla", LONG, noisy(law(LONG), 1e-3, 2 * seed)),
             "arm": make_ladder("arm", LONG, noisy(law(LONG, 1.88, 1.5, 0.14), 1e-3, 2 * seed + 1)),
         }
-        found = analyse(ladders, Request("vanilla", draws=100)).verdicts["arm"]
+        found = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["arm"]
         low, high = found.delta_gamma_free_interval
         inside += low < 0.14 - GAMMA < high
         assert found.word == "steeper" and f"{found.delta_gamma_free:+.4f}" in found.sentence
@@ -155,7 +162,7 @@ def three_arms(
 
 
 def lack(ladders: dict[str, Ladder], method: Method = "paper") -> float:
-    p = lack_of_fit(ladders, fit_compute(ladders, Settings("v", method=method)))
+    p = lack_of_fit(ladders, fit_compute(ladders, FitSettings("v", method=method)))
     assert p is not None
     return p
 
@@ -173,7 +180,7 @@ def test_a_right_law_lacks_fit_as_rarely_as_its_level_says() -> None:
 def test_a_bent_law_lacks_fit_as_often_as_the_f_test_can_see() -> None:
     """Its exponents rise by .005 halfway: no loss is off by more than twice the noise of a rung."""
     clean = three_arms(0.005, seeds=1)
-    law_of = fit_compute(clean, Settings("v")).arms
+    law_of = fit_compute(clean, FitSettings("v")).arms
     left = [ladder.loss - law_of[name].predict(FLOPS) for name, ladder in clean.items()]
     assert np.abs(left).max() < 2 * 1e-3 / math.sqrt(3)
     foreseen = float(
@@ -190,7 +197,7 @@ def test_the_papers_way_covers_also_where_residuals_exceed_its_threshold() -> No
     hits = 0
     for _ in range(300):
         ladder = make_ladder("v", FLOPS, law(FLOPS) + 1e-2 * rng.standard_normal(8))
-        low, high = fit_compute({"v": ladder}, Settings("v", method="paper")).arms["v"].gamma.unconditional
+        low, high = fit_compute({"v": ladder}, FitSettings("v", method="paper")).arms["v"].gamma.unconditional
         hits += low < GAMMA < high
     assert 0.85 <= hits / 300 <= 0.96
 
@@ -201,7 +208,7 @@ def test_a_known_noise_makes_the_papers_intervals_too() -> None:
         "w": make_ladder("w", FLOPS, noisy(law(FLOPS, a=1.4), 1e-3, 6)),
     }
     wide, narrow = (
-        fit_compute(ladders, Settings("v", method="paper", noise=noise)) for noise in (1e-2, 1e-3)
+        fit_compute(ladders, FitSettings("v", method="paper", noise=noise)) for noise in (1e-2, 1e-3)
     )
     assert wide.sigma == pytest.approx(1e-2) and math.isinf(wide.freedom)
     for name in ladders:
@@ -212,7 +219,7 @@ def test_a_known_noise_makes_the_papers_intervals_too() -> None:
 
 @pytest.mark.parametrize(("reference", "arm"), [(5, 4), (8, 8)])
 def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: int) -> None:
-    rule, noise = Rule(), 1e-3
+    rule, noise = DecisionRule(), 1e-3
     flops = [np.geomspace(3.25e17, 1.01e20, count) for count in (reference, arm)]
     c0 = float(np.exp(np.log(flops[0]).mean()))
 
@@ -226,11 +233,13 @@ def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: 
         """Of refuting the floor, where the exponent is what differs."""
         pair, truth = truth_at(flops)
         y = noisy(np.tile(truth, (600, 1)), noise, 7)
-        tests = compare_readings(fit_readings(pair, y, rule, warm=fit_readings(pair, truth, rule)), rule)
-        return float(np.mean(tests.p_floor_reading < rule.level))
+        tests = compare_hypotheses(
+            fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule
+        )
+        return float(np.mean(tests.p_irreducible_hypothesis < rule.level))
 
     pair, truth = truth_at(flops)
-    decider = what_would_decide(scattered(fit_readings(pair, truth, rule), noise), rule, c0)
+    decider = needed_to_separate(scattered(fit_hypotheses(pair, truth, rule), noise), rule, c0)
     assert decider.rungs_factor is not None and decider.seeds_factor > 1
     assert power(flops, noise / math.sqrt(decider.seeds_factor)) > 0.8
     dense = [np.geomspace(part[0], part[-1], len(part) * int(decider.rungs_factor)) for part in flops]
@@ -252,10 +261,10 @@ def test_how_many_runs_would_show_a_constant_is_said_only_where_they_could() -> 
     for gain, noise in ((0.0, 1e-2), (0.0, 1.5e-2), (0.002, 1.5e-2)):
         found = verdict(law(FLOPS, a=1.5 * 1.08**-GAMMA, gamma=GAMMA + gain), noise=noise)
         assert found.word == "undecided"
-        room = found.rule.margin * found.readings["constant"].gamma[0] - abs(found.delta_gamma)
+        room = found.rule.margin * found.hypotheses["constant"].gamma[0] - abs(found.delta_gamma)
         low, high = found.delta_gamma_interval
         times = (0.5 * (high - low) / room) ** 2
-        said = " ".join(found.would_decide)
+        said = " ".join(found.what_would_change)
         kind = "none" if room <= 0 else "many" if times >= 100 else "some"
         assert ("inside the margin" in said) == (kind == "some"), (kind, times, said)
         assert ("will not do" in said) == (kind == "many"), (kind, times, said)

@@ -13,16 +13,16 @@ from scipy import optimize, stats
 from steepen.laws.fits.intervals import Fitted, profile_intervals
 from steepen.laws.fits.solver import unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
+    DecisionRule,
     Pair,
-    Rule,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
     t_quantile,
 )
 
 Array = NDArray[np.float64]
-RULE = Rule()
+RULE = DecisionRule()
 
 
 def pair_of(rungs: int, decades: float, low: float = 1e17) -> tuple[Pair, Array]:
@@ -84,7 +84,7 @@ def best_sum(pair: Pair, y: Array, *, shift: float | None = None) -> float:
 @pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
 def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: str) -> None:
     pair, y = drawn(kind, 4)
-    fits = fit_readings(pair, y, RULE)
+    fits = fit_hypotheses(pair, y, RULE)
     assert all(solution.converged.all() for name, solution in fits.solutions.items() if name != "free")
     for ours, row in zip(fits.rss("exponent"), y, strict=True):
         assert ours <= best_sum(pair, row) * 1.001
@@ -93,16 +93,16 @@ def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: 
 @pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
 def test_a_fit_to_similar_data_only_saves_time(kind: str) -> None:
     pair, y = drawn(kind, 40)
-    cold = fit_readings(pair, y, RULE)
-    warm = fit_readings(pair, y, RULE, warm=fit_readings(pair, y[:1], RULE))
-    words = [judge(compare_readings(fits, RULE), RULE) for fits in (cold, warm)]
+    cold = fit_hypotheses(pair, y, RULE)
+    warm = fit_hypotheses(pair, y, RULE, warm=fit_hypotheses(pair, y[:1], RULE))
+    words = [judge(compare_hypotheses(fits, RULE), RULE) for fits in (cold, warm)]
     assert (words[0] == words[1]).mean() >= 0.95
 
 
 def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
     """Five rungs over 1.25 decades: mostly undecided, and the wrong word as rarely as the level says."""
     pair, y = drawn("short", 400)
-    words = Counter(judge(compare_readings(fit_readings(pair, y, RULE), RULE), RULE).tolist())
+    words = Counter(judge(compare_hypotheses(fit_hypotheses(pair, y, RULE), RULE), RULE).tolist())
     assert set(words) <= {"undecided", "steeper", "floor"}
     assert words["floor"] <= 400 * RULE.level + 3 * np.sqrt(400 * RULE.level)
     assert words["undecided"] > 200
@@ -110,7 +110,7 @@ def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
 
 def test_an_arm_that_rises_is_shallower() -> None:
     pair, y = drawn("rising", 50)
-    tests = compare_readings(fit_readings(pair, y, RULE), RULE)
+    tests = compare_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
     assert (judge(tests, RULE) == "shallower").all() and (tests.delta_gamma > -0.5).all()
 
 
@@ -119,7 +119,7 @@ def test_the_interval_of_an_exponents_difference_is_what_the_test_does_not_refut
     """At its ends another search finds the F-test's own limit; and zero is in it if the test says so."""
     pair, y = drawn(kind, 8, seed=3)
     for row in y:
-        fits = fit_readings(pair, row, RULE)
+        fits = fit_hypotheses(pair, row, RULE)
         theta, rss = fits.solutions["exponent"].theta[0], float(fits.rss("exponent")[0])
         freedom = float(fits.freedom("exponent")[0])
         fit = Fitted(
@@ -128,7 +128,7 @@ def test_the_interval_of_an_exponents_difference_is_what_the_test_does_not_refut
         covariance = unscaled_covariance(fit.design, pair.x, theta)[0]
         quantile = float(t_quantile(0.95, np.array(freedom)))
         ((low, high),) = profile_intervals(fit, [4], covariance, quantile)
-        p = float(compare_readings(fits, RULE).p_slope[0])
+        p = float(compare_hypotheses(fits, RULE).p_slope[0])
         if abs(p - 0.10) > 1e-3:  # nearer than that it is a matter of rounding
             assert (low <= 0 <= high) == (p >= 0.10), (low, high, p)
         for end in (low, high):

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from steepen.errors import UsageError
-from steepen.execution.float8_linear import Product8, eight_where_it_fits, quantised
-from steepen.execution.gpu_fused import speed_up
-from steepen.execution.linear import Product, rounded
-from steepen.execution.select import prepare
+from steepen.execution.float8_linear import Float8Linear, float8_linear_where_aligned, quantised
+from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.linear import FusedLinear, rounded
+from steepen.execution.select import apply_execution_mode
 from steepen.kernels import eager8
-from steepen.kernels.fp8 import Twice
+from steepen.kernels.fp8 import RowwiseFp8
 from steepen.model.arms import ARMS
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
-SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=32, context=48, vocabulary=96)
+SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=32, context=48, vocabulary=96)
 MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
 # Measured 0.21 in these small networks (0.04 to 0.07 a product, more at every layer).
 MOST = 0.28
@@ -33,9 +33,9 @@ eight_bit_gpu = pytest.mark.skipif(
 )
 
 
-def build(name: str, scale: Scale = SCALE, device: str = "cpu", depth: int = 4) -> Network:
+def build(name: str, scale: SizeRule = SCALE, device: str = "cpu", depth: int = 4) -> Network:
     arm = ARMS[name]
-    bare = on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, Options(softcap=15.0))
+    bare = on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
     network = materialise(bare, device, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():  # away from the zeros of the start
@@ -57,8 +57,8 @@ def loss_and_gradients(network: Network, passes: int = 1) -> tuple[float, dict[s
 def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
     """What eight bits change: of the loss, and of each gradient in parts of its norm."""
     plain, eight = build(name), build(name)
-    speed_up(plain, partial(Product, dtype=torch.float32))
-    speed_up(eight, partial(eight_where_it_fits, dtype=torch.float32))
+    install_fused_gpu(plain, partial(FusedLinear, dtype=torch.float32))
+    install_fused_gpu(eight, partial(float8_linear_where_aligned, dtype=torch.float32))
     for network in (plain, eight):
         if passes > network.passes:
             grow(network, {}, passes)
@@ -72,26 +72,26 @@ def test_a_product_rounds_forward_to_the_input_and_to_the_weight() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(2, 64, 128, generator=generator))
     x, d = (torch.randn(96, 128, generator=generator) for _ in range(2))
-    plain, eight = (kind(parameter, 0.7, torch.float32) for kind in (Product, Product8))
+    plain, eight = (kind(parameter, 0.7, torch.float32) for kind in (FusedLinear, Float8Linear))
     rounded([plain, eight])
     quantised([plain, eight])
     for ours, want, bound in (
         (eight(eager8.quantise_activation(x)), plain(x), 0.045),
-        (eight.to_input(eager8.quantise_gradient(d)), plain.to_input(d), 0.075),
+        (eight.dgrad(eager8.quantise_gradient(d)), plain.dgrad(d), 0.075),
         (eight.add_to_(x.clone(), eager8.quantise_activation(x)), plain.add_to_(x.clone(), x), 0.045),
     ):
         assert bound / 3 < (ours - want).norm() / want.norm() < bound
-    assert torch.equal(eight(x), plain(x)) and torch.equal(eight.to_input(d), plain.to_input(d))
+    assert torch.equal(eight(x), plain(x)) and torch.equal(eight.dgrad(d), plain.dgrad(d))
     grads: list[Tensor] = []
     for product in (plain, eight):
         parameter.grad = None
-        product.to_weight(d, x) if product is plain else product.to_weight(
+        product.wgrad(d, x) if product is plain else product.wgrad(
             eager8.quantise_gradient(d), eager8.quantise_activation(x)
         )
         assert parameter.grad is not None
         place = parameter.grad.data_ptr()
-        product.to_weight(d, x)  # once more, in the compute precision
-        product.to_weight(d, x) if product is plain else product.to_weight(
+        product.wgrad(d, x)  # once more, in the compute precision
+        product.wgrad(d, x) if product is plain else product.wgrad(
             eager8.quantise_gradient(d), eager8.quantise_activation(x)
         )
         assert parameter.grad.data_ptr() == place  # a recorded step writes where it wrote
@@ -110,35 +110,35 @@ def test_the_sum_over_a_vocabulary_is_made_in_fp32(head: bool, monkeypatch: pyte
         return multiply(*words, fast=fast)
 
     monkeypatch.setattr(eager8, "multiply", spy)
-    product = Product8(torch.nn.Parameter(torch.randn(64, 128)), 1.0, torch.float32, head=head)
+    product = Float8Linear(torch.nn.Parameter(torch.randn(64, 128)), 1.0, torch.float32, head=head)
     rounded([product])
     quantised([product])
     product(eager8.quantise_activation(torch.randn(32, 128)))
-    product.to_input(eager8.quantise_gradient(torch.randn(32, 64)))
+    product.dgrad(eager8.quantise_gradient(torch.randn(32, 64)))
     assert asked == [True, not head]
 
 
 def test_the_network_knows_its_head() -> None:
     network = build("vanilla")
-    speed_up(network, partial(eight_where_it_fits, dtype=torch.float32))
-    assert network.fast is not None
-    assert [product.head for product in network.fast.products] == [True, *[False] * 16]
+    install_fused_gpu(network, partial(float8_linear_where_aligned, dtype=torch.float32))
+    assert network.fused is not None
+    assert [product.head for product in network.fused.products] == [True, *[False] * 16]
 
 
 def test_the_heads_own_gradient_is_not_rounded() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(64, 128, generator=generator))
     x, d = torch.randn(96, 128, generator=generator), torch.randn(96, 64, generator=generator)
-    plain, eight = (kind(parameter, 0.7, torch.float32, head=True) for kind in (Product, Product8))
-    plain.to_weight(d, x)
+    plain, eight = (kind(parameter, 0.7, torch.float32, head=True) for kind in (FusedLinear, Float8Linear))
+    plain.wgrad(d, x)
     want, parameter.grad = parameter.grad, None
-    eight.to_weight(eager8.quantise_gradient(d), eager8.quantise_activation(x))
+    eight.wgrad(eager8.quantise_gradient(d), eager8.quantise_activation(x))
     assert want is not None and parameter.grad is not None and torch.equal(parameter.grad, want)
 
 
 @pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2"])
 def test_gradients_in_eight_bits_are_those_of_fp32_up_to_rounding(name: str) -> None:
-    loss, gradients = errors(name, ARMS[name].passes.most)
+    loss, gradients = errors(name, ARMS[name].passes.max_passes)
     assert loss < 0.03
     assert 0.01 < max(gradients.values()) < MOST  # rounded indeed, and no more
 
@@ -151,8 +151,8 @@ def test_a_wrong_scale_would_be_noticed(which: str, monkeypatch: pytest.MonkeyPa
         small, scale = rounded(x, dtype, largest)
         return small, scale * 1.5
 
-    def wrong_twice(x: Tensor, dtype: torch.dtype) -> Twice:
-        return Twice(x, *wrong(x, dtype))
+    def wrong_twice(x: Tensor, dtype: torch.dtype) -> RowwiseFp8:
+        return RowwiseFp8(x, *wrong(x, dtype))
 
     if which == "weight":
         product = eager8.multiply
@@ -168,8 +168,8 @@ def test_a_wrong_scale_would_be_noticed(which: str, monkeypatch: pytest.MonkeyPa
 
 def test_validation_is_in_the_compute_precision() -> None:
     plain, eight = build("vanilla"), build("vanilla")
-    speed_up(plain, partial(Product, dtype=torch.float32))
-    speed_up(eight, partial(eight_where_it_fits, dtype=torch.float32))
+    install_fused_gpu(plain, partial(FusedLinear, dtype=torch.float32))
+    install_fused_gpu(eight, partial(float8_linear_where_aligned, dtype=torch.float32))
     tokens = torch.randint(0, 96, (2, 13), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         losses = [n(tokens[:, :-1], tokens[:, 1:]).item() for n in (plain, eight)]
@@ -178,24 +178,24 @@ def test_validation_is_in_the_compute_precision() -> None:
 
 def test_weights_follow_the_optimizer() -> None:
     network = build("vanilla")
-    speed_up(network, partial(eight_where_it_fits, dtype=torch.float32))
-    assert network.fast is not None and isinstance(network.fast.head, Product8)
+    install_fused_gpu(network, partial(float8_linear_where_aligned, dtype=torch.float32))
+    assert network.fused is not None and isinstance(network.fused.head, Float8Linear)
     before, _ = loss_and_gradients(network)
     with torch.no_grad():
         network.head.mul_(3)
     network.refresh()
     after, _ = loss_and_gradients(network)
     assert abs(after - before) > 0.1
-    back = network.fast.head.small.float() * network.fast.head.scale.t()
+    back = network.fused.head.small.float() * network.fused.head.scale.t()
     assert (back - 1.7 * network.head).norm() < 0.05 * back.norm()
 
 
 def test_sides_that_eight_bits_do_not_take_are_computed_as_ever() -> None:
-    odd = Scale(aspect=16, head_dim=16, mlp_multiple=56, context=48, vocabulary=90)
+    odd = SizeRule(aspect=16, head_dim=16, mlp_multiple=56, context=48, vocabulary=90)
     plain, eight = build("vanilla", odd, depth=3), build("vanilla", odd, depth=3)
-    assert plain.shape.hidden % 16 and plain.shape.vocabulary % 16
-    speed_up(plain, partial(Product, dtype=torch.float32))
-    speed_up(eight, partial(eight_where_it_fits, dtype=torch.float32))
+    assert plain.shape.mlp_width % 16 and plain.shape.vocabulary % 16
+    install_fused_gpu(plain, partial(FusedLinear, dtype=torch.float32))
+    install_fused_gpu(eight, partial(float8_linear_where_aligned, dtype=torch.float32))
     (loss, want), (found, gradients) = loss_and_gradients(plain), loss_and_gradients(eight)
     assert loss == found
     for key, gradient in want.items():
@@ -204,19 +204,19 @@ def test_sides_that_eight_bits_do_not_take_are_computed_as_ever() -> None:
 
 def test_fp8_is_refused_where_there_is_nothing_to_compute_it_with() -> None:
     with pytest.raises(UsageError, match="needs a CUDA GPU"):
-        prepare(build("vanilla"), "fp8", fast=False, compiled=False)
+        apply_execution_mode(build("vanilla"), "fp8", fast=False, compiled=False)
 
 
 @eight_bit_gpu
 @pytest.mark.parametrize("name", ["vanilla", "untied-2"])
 def test_on_a_gpu_gradients_in_eight_bits_are_those_of_bf16_up_to_rounding(name: str) -> None:
-    scale = Scale(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
-    passes = ARMS[name].passes.most
+    scale = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
+    passes = ARMS[name].passes.max_passes
     exact = build(name, scale, "cuda")
     found: dict[str, tuple[float, dict[str, Tensor]]] = {}
     for precision in ("bf16", "fp8"):
         network = build(name, scale, "cuda")
-        prepare(network, precision, fast=True, compiled=False)
+        apply_execution_mode(network, precision, fast=True, compiled=False)
         if passes > network.passes:
             grow(network, {}, passes)
         found[precision] = loss_and_gradients(network, passes)

@@ -15,9 +15,9 @@ from steepen.model.config import Multipliers
 from steepen.model.growth import STATE_POLICIES, StatePolicy, grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
-SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=32)
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=32)
 MULTIPLIERS = Multipliers(residual=0.5, output=0.7, injection=0.6)
 
 
@@ -65,7 +65,9 @@ def test_one_pass_with_identity_boundaries_is_vanilla() -> None:
 def test_deep_vanilla_is_a_plain_stack_of_its_executed_blocks() -> None:
     deep = build("deep-vanilla", depth=5)
     shape = deep.shape
-    plain_arm = replace(ARMS["vanilla"], split=replace(ARMS["vanilla"].split, blocks=shape.split.executed(2)))
+    plain_arm = replace(
+        ARMS["vanilla"], split=replace(ARMS["vanilla"].allocation, blocks=shape.allocation.executed(2))
+    )
     plain = build(plain_arm, depth=5)
     # A plain stack stores its blocks in the order it runs them, and so does the untied network.
     copy_blocks(deep, plain)

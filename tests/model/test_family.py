@@ -15,10 +15,10 @@ from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
-from steepen.model.shape import Scale, Shape
+from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 
-SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=64)
+SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=64)
 
 
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
@@ -108,7 +108,7 @@ def test_a_user_adds_an_arm_without_editing_the_package() -> None:
     network(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
     assert stored_parameters(arm, shape, 3) == sum(p.numel() for p in network.parameters())
     width = shape.width
-    assert flops_per_token(arm, shape, 3).matmul == 6 * 8 * width**2 * shape.split.executed(3)
+    assert flops_per_token(arm, shape, 3).matmul == 6 * 8 * width**2 * shape.allocation.executed(3)
 
 
 class BufferedBlock(TransformerBlock):

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from steepen.execution import gpu_fused as fast
 from steepen.execution import linear as products
-from steepen.execution.linear import Product
+from steepen.execution.linear import FusedLinear
 from steepen.model.arms import find_arm
 from steepen.model.init import on_meta
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
 pytest.importorskip("triton")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -85,7 +85,7 @@ def nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTensor, "data_ptr", lambda _: 0)
     monkeypatch.setattr(fast, "kernels_for", lambda *_, **__: fused)
     monkeypatch.setattr(fused, "has_odds", lambda *_: True)
-    monkeypatch.setattr(fast.FastNetwork, "refresh", lambda _: None)
+    monkeypatch.setattr(fast.FusedNetwork, "refresh", lambda _: None)
     monkeypatch.setattr(products, "accumulate_", lambda *_: None)  # into memory that is there
     monkeypatch.setattr(
         fast.functional, "scaled_dot_product_attention", lambda q, k, v, **_: Attention.apply(q, k, v)
@@ -96,7 +96,7 @@ def peak(name: str, depth: int) -> float:
     """The most bytes of a micro-batch, forward and backward, beside all that training keeps."""
     arm = find_arm(name)
     with FakeTensorMode(allow_non_fake_inputs=True), Counting() as memory:
-        network = on_meta(arm.shape(depth, Scale()), arm)
+        network = on_meta(arm.shape(depth, SizeRule()), arm)
         for module in network.modules():
             for key, parameter in module._parameters.items():
                 assert parameter is not None
@@ -104,7 +104,7 @@ def peak(name: str, depth: int) -> float:
                 module._parameters[key].grad = torch.empty(parameter.shape)
         network._buffers["rotary"] = torch.empty(2, 2048, 64)
         network.compute_dtype = torch.bfloat16
-        fast.speed_up(network, partial(Product, dtype=torch.bfloat16))
+        fast.install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
         ends = network.embedding.numel() + network.head.numel()
         matrices = sum(p.numel() for p in network.parameters()) - ends
         _state = torch.empty(matrices + 2 * ends)  # Muon keeps one number of each, AdamW two
@@ -126,12 +126,12 @@ def test_a_micro_batch_takes_no_more_than_three_fifths_of_a_plain_models_memory(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is measured: benchmarks/throughput.py")
 def test_another_pass_keeps_three_blocks_more_and_the_stream_at_two_boundaries() -> None:
     arm = find_arm("loop-2")
-    shape = arm.shape(8, Scale())
+    shape = arm.shape(8, SizeRule())
     # Of a block: normed inputs, queries, keys and values, attention's output, gate and up, in bf16.
-    block = 2 * 32 * 2048 * (6 * shape.width + 2 * shape.hidden)
+    block = 2 * 32 * 2048 * (6 * shape.width + 2 * shape.mlp_width)
     stream = 2 * 32 * 2048 * shape.width
     more = peak("loop-2", 8) - peak("vanilla", 8)
-    blocks = shape.split.executed(2) - 8
+    blocks = shape.allocation.executed(2) - 8
     # A boundary keeps what it norms, and there are two. The peaks are at other places: hence the margin.
     assert blocks == 3 and 2 * stream <= more - blocks * block < 3 * stream
 
@@ -141,6 +141,6 @@ def test_another_pass_keeps_three_blocks_more_and_the_stream_at_two_boundaries()
 def test_small_networks_keep_the_activation_of_the_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = peak("vanilla", 3)
     monkeypatch.setattr(fast, "KEPT_UP_TO", 0)
-    activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, Scale()).hidden
+    activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, SizeRule()).mlp_width
     # The last block's is there at the peak in any case, in the middle of its MLP.
     assert 2 * activation <= kept - peak("vanilla", 3) <= 3 * activation

@@ -10,12 +10,12 @@ from torch.nn import functional
 from steepen.execution import cpu_fused as cpu
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, rotary_table
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.loss import head_loss
 from steepen.model.network import Network, Tree
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
 
 def plain_loss(stream: Tensor, weight: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -28,8 +28,8 @@ def build(
     arm: str, *, context: int = 10, multipliers: Multipliers | None = None, **options: float
 ) -> Network:
     found = find_arm(arm)
-    shape = found.shape(3, Scale(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
-    bare = on_meta(shape, found, multipliers or Multipliers(0.7, 1.3, 0.9), Options(**options))
+    shape = found.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
+    bare = on_meta(shape, found, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
     network = materialise(bare, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():  # output projections begin at zero, which would hide errors
@@ -90,8 +90,8 @@ def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> 
     network = build(arm, qk_scale=1.5)
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
     before = gradients(network, tokens[:, :-1], tokens[:, 1:])
-    cpu.speed_up(network)
-    assert all(isinstance(vars(block)["fast"], cpu.CpuBlock) for block in network.blocks())
+    cpu.install_fused_cpu(network)
+    assert all(isinstance(vars(block)["fast"], cpu.FusedCpuBlock) for block in network.blocks())
     after = gradients(network, tokens[:, :-1], tokens[:, 1:])
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
 
@@ -100,7 +100,7 @@ def test_scores_in_many_pieces_are_the_scores_in_one(monkeypatch: pytest.MonkeyP
     network = build("vanilla", context=11)
     tokens = torch.randint(17, (3, 12), generator=torch.Generator().manual_seed(0))
     expected = gradients(network, tokens[:, :-1], tokens[:, 1:])
-    cpu.speed_up(network)
+    cpu.install_fused_cpu(network)
     monkeypatch.setattr(cpu, "QUERIES", 4)  # pieces of 4, 4 and 3 queries
     monkeypatch.setattr(cpu, "CACHED", 4 * 11 * 2)  # of two heads of the nine
     torch.testing.assert_close(
@@ -110,7 +110,7 @@ def test_scores_in_many_pieces_are_the_scores_in_one(monkeypatch: pytest.MonkeyP
 
 def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
     network, plain = build("untied-grow"), build("untied-grow")
-    cpu.speed_up(network)
+    cpu.install_fused_cpu(network)
     for one in (network, plain):
         grow(one, {}, 3, "copy")
         for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
@@ -128,27 +128,29 @@ def test_what_the_cpu_block_does_not_serve_the_plain_block_does() -> None:
     narrow, steep = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
     masked = build("vanilla")
     with torch.no_grad():
-        before = [masked.features(tokens, tree=tree), narrow(tokens), steep(tokens)]
+        before = [masked.hidden_states(tokens, tree=tree), narrow(tokens), steep(tokens)]
         for network in (masked, narrow, steep):
-            cpu.speed_up(network)
-        after = [masked.features(tokens, tree=tree), narrow(tokens), steep(tokens)]
+            cpu.install_fused_cpu(network)
+        after = [masked.hidden_states(tokens, tree=tree), narrow(tokens), steep(tokens)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def test_the_cpu_block_has_the_gradients_of_finite_differences() -> None:
-    shape = find_arm("vanilla").shape(1, Scale(aspect=4, head_dim=2, mlp_multiple=2, context=5, vocabulary=7))
-    block = TransformerBlock(shape, Multipliers(residual=0.6), Options()).double()
+    shape = find_arm("vanilla").shape(
+        1, SizeRule(aspect=4, head_dim=2, mlp_multiple=2, context=5, vocabulary=7)
+    )
+    block = TransformerBlock(shape, Multipliers(residual=0.6), ModelOptions()).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5, generator=generator)
-    rotary = rotary_table(shape, Options())
+    rotary = rotary_table(shape, ModelOptions())
     x = torch.randn(2, 5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     names, weights = zip(*block.named_parameters(), strict=True)
 
     def run(x: Tensor, *weights: Tensor) -> Tensor:
         for name, weight in zip(names, weights, strict=True):
             block.__dict__[name] = weight  # found before the parameter of that name
-        return cpu.CpuBlock(block)(x, rotary)
+        return cpu.FusedCpuBlock(block)(x, rotary)
 
     assert torch.autograd.gradcheck(run, (x, *weights))
 

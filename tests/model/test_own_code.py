@@ -15,9 +15,9 @@ import torch
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS, code_digest
 from steepen.model.init import materialise, on_meta
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 
-SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 FILES = {
     "own_lab.py": """
 import torch

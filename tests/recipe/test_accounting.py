@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steepen.errors import UsageError
-from steepen.model.arm import PassSchedule, SplitRule, Stage
+from steepen.model.arm import AllocationRule, PassSchedule, Stage
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.count import count
 from steepen.model.init import on_meta
-from steepen.model.shape import Scale, Split
+from steepen.model.shape import BlockAllocation, SizeRule
 from steepen.recipe.accounting import (
     compute_active_parameters,
     expansion,
@@ -52,8 +52,8 @@ def test_every_entry_of_the_paper_s_size_table(row: str) -> None:
     name, split, first, last, width, *sizes = row.split()
     depth = int(name[1:])
     shape = ARMS["untied-grow"].shape(depth)
-    assert (str(shape.split), shape.width) == (split, int(width))
-    assert (shape.split.executed(2), shape.split.executed(4)) == (int(first), int(last))
+    assert (str(shape.allocation), shape.width) == (split, int(width))
+    assert (shape.allocation.executed(2), shape.allocation.executed(4)) == (int(first), int(last))
     arms = (("vanilla", 1), ("loop-grow", 4), ("untied-2", 2), ("untied-grow", 4))
     found = [two_digits(stored_parameters(ARMS[a], ARMS[a].shape(depth), k)) for a, k in arms]
     assert found == sizes
@@ -66,9 +66,9 @@ def test_the_closed_form_equals_the_modules(name: str, depth: int) -> None:
     try:
         shape = arm.shape(depth)
     except UsageError:
-        assert depth <= 5 and arm.split.prelude is not None
+        assert depth <= 5 and arm.allocation.prelude is not None
         return
-    for passes in {arm.passes.initial, arm.passes.most}:
+    for passes in {arm.passes.initial, arm.passes.max_passes}:
         counted = count(on_meta(shape, arm, passes=passes))
         flops = flops_per_token(arm, shape, passes)
         assert counted.stored == stored_parameters(arm, shape, passes)
@@ -90,7 +90,7 @@ def test_loops_store_what_vanilla_stores_and_cost_what_untied_costs() -> None:
 
 @given(st.integers(1, 400))
 def test_the_split_is_even_with_remainders_to_core_then_coda(blocks: int) -> None:
-    split = Split.even(blocks)
+    split = BlockAllocation.even(blocks)
     assert split.blocks == blocks
     assert split.prelude <= split.coda <= split.core <= split.prelude + 1
 
@@ -138,8 +138,8 @@ def test_stages_begin_at_their_own_share_and_never_past_the_end(shares: list[flo
 def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
     depth: int, aspect: int, multiple: int
 ) -> None:
-    scale = Scale(aspect=aspect, head_dim=aspect, mlp_multiple=multiple)
-    hidden = scale.hidden(scale.width(depth))
+    scale = SizeRule(aspect=aspect, head_dim=aspect, mlp_multiple=multiple)
+    hidden = scale.mlp_width(scale.width(depth))
     assert hidden % multiple == 0
     assert 0 <= 3 * hidden - 8 * scale.width(depth) < 3 * multiple
 
@@ -147,18 +147,18 @@ def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Split(0, 0, 0),
-        lambda: Split(-1, 2, 2),
-        lambda: Scale(aspect=0),
-        lambda: Scale(head_dim=5),
+        lambda: BlockAllocation(0, 0, 0),
+        lambda: BlockAllocation(-1, 2, 2),
+        lambda: SizeRule(aspect=0),
+        lambda: SizeRule(head_dim=5),
         lambda: Stage(()),
         lambda: Stage((2,), 1.5),
         lambda: PassSchedule.staged((0, 2), (0.8, 4), (0.5, 6)),
         lambda: PassSchedule((Stage((2,), 0.5),)),
-        lambda: SplitRule(prelude=2, coda=3).at(5),
-        lambda: SplitRule(prelude=2),
+        lambda: AllocationRule(prelude=2, coda=3).at(5),
+        lambda: AllocationRule(prelude=2),
         lambda: ARMS["vanilla"].shape(0),
-        lambda: ARMS["vanilla"].shape(3, Scale(aspect=10, head_dim=128)),
+        lambda: ARMS["vanilla"].shape(3, SizeRule(aspect=10, head_dim=128)),
     ],
 )
 def test_a_bad_value_is_refused_before_anything_runs(make) -> None:  # type: ignore[no-untyped-def]

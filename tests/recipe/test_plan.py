@@ -16,7 +16,7 @@ from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.hardware import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.hyperparameters import Hyperparameters
@@ -93,10 +93,12 @@ def test_the_learning_rate_rule_is_anchored_at_d8() -> None:
     for name, recipe in PAPER.items():
         arm = ARMS[name]
         anchor = 0.036 if name == "deep-vanilla-grow" else 0.04
-        assert recipe.glr(arm, 8) == pytest.approx(anchor)
+        assert recipe.learning_rate(arm, 8) == pytest.approx(anchor)
         sizes = [stored_parameters(arm, arm.shape(d), arm.passes.initial) for d in (8, 18)]
-        assert recipe.glr(arm, 18) == pytest.approx(anchor * (sizes[1] / sizes[0]) ** recipe.glr_exponent)
-    assert {name: r.glr_exponent for name, r in PAPER.items()} == {
+        assert recipe.learning_rate(arm, 18) == pytest.approx(
+            anchor * (sizes[1] / sizes[0]) ** recipe.learning_rate_exponent
+        )
+    assert {name: r.learning_rate_exponent for name, r in PAPER.items()} == {
         "vanilla": -0.8, "deep-vanilla": -0.7, "operator-1": -0.6, "loop-2": -0.6, "untied-2": -0.6,
         "deep-vanilla-grow": -0.8, "untied-grow": -0.6, "loop-grow": -0.5,
     }  # fmt: skip
@@ -112,7 +114,7 @@ def test_the_base_table_has_fourteen_columns_and_growth_inherits() -> None:
     assert PAPER["loop-grow"].base is BASE["loop-2"]
     assert PAPER["deep-vanilla-grow"].base is BASE["deep-vanilla"]
     assert BASE["operator-1"].embedding_lr == pytest.approx(0.04 * 0.905)
-    assert (INITIAL.glr, INITIAL.wdr, INITIAL.wu) == (0.04, 0.4, 40)
+    assert (INITIAL.learning_rate, INITIAL.warmdown_fraction, INITIAL.warmup_steps) == (0.04, 0.4, 40)
 
 
 def test_fitted_laws_of_passes() -> None:
@@ -190,7 +192,7 @@ def test_memory_is_near_what_was_measured() -> None:
         ("vanilla", 3, 1024, 8192, 2.97),
         ("vanilla", 2, 1024, 8192, 1.86),
     ):
-        rung = PAPER[arm].at(ARMS[arm], depth, Scale(context=context, vocabulary=vocabulary))
+        rung = PAPER[arm].at(ARMS[arm], depth, SizeRule(context=context, vocabulary=vocabulary))
         estimate = training_memory(rung, 1, 65_536 // context, sharded=False).total / 2**30
         assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
 
@@ -303,7 +305,14 @@ def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("glr", 0), ("wdr", 1.5), ("beta2", 1.0), ("wu", 2.5), ("wd", -1), ("eps", float("nan"))],
+    [
+        ("learning_rate", 0),
+        ("warmdown_fraction", 1.5),
+        ("beta2", 1.0),
+        ("warmup_steps", 2.5),
+        ("weight_decay", -1),
+        ("adam_eps", float("nan")),
+    ],
 )
 def test_a_bad_hyperparameter_names_itself(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):

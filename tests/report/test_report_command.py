@@ -15,7 +15,7 @@ import pytest
 from steepen.cli import main
 from steepen.report.load import load
 from steepen.report.page import render_page
-from steepen.runs.store import Store, write_json
+from steepen.runs.store import RunStore, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -128,7 +128,7 @@ def test_runs_that_have_moved_are_found_where_the_user_says(
 def test_a_run_that_failed_is_listed_with_its_reason(
     workshop: Path, simulated: ModuleType, tmp_path: Path
 ) -> None:
-    store = Store(tmp_path / "runs")
+    store = RunStore(tmp_path / "runs")
     answer = simulated.ladder(("vanilla", "untied-grow"), store)
     run = store.root / answer.runs[0]
     (run / "record.json").unlink()

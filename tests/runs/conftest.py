@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from steepen.launch.base import Failure, Outcome, Workplace
+from steepen.launch.base import Failure, LaunchContext, Outcome
 from steepen.launch.local import LocalLauncher
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import DataChoice, RunSpec
-from steepen.runs.store import Store, write_json
+from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.store import RunStore, write_json
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 Spec = Callable[..., RunSpec]
@@ -36,9 +36,9 @@ def make_spec(
     """A spec of the smallest kind; vocabulary for a BPE of 300."""
     found = find_arm(arm)
     recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
-    scale = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
+    scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
     rung = recipe.spend(found, depth, scale, tokens=256 * steps, rho=0.5 if found.passes.grows else None)
-    spec = RunSpec.of(rung, DataChoice(identity), validation_tokens=256, seed=seed)
+    spec = RunSpec.of(rung, DataConfig(identity), validation_tokens=256, seed=seed)
     return replace(spec, **changes)
 
 
@@ -60,18 +60,18 @@ def trainer() -> ModuleType:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(tmp_path / "runs")
 
 
 @pytest.fixture
-def place(tmp_path: Path, store: Store) -> Workplace:
+def place(tmp_path: Path, store: RunStore) -> LaunchContext:
     """Where the stand-in trains."""
-    return Workplace(tmp_path, store, program=(str(TRAINER),))
+    return LaunchContext(tmp_path, store, program=(str(TRAINER),))
 
 
 @pytest.fixture
-def local(place: Workplace) -> LocalLauncher:
+def local(place: LaunchContext) -> LocalLauncher:
     return LocalLauncher(place, 3)
 
 
@@ -80,7 +80,7 @@ class InstantLauncher:
 
     slots = 2
 
-    def __init__(self, store: Store, record_of: Callable[[RunSpec], Any]) -> None:
+    def __init__(self, store: RunStore, record_of: Callable[[RunSpec], Any]) -> None:
         self.store, self.record_of = store, record_of
         self.ran: list[int] = []
 
@@ -102,5 +102,5 @@ class InstantLauncher:
 
 
 @pytest.fixture
-def instant(store: Store, trainer: ModuleType) -> InstantLauncher:
+def instant(store: RunStore, trainer: ModuleType) -> InstantLauncher:
     return InstantLauncher(store, trainer.record_of)

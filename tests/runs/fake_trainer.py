@@ -21,9 +21,9 @@ from types import FrameType
 from steepen.launch.cost_estimate import expected_flops
 from steepen.launch.subprocess_entry import follow_parent
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
-from steepen.runs.record import Parameters, RunRecord, Score
+from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, read_spec
-from steepen.runs.store import RunDirectory, Store, write_json
+from steepen.runs.store import RunDirectory, RunStore, write_json
 
 DIVERGED = "the loss is nan at step 2; lower the learning rate."
 
@@ -47,7 +47,7 @@ def record_of(spec: RunSpec, loss: float | None = None, **changes: object) -> Ru
         "validation_loss": loss,
         "validation_bits_per_byte": loss / 3,
         "validation_identity": "f" * 64,
-        "scores": (Score(spec.steps, loss, loss / 3, spec.schedule.final),),
+        "scores": (ValidationScore(spec.steps, loss, loss / 3, spec.schedule.final),),
         "train_loss": loss,
         "tokens": spec.tokens,
         "flops": flops,
@@ -108,7 +108,7 @@ if __name__ == "__main__":
     parser.add_argument("--wait", action="store_true")
     asked = parser.parse_args()
     wanted = read_spec(asked.spec)
-    directory = Store(asked.runs).run(wanted)
+    directory = RunStore(asked.runs).run(wanted)
     with directory.lock(asked.wait, poll=0.05):
         if directory.record() is None:
             train(wanted, directory)

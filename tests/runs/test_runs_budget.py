@@ -13,7 +13,7 @@ from steepen.launch.budget import Budget, BudgetReached
 from steepen.launch.cost_estimate import Speed, expected_flops
 from steepen.launch.progress import Progress
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store, write_json
+from steepen.runs.store import RunStore, write_json
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.dry_run import study_status
 from steepen.studies.driver.journal import Journal
@@ -31,7 +31,7 @@ def sizes(spec: Spec) -> list[RunSpec]:
 
 
 def test_runs_that_fit_into_a_budget_are_made_behind_one_that_does_not(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
     budget = Budget(flops=1.1 * expected_flops(specs[1]))
@@ -43,7 +43,7 @@ def test_runs_that_fit_into_a_budget_are_made_behind_one_that_does_not(
 
 
 def test_runs_that_fit_into_the_time_are_made_behind_one_that_does_not(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
     slow = Speed((), expected_flops(specs[-1]) / 10, "assumed")  # ten seconds per size, and the start
@@ -66,7 +66,7 @@ class SlowToTell:
 
 
 def test_a_run_that_seemed_too_long_is_made_once_measured_speed_says_it_fits(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
     slow = Speed((), expected_flops(specs[-1]) / 10, "assumed")
@@ -77,7 +77,7 @@ def test_a_run_that_seemed_too_long_is_made_once_measured_speed_says_it_fits(
 
 @pytest.mark.parametrize("share", [0.5, 0.999])
 def test_a_budget_too_small_for_any_run_says_what_the_smallest_needs_and_that_is_enough(
-    share: float, instant: Any, store: Store, spec: Spec
+    share: float, instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
     budget = Budget(flops=share * expected_flops(specs[-1]))
@@ -94,7 +94,7 @@ def test_a_budget_too_small_for_any_run_says_what_the_smallest_needs_and_that_is
 
 
 def test_a_time_too_short_for_any_run_says_what_the_smallest_needs(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     # 6 s by the estimate, and something is gone already when the first run is chosen.
     one = spec(1)
@@ -105,7 +105,7 @@ def test_a_time_too_short_for_any_run_says_what_the_smallest_needs(
 
 
 def test_a_budget_that_only_ran_out_goes_on_with_the_same_command(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = [spec(1), spec(2)]
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_a_budget_that_only_ran_out_goes_on_with_the_same_command(
 
 
 def test_status_and_the_resumed_study_agree_on_what_is_left(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     specs = [spec(seed, steps=10) for seed in (1, 2, 3, 4, 13)]
     whole = expected_flops(specs[0])

@@ -16,7 +16,7 @@ from steepen.errors import UsageError
 from steepen.launch.cost_estimate import expected_flops
 from steepen.laws.table import read_table
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store, write_json
+from steepen.runs.store import RunStore, write_json
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 
@@ -24,7 +24,7 @@ Spec = Callable[..., RunSpec]
 
 
 @pytest.fixture
-def mixed(store: Store, spec: Spec, trainer: ModuleType) -> Store:
+def mixed(store: RunStore, spec: Spec, trainer: ModuleType) -> RunStore:
     """A store with a run of every status but running."""
     for seed, arm in ((1, "vanilla"), (2, "untied-grow")):
         record = trainer.record_of(spec(seed, arm=arm), loss=3.0 + seed)
@@ -37,13 +37,13 @@ def mixed(store: Store, spec: Spec, trainer: ModuleType) -> Store:
     return store
 
 
-def listed(capsys: pytest.CaptureFixture[str], store: Store, *words: str) -> list[dict[str, Any]]:
+def listed(capsys: pytest.CaptureFixture[str], store: RunStore, *words: str) -> list[dict[str, Any]]:
     assert main(["runs", "--runs", str(store.root), "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)["runs"]
 
 
 def test_every_run_is_listed_with_its_status(
-    mixed: Store, spec: Spec, capsys: pytest.CaptureFixture[str]
+    mixed: RunStore, spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with mixed.run(spec(5)).lock():
         rows = {row["seed"]: row for row in listed(capsys, mixed)}
@@ -54,7 +54,9 @@ def test_every_run_is_listed_with_its_status(
     assert {row["seed"]: row["status"] for row in listed(capsys, mixed)}[5] == "waiting"
 
 
-def test_filters_and_sorting_choose_and_order_rows(mixed: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_and_sorting_choose_and_order_rows(
+    mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [row["seed"] for row in listed(capsys, mixed, "--arm", "untied-grow")] == [2]
     assert [row["seed"] for row in listed(capsys, mixed, "--status", "failed")] == [3]
     assert listed(capsys, mixed, "--depth", "9") == []
@@ -64,7 +66,7 @@ def test_filters_and_sorting_choose_and_order_rows(mixed: Store, capsys: pytest.
 
 
 def test_finished_runs_are_written_as_a_table_that_fit_reads(
-    mixed: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mixed: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "runs.csv"
     assert main(["runs", "--runs", str(mixed.root), "--csv", str(path)]) == 0
@@ -78,7 +80,7 @@ def test_finished_runs_are_written_as_a_table_that_fit_reads(
     assert not (tmp_path / "no").exists()
 
 
-def test_the_table_says_why_a_run_failed(mixed: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_why_a_run_failed(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--runs", str(mixed.root)]) == 0
     text = capsys.readouterr().out
     assert "failed: Diverged: the loss is nan." in text and "interrupted at step 2/6, resumable" in text
@@ -95,7 +97,7 @@ def test_the_table_says_why_a_run_failed(mixed: Store, capsys: pytest.CaptureFix
     ],
 )
 def test_wrong_requests_exit_2_with_one_sentence(
-    words: list[str], says: str, mixed: Store, capsys: pytest.CaptureFixture[str]
+    words: list[str], says: str, mixed: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(root=mixed.root) for word in words]) == 2
     said = capsys.readouterr().err
@@ -108,7 +110,7 @@ def seeds(spec: Spec) -> Generator[list[RunSpec], Any, Any]:
 
 
 def test_status_shows_progress_and_what_is_left(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = Journal.open(tmp_path / "studies", "pair", {}, store.root)
     drive(seeds(spec), store, instant, journal=journal)
@@ -122,7 +124,7 @@ def test_status_shows_progress_and_what_is_left(
 
 
 def test_one_unreadable_journal_is_named_and_hides_no_other_study(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies = tmp_path / "studies"
     drive(seeds(spec), store, instant, journal=Journal.open(studies, "pair", {}, store.root))
@@ -146,7 +148,7 @@ def test_one_unreadable_journal_is_named_and_hides_no_other_study(
 
 
 def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
-    store: Store, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = {"data": tmp_path, "runs": store.root, "studies": tmp_path / "studies"}
     options: dict[str, Any] = {"name": "pair", "options": {}, "dry_run": True, **place}
@@ -160,7 +162,7 @@ def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
 
 
 def test_a_wrong_budget_or_launcher_is_refused_before_anything_is_started(
-    store: Store, spec: Spec, tmp_path: Path
+    store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     place = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root, "studies": tmp_path / "s"}
     for wrong in ({"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}):

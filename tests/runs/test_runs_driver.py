@@ -23,9 +23,9 @@ from steepen.launch.progress import Progress
 from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store, write_json
-from steepen.studies.driver.drive import RunsFailed, drive, rehearse
-from steepen.studies.driver.dry_run import Forecast, study_status
+from steepen.runs.store import RunStore, write_json
+from steepen.studies.driver.drive import RunsFailed, drive, simulate_study
+from steepen.studies.driver.dry_run import DryRunReport, study_status
 from steepen.studies.driver.journal import Journal
 
 Spec = Callable[..., RunSpec]
@@ -49,7 +49,7 @@ def seeds_of(*batches: list[int], spec: Spec) -> Study:
 
 
 def test_a_study_is_sent_its_records_in_order_until_it_answers(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     answer = drive(adaptive(spec), store, instant)
     better = answer[-1]
@@ -60,13 +60,13 @@ def test_a_study_is_sent_its_records_in_order_until_it_answers(
     assert drive(adaptive(spec), store, instant) == answer and instant.ran == []
 
 
-def test_a_spec_asked_for_twice_in_a_batch_runs_once(instant: Any, store: Store, spec: Spec) -> None:
+def test_a_spec_asked_for_twice_in_a_batch_runs_once(instant: Any, store: RunStore, spec: Spec) -> None:
     found = drive(seeds_of([1, 2, 1], spec=spec), store, instant)
     assert [record.spec.seed for record in found] == [1, 2, 1] and instant.ran == [1, 2]
 
 
 def test_a_failed_run_is_one_sentence_after_the_others_are_done(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     journal = Journal.open(tmp_path, "s", {}, store.root)
     with pytest.raises(RunsFailed) as error:
@@ -78,7 +78,7 @@ def test_a_failed_run_is_one_sentence_after_the_others_are_done(
 
 
 def test_where_gaps_are_accepted_a_diverged_run_is_none_and_other_failures_still_raise(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     found = drive(seeds_of([13, 1], spec=spec), store, instant, gaps=True)
     assert found[0] is None and found[1].spec.seed == 1
@@ -86,7 +86,7 @@ def test_where_gaps_are_accepted_a_diverged_run_is_none_and_other_failures_still
         drive(seeds_of([14], spec=spec), store, instant, gaps=True)
 
 
-def test_a_diverged_run_is_trained_again_only_when_asked(instant: Any, store: Store, spec: Spec) -> None:
+def test_a_diverged_run_is_trained_again_only_when_asked(instant: Any, store: RunStore, spec: Spec) -> None:
     for options, launched in (({}, [13]), ({}, [13]), ({"retry_diverged": True}, [13, 13])):
         with pytest.raises(RunsFailed):
             drive(seeds_of([13], spec=spec), store, instant, **options)
@@ -94,7 +94,7 @@ def test_a_diverged_run_is_trained_again_only_when_asked(instant: Any, store: St
 
 
 def test_a_flops_budget_stops_before_the_run_that_would_go_over(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     cost = expected_flops(spec(1))
     with pytest.raises(BudgetReached) as error:
@@ -107,7 +107,7 @@ def test_a_flops_budget_stops_before_the_run_that_would_go_over(
 
 
 def test_a_time_budget_stops_before_the_run_that_would_go_over(
-    instant: Any, store: Store, spec: Spec
+    instant: Any, store: RunStore, spec: Spec
 ) -> None:
     slow = Speed((), expected_flops(spec(1)) / 100, "assumed")  # a run takes 100 s and the start
     progress = Progress(store, speed=slow, quiet=True)
@@ -118,7 +118,9 @@ def test_a_time_budget_stops_before_the_run_that_would_go_over(
     assert instant.ran == [1]
 
 
-def test_a_half_done_run_costs_a_budget_only_its_other_half(instant: Any, store: Store, spec: Spec) -> None:
+def test_a_half_done_run_costs_a_budget_only_its_other_half(
+    instant: Any, store: RunStore, spec: Spec
+) -> None:
     wanted = spec(1, steps=10)
     (store.run(wanted).checkpoints / "00000006").mkdir(parents=True)
     budget = Budget(flops=0.5 * expected_flops(wanted))
@@ -131,24 +133,24 @@ def test_a_half_done_run_costs_a_budget_only_its_other_half(instant: Any, store:
 
 
 def test_a_dry_run_names_the_next_runs_and_leaves_no_trace(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    first = rehearse(adaptive(spec), store)
+    first = simulate_study(adaptive(spec), store)
     assert [one.seed for one in first.batch] == [1, 2] and not first.complete
     assert sorted(tmp_path.rglob("*")) == before
     list(instant.launch(first.batch))
-    second = rehearse(adaptive(spec), store)
+    second = simulate_study(adaptive(spec), store)
     assert second.finished == 2 and len(second.batch) == 2  # the third of the batch is finished
     list(instant.launch(second.batch))
-    last = rehearse(adaptive(spec), store)
+    last = simulate_study(adaptive(spec), store)
     assert last.complete and last.batch == [] and last.answer == drive(adaptive(spec), store, instant)
 
 
-def test_a_forecast_adds_up(instant: Any, store: Store, spec: Spec) -> None:
+def test_a_forecast_adds_up(instant: Any, store: RunStore, spec: Spec) -> None:
     speed = Speed.of([])
     assert f"{CPU_FLOPS:.0e}" in speed.source
-    forecast = Forecast.of(rehearse(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6)
+    forecast = DryRunReport.of(simulate_study(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6)
     assert forecast.flops == pytest.approx(2 * expected_flops(spec(1)))
     assert forecast.seconds == pytest.approx(forecast.machine_seconds / 2)
     assert forecast.dollars == pytest.approx(forecast.machine_seconds / 1000)
@@ -170,7 +172,7 @@ def test_speed_is_measured_where_runs_have_finished_and_assumed_elsewhere(
 
 
 def test_the_journal_says_how_far_a_study_is_and_survives_its_end(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     options = {"arm": "vanilla", "grid": (1, 2)}
     cost = expected_flops(spec(1))
@@ -190,7 +192,7 @@ def test_the_journal_says_how_far_a_study_is_and_survives_its_end(
 
 
 def test_other_options_under_the_same_name_are_refused(
-    instant: Any, store: Store, spec: Spec, tmp_path: Path
+    instant: Any, store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     drive(seeds_of([1], spec=spec), store, instant, journal=Journal.open(tmp_path, "s", {"k": 1}, store.root))
     with pytest.raises(UsageError, match="k was 1"):
@@ -200,7 +202,7 @@ def test_other_options_under_the_same_name_are_refused(
 
 
 def test_a_killed_driver_is_seen_as_killed_and_a_living_one_as_running(
-    store: Store, spec: Spec, tmp_path: Path
+    store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     journal = Journal.open(tmp_path, "s", {}, store.root)
     with journal.driving():
@@ -323,13 +325,13 @@ def test_a_stopped_study_saves_its_runs_and_goes_on(number: int, code: int, tmp_
     driver.send_signal(number)
     _, said = driver.communicate(timeout=20)
     assert driver.returncode == code and said.count(b"\n") == 1 and b"Traceback" not in said
-    store = Store(tmp_path / "runs")
+    store = RunStore(tmp_path / "runs")
     statuses = {row.status for row in store.rows()}
     assert "running" not in statuses and "failed" not in statuses
     assert Journal.read(tmp_path / "studies" / "s").stage == "stopped"
 
 
-def test_a_spec_that_waits_is_listed_as_waiting(store: Store, spec: Spec) -> None:
+def test_a_spec_that_waits_is_listed_as_waiting(store: RunStore, spec: Spec) -> None:
     write_json(store.run(spec(1)).spec_file, spec(1).to_dict())
     (row,) = store.rows()
     assert (row.status, row.flops) == ("waiting", expected_flops(spec(1)))

@@ -21,7 +21,7 @@ from steepen.runs import index as index_module
 from steepen.runs.index import Index
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store, write_json
+from steepen.runs.store import RunStore, write_json
 
 Spec = Callable[..., RunSpec]
 ACTIONS = ["write", "edit", "delete", "spoil", "index", "cut index", "flip index", "lose index", "waiting"]
@@ -88,7 +88,7 @@ def test_after_any_changes_the_store_shows_what_the_files_hold(
     tmp_path_factory: pytest.TempPathFactory, trainer: ModuleType, spec: Spec, changes: list[Any]
 ) -> None:
     root = tmp_path_factory.mktemp("runs")
-    store, change = Store(root), Changes(root, trainer.record_of, spec)
+    store, change = RunStore(root), Changes(root, trainer.record_of, spec)
     for action in changes:
         change.make(*action)
         expected = truth(root)
@@ -116,7 +116,7 @@ def fill(root: Path, spec: Spec, trainer: ModuleType, count: int) -> list[RunRec
     return sorted(records, key=lambda record: record.run)
 
 
-def test_records_are_filtered_by_arm_depth_and_name(store: Store, spec: Spec, trainer: ModuleType) -> None:
+def test_records_are_filtered_by_arm_depth_and_name(store: RunStore, spec: Spec, trainer: ModuleType) -> None:
     records = fill(store.root, spec, trainer, 18)
     for _ in range(2):  # from the files, then from the index
         assert store.records() == records
@@ -128,7 +128,7 @@ def test_records_are_filtered_by_arm_depth_and_name(store: Store, spec: Spec, tr
 
 
 def test_the_index_serves_what_it_holds(
-    store: Store, spec: Spec, trainer: ModuleType, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, spec: Spec, trainer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = fill(store.root, spec, trainer, 12)
     Index(store.root).rebuild()
@@ -140,7 +140,7 @@ def test_the_index_serves_what_it_holds(
     assert store.records() == records and len(store.rows()) == 12
 
 
-def test_a_damaged_index_is_never_believed(store: Store, spec: Spec, trainer: ModuleType) -> None:
+def test_a_damaged_index_is_never_believed(store: RunStore, spec: Spec, trainer: ModuleType) -> None:
     records = fill(store.root, spec, trainer, 4)
     index = store.root / index_module.NAME
     Index(store.root).rebuild()
@@ -156,7 +156,7 @@ def test_a_damaged_index_is_never_believed(store: Store, spec: Spec, trainer: Mo
 
 
 def test_a_file_too_new_to_have_a_stamp_of_its_own_is_read_again(
-    store: Store, spec: Spec, trainer: ModuleType
+    store: RunStore, spec: Spec, trainer: ModuleType
 ) -> None:
     record = trainer.record_of(spec(1), 1.25)
     file = store.root / record.run / "record.json"
@@ -170,7 +170,7 @@ def test_a_file_too_new_to_have_a_stamp_of_its_own_is_read_again(
 
 
 def test_many_readers_and_writers_at_once_all_see_every_record(
-    store: Store, spec: Spec, trainer: ModuleType
+    store: RunStore, spec: Spec, trainer: ModuleType
 ) -> None:
     records = fill(store.root, spec, trainer, 12)
     wrong: list[Any] = []
@@ -191,7 +191,7 @@ def test_many_readers_and_writers_at_once_all_see_every_record(
 
 
 def test_a_store_that_cannot_be_written_is_read_without_an_index(
-    store: Store, spec: Spec, trainer: ModuleType, monkeypatch: pytest.MonkeyPatch
+    store: RunStore, spec: Spec, trainer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = fill(store.root, spec, trainer, 12)
 
@@ -202,7 +202,7 @@ def test_a_store_that_cannot_be_written_is_read_without_an_index(
     assert store.records() == records
 
 
-def test_others_may_read_what_is_written(store: Store, spec: Spec, trainer: ModuleType) -> None:
+def test_others_may_read_what_is_written(store: RunStore, spec: Spec, trainer: ModuleType) -> None:
     (record,) = fill(store.root, spec, trainer, 1)
     umask = os.umask(0)
     os.umask(umask)

@@ -16,12 +16,12 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.launch import local as local_module
-from steepen.launch.base import RETRIES, Job, Outcome, Workplace
+from steepen.launch.base import RETRIES, Job, LaunchContext, Outcome
 from steepen.launch.local import LocalLauncher
 from steepen.launch.registry import make_launcher
 from steepen.launch.worker import Child, python_path
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 
 Spec = Callable[..., RunSpec]
 
@@ -57,17 +57,17 @@ def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
     assert found[99].retried == RETRIES
 
 
-def test_a_refusal_of_the_training_process_is_its_own_sentence(place: Workplace, spec: Spec) -> None:
-    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+def test_a_refusal_of_the_training_process_is_its_own_sentence(place: LaunchContext, spec: Spec) -> None:
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
     assert "--no-such-option" in outcome.failure.message and outcome.retried == 0
 
 
 def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
-    place: Workplace, spec: Spec
+    place: LaunchContext, spec: Spec
 ) -> None:
-    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
     assert [outcome.failure is None for outcome in launcher.launch([spec(1), spec(2)])] == [False, False]
     rows = place.store.rows(status="failed")
     assert sorted(row.seed for row in rows) == [1, 2]
@@ -76,28 +76,28 @@ def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
     assert [row.seed for row in place.store.rows(status="failed")] == [2]
 
 
-def test_a_refusal_does_not_make_a_diverged_run_forgotten(place: Workplace, spec: Spec) -> None:
+def test_a_refusal_does_not_make_a_diverged_run_forgotten(place: LaunchContext, spec: Spec) -> None:
     run = place.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
     list(
-        LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1).launch(
+        LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1).launch(
             [spec(1)]
         )
     )
     assert run.failure() == ("Diverged", "long ago.")
 
 
-def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(place: Workplace, spec: Spec) -> None:
+def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(place: LaunchContext, spec: Spec) -> None:
     run = place.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
-    launcher = LocalLauncher(Workplace(place.data, place.store, ("--no-such-option",), place.program), 1)
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
 
 
-def test_two_launchers_on_one_directory_train_every_run_once(place: Workplace, spec: Spec) -> None:
+def test_two_launchers_on_one_directory_train_every_run_once(place: LaunchContext, spec: Spec) -> None:
     specs = [spec(seed) for seed in range(4)]
     found: list[dict[int, Outcome]] = []
     # Each in the main thread of a process would be the same; threads are quicker to start.
@@ -131,7 +131,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     assert outcomes[0].record is not None and outcomes[0].retried == 0
 
 
-def test_looking_at_a_run_never_turns_a_trainer_away(store: Store, spec: Spec) -> None:
+def test_looking_at_a_run_never_turns_a_trainer_away(store: RunStore, spec: Spec) -> None:
     run = store.run(spec(1))
     with run.lock():
         assert run.busy()
@@ -143,7 +143,7 @@ def test_looking_at_a_run_never_turns_a_trainer_away(store: Store, spec: Spec) -
         pass
 
 
-def test_specs_are_drawn_only_when_there_is_room(place: Workplace, spec: Spec) -> None:
+def test_specs_are_drawn_only_when_there_is_room(place: LaunchContext, spec: Spec) -> None:
     drawn: list[int] = []
 
     def supply() -> Iterator[RunSpec]:
@@ -158,7 +158,7 @@ def test_specs_are_drawn_only_when_there_is_room(place: Workplace, spec: Spec) -
 
 
 def test_closing_a_launch_stops_its_runs_with_everything_saved(
-    place: Workplace, spec: Spec, trainer: ModuleType
+    place: LaunchContext, spec: Spec, trainer: ModuleType
 ) -> None:
     slow, quick = spec(1, steps=400), spec(2)
     outcomes = LocalLauncher(place, 2).launch([slow, quick])
@@ -170,7 +170,7 @@ def test_closing_a_launch_stops_its_runs_with_everything_saved(
 
 
 def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_before(
-    place: Workplace, spec: Spec, tmp_path: Path
+    place: LaunchContext, spec: Spec, tmp_path: Path
 ) -> None:
     slow = tmp_path / "slow.py"  # the one with seed 2 takes its time to stop
     slow.write_text(
@@ -181,7 +181,7 @@ def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_befor
         "(spec.parent / 'ready').touch()\n"
         "time.sleep(60)\n"
     )
-    launcher = LocalLauncher(Workplace(place.data, place.store, program=(str(slow),)), 2)
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, program=(str(slow),)), 2)
     jobs = [Job(one, place.store.run(one)) for one in (spec(1), spec(2))]
     launcher.start(jobs)
     wait_for(lambda: all((job.run.path / "ready").exists() for job in jobs))
@@ -189,7 +189,7 @@ def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_befor
     assert [job.handle[0].ended().code for job in jobs] == [143, 143]
 
 
-def test_a_child_does_not_outlive_a_killed_launcher(place: Workplace, spec: Spec, tmp_path: Path) -> None:
+def test_a_child_does_not_outlive_a_killed_launcher(place: LaunchContext, spec: Spec, tmp_path: Path) -> None:
     wanted = spec(1, steps=2000)
     run = place.store.run(wanted)
     task = place.task(wanted)
@@ -206,31 +206,31 @@ def test_a_child_does_not_outlive_a_killed_launcher(place: Workplace, spec: Spec
 
 
 def test_gpus_are_shared_out_one_run_each_or_as_asked(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    place: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "gpus", lambda: [("0", "H100"), ("1", "H100")])
     assert LocalLauncher(place).devices == ["0", "1"]
     assert LocalLauncher(place, runs_per_gpu=2).devices == ["0", "1", "0", "1"]
     assert LocalLauncher(place, 3).devices == ["0", "1", "0"]
-    on_cpu = Workplace(place.data, place.store, ("--device", "cpu"))
+    on_cpu = LaunchContext(place.data, place.store, ("--device", "cpu"))
     monkeypatch.setattr(local_module, "cores", lambda: 8)
     assert LocalLauncher(on_cpu).devices == [None] * 8
     assert LocalLauncher(on_cpu, threads=3).slots == 2
 
 
 def test_a_gpu_asked_for_by_number_is_the_only_one_used_and_the_first_its_runs_see(
-    place: Workplace, spec: Spec, monkeypatch: pytest.MonkeyPatch
+    place: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "gpus", lambda: [("4", "H100"), ("7", "H100")])
-    launcher = LocalLauncher(Workplace(place.data, place.store, ("--device", "cuda:1")), 2)
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--device", "cuda:1")), 2)
     assert launcher.devices == ["7", "7"]
     assert launcher.place.task(spec(1)).command[-2:] == ["--device", "cuda"]
-    launcher = LocalLauncher(Workplace(place.data, place.store, ("--device", "cuda")))
+    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--device", "cuda")))
     assert launcher.devices == ["4", "7"]
 
 
 def test_a_run_sees_only_its_gpu_and_its_threads(
-    place: Workplace, spec: Spec, monkeypatch: pytest.MonkeyPatch
+    place: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "gpus", lambda: [("7", "H100")])
     seen: list[dict[str, str]] = []
@@ -258,7 +258,7 @@ def test_a_run_sees_only_its_gpu_and_its_threads(
     ],
 )
 def test_a_wrong_way_of_running_is_refused_by_name(
-    on: str, options: list[str], says: str, place: Workplace
+    on: str, options: list[str], says: str, place: LaunchContext
 ) -> None:
     with pytest.raises(UsageError) as error:
         make_launcher(on, place, 2, options)
@@ -267,7 +267,7 @@ def test_a_wrong_way_of_running_is_refused_by_name(
 
 @pytest.mark.parametrize(("on", "package"), [("slurm", "submitit"), ("ray", "ray")])
 def test_a_missing_package_is_one_sentence(
-    on: str, package: str, place: Workplace, monkeypatch: pytest.MonkeyPatch
+    on: str, package: str, place: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(Exception, match=f"pip install 'steepen\\[{on}\\]'"):

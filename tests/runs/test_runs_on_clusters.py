@@ -15,13 +15,13 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
-from steepen.launch.base import Outcome, Workplace
+from steepen.data.prepare_options import PrepareRequest
+from steepen.launch.base import LaunchContext, Outcome
 from steepen.launch.cost_estimate import expected_flops
 from steepen.launch.ray import RayLauncher
 from steepen.launch.registry import make_launcher
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunDirectory, Store
+from steepen.runs.store import RunDirectory, RunStore
 
 Spec = Callable[..., RunSpec]
 
@@ -33,7 +33,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(1)
     text = "<|endoftext|>".join(" ".join(draw.choices(words, k=50)) for _ in range(300))
     (folder / "text.txt").write_text(text)
-    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "out")
+    prepare(
+        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "out"
+    )
     return folder / "out"
 
 
@@ -46,7 +48,7 @@ def specs(data: Path, spec: Spec) -> list[RunSpec]:
 @pytest.fixture(scope="module")
 def expected(data: Path, specs: list[RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses as the local launcher finds them."""
-    place = Workplace(data, Store(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
+    place = LaunchContext(data, RunStore(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
     bad = replace(specs[0], data=replace(specs[0].data, identity="another"))
     found = {outcome.spec: outcome for outcome in make_launcher("local", place, 2, []).launch([bad, *specs])}
     refused = found[bad].failure
@@ -89,7 +91,7 @@ def check(outcomes: list[Outcome], expected: dict[int, float]) -> None:
 def test_ray_gives_the_same_results_though_a_worker_is_killed(
     data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
 ) -> None:
-    place = Workplace(data, Store(tmp_path / "runs"), ("--device", "cpu"))
+    place = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
     launcher = make_launcher("ray", place, 2, [])
     assert isinstance(launcher, RayLauncher)
     killer = Killer(place.store.run(specs[0]))
@@ -116,7 +118,7 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
 
     # How long submitit waits for a slow file system before it calls a job lost.
     monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
-    place = Workplace(data, Store(tmp_path / "runs"), ("--device", "cpu"))
+    place = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
     killer = Killer(place.store.run(specs[0]))
     killer.start()
     check(list(make_launcher("slurm", place, 2, ["cluster=local"]).launch(specs)), expected)

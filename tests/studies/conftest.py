@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from steepen.studies.context import Bench, DataFacts
+from steepen.studies.context import DataFacts, StudyContext
 from steepen.studies.preset import load_preset
 
 PLENTY = 10**13
 
 
 @pytest.fixture(scope="session")
-def paper() -> Bench:
-    return Bench(load_preset("paper"), DataFacts("f" * 64, 50_304, PLENTY, PLENTY))
+def paper() -> StudyContext:
+    return StudyContext(load_preset("paper"), DataFacts("f" * 64, 50_304, PLENTY, PLENTY))
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Bench:
-    return Bench(load_preset("tiny"), DataFacts("f" * 64, 512, PLENTY, PLENTY))
+def tiny() -> StudyContext:
+    return StudyContext(load_preset("tiny"), DataFacts("f" * 64, 512, PLENTY, PLENTY))
 
 
 @pytest.fixture(autouse=True)

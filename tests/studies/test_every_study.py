@@ -16,7 +16,7 @@ from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer
-from steepen.studies.context import Bench
+from steepen.studies.context import StudyContext
 from steepen.studies.data_constrained.study import data_constrained
 from steepen.studies.design.allocation import allocation
 from steepen.studies.design.growth_target import growth_target
@@ -30,20 +30,24 @@ from steepen.studies.synthetic import Formula, initial_parameters, share_after_g
 def bumpy(spec: RunSpec) -> float:
     """A surface with an interior optimum in everything a study may sweep, and some scatter."""
     h = spec.hyperparameters
-    k = sum(stage.most for stage in spec.schedule.stages) / len(spec.schedule.stages)
-    core = spec.shape.split.core / spec.shape.split.blocks
+    k = sum(stage.max_passes for stage in spec.schedule.stages) / len(spec.schedule.stages)
+    core = spec.shape.allocation.core / spec.shape.allocation.blocks
     away = [
-        math.log(h.glr / 0.1), math.log(tokens_per_parameter(spec) / 6), math.log(h.elrm / 0.3),
-        2 * (share_after_growth(spec) - 0.3), math.log(k / 2), 3 * (core - 0.35),
-        math.log((h.wd + 0.01) / 0.3),
-    ]  # fmt: skip
+        math.log(h.learning_rate / 0.1),
+        math.log(tokens_per_parameter(spec) / 6),
+        math.log(h.embedding_lr_multiplier / 0.3),
+        2 * (share_after_growth(spec) - 0.3),
+        math.log(k / 2),
+        3 * (core - 0.35),
+        math.log((h.weight_decay + 0.01) / 0.3),
+    ]
     scatter = 1e-3 * math.sin(int(spec.hash[:6], 16))
     loss = 2.0 + 2.0 * (expected_flops(spec) / 1e11) ** -0.15
     return loss + 0.01 * sum(value**2 for value in away) + scatter
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_every_study_comes_to_an_answer_that_survives_json(tiny: Bench, name: str) -> None:
+def test_every_study_comes_to_an_answer_that_survives_json(tiny: StudyContext, name: str) -> None:
     formula = Formula(bumpy)
     # All parts of the ablations have a test of their own.
     given = {"parts": ["random", "optimizer"]} if name == "ablations" else {}
@@ -82,7 +86,7 @@ def test_every_study_is_ready_at_every_preset(request: pytest.FixtureRequest, pr
 
 @pytest.mark.parametrize("name", list(STUDIES))
 def test_a_study_that_does_not_depend_on_results_asks_for_all_its_runs_at_once(
-    tiny: Bench, name: str
+    tiny: StudyContext, name: str
 ) -> None:
     formula = Formula(bumpy)
     several = {
@@ -94,7 +98,7 @@ def test_a_study_that_does_not_depend_on_results_asks_for_all_its_runs_at_once(
     assert (len(formula.batches) > 1) == STUDIES[name].adaptive
 
 
-def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny: Bench) -> None:
+def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny: StudyContext) -> None:
     arms = ["vanilla", "operator-1"]
     formula = Formula(bumpy)
     both = formula.answer(STUDIES["lr-rule"].start(tiny, {"arms": arms, "parts": ["screen", "drift"]}))
@@ -109,11 +113,11 @@ def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny
 
 
 @pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.gaps])
-def test_sweeps_live_with_runs_that_diverge(tiny: Bench, name: str) -> None:
+def test_sweeps_live_with_runs_that_diverge(tiny: StudyContext, name: str) -> None:
     def fragile(spec: RunSpec) -> float:
         # One setting in fifteen or so, and every very high learning rate.
-        unlucky = int(spec.hash[:4], 16) % 15 == 0 and spec.hyperparameters.glr != 0.04
-        return math.nan if unlucky or spec.hyperparameters.glr > 0.4 else bumpy(spec)
+        unlucky = int(spec.hash[:4], 16) % 15 == 0 and spec.hyperparameters.learning_rate != 0.04
+        return math.nan if unlucky or spec.hyperparameters.learning_rate > 0.4 else bumpy(spec)
 
     answer = Formula(fragile).answer(STUDIES[name].start(tiny, {}))
     json.dumps(answer.to_dict(), allow_nan=False)
@@ -127,7 +131,7 @@ def test_the_help_lists_exactly_the_studies_there_are() -> None:
             assert part in ASKS[name]
 
 
-def test_options_and_names_that_do_not_exist_are_refused(tiny: Bench) -> None:
+def test_options_and_names_that_do_not_exist_are_refused(tiny: StudyContext) -> None:
     with pytest.raises(UsageError, match="nearest are ladder"):
         find_study("laddr")
     with pytest.raises(UsageError, match="tpp does not take --rungs"):
@@ -138,7 +142,7 @@ def test_options_and_names_that_do_not_exist_are_refused(tiny: Bench) -> None:
                 next(find_study(name).start(tiny, {"parts": ["nonsense"]}))
 
 
-def test_growth_timing_recovers_the_affine_law(paper: Bench) -> None:
+def test_growth_timing_recovers_the_affine_law(paper: StudyContext) -> None:
     a, b = 0.883, 0.103
 
     def bowl(spec: RunSpec) -> float:
@@ -156,7 +160,7 @@ def test_growth_timing_recovers_the_affine_law(paper: Bench) -> None:
 
 
 def test_growth_target_shows_depth_where_evaluation_has_joined_it(
-    paper: Bench, monkeypatch: pytest.MonkeyPatch
+    paper: StudyContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from steepen.studies import synthetic
 
@@ -171,7 +175,7 @@ def test_growth_target_shows_depth_where_evaluation_has_joined_it(
     assert {y for series in deep.series for y in series.y} == {7.0}
 
 
-def test_growth_target_finds_the_best_target_at_equal_compute(paper: Bench) -> None:
+def test_growth_target_finds_the_best_target_at_equal_compute(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         return 3.0 + 0.01 * math.log(spec.schedule.final / 4) ** 2
 
@@ -186,7 +190,7 @@ def test_growth_target_finds_the_best_target_at_equal_compute(paper: Bench) -> N
     assert len(by_budget) == 3
 
 
-def test_growth_target_hears_only_runs_that_finished(paper: Bench) -> None:
+def test_growth_target_hears_only_runs_that_finished(paper: StudyContext) -> None:
     cells = Formula(lambda _: 3.0).answer(growth_target(paper)).values["cells"]
     budgets = sorted({cell["budget"] for cell in cells if not cell["fixed"]})
 
@@ -209,9 +213,9 @@ def test_growth_target_hears_only_runs_that_finished(paper: Bench) -> None:
         json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: Bench) -> None:
+def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
-        core = spec.shape.split.core / spec.shape.split.blocks
+        core = spec.shape.allocation.core / spec.shape.allocation.blocks
         return (expected_flops(spec) / 1e18) ** -0.05 * 3.2 + 0.2 * (core - 0.4) ** 2
 
     formula = Formula(bowl)
@@ -219,10 +223,10 @@ def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: Bench) -> 
     best = [depth["fraction"] for depth in answer.values["best"].values()]
     assert best == pytest.approx([0.4] * 4, abs=0.06)
     assert answer.values["drift_p"] > 0.05 or abs(answer.values["drift_exponent"]) < 0.1
-    assert {spec.shape.split.blocks for spec in formula.specs} == {6, 8, 10, 12}
+    assert {spec.shape.allocation.blocks for spec in formula.specs} == {6, 8, 10, 12}
 
 
-def test_passes_recovers_the_laws_of_its_surface(paper: Bench) -> None:
+def test_passes_recovers_the_laws_of_its_surface(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         """At an anchor the best expansion is 0.82·TPP^0.15; in the ladders the best K is 1.5."""
         one = find_arm("operator-1")
@@ -247,13 +251,13 @@ def test_passes_recovers_the_laws_of_its_surface(paper: Bench) -> None:
     assert len({spec.hash for spec in ones}) < len(ones)
 
 
-def test_data_constrained_finds_cuts_gains_and_decays(paper: Bench) -> None:
+def test_data_constrained_finds_cuts_gains_and_decays(paper: StudyContext) -> None:
     def overfit(spec: RunSpec) -> float:
         """Overfits with stored parameters, less with decay; passes cost nothing but compute."""
         size = initial_parameters(spec) / 2e8
         k, epochs = spec.schedule.final, spec.data.epochs
         best = 0.4 * size**0.5
-        decay = 0.03 * math.log(spec.hyperparameters.wd / best) ** 2
+        decay = 0.03 * math.log(spec.hyperparameters.weight_decay / best) ** 2
         over = 0.05 * (epochs - 1) * size**0.8 / 9
         return 3.2 + 0.6 / (size * k**0.4) ** 0.25 + over + decay
 
@@ -286,7 +290,7 @@ def test_data_constrained_finds_cuts_gains_and_decays(paper: Bench) -> None:
     ],
 )
 def test_passes_are_not_compared_with_the_very_run_they_start_from(
-    paper: Bench, size: float, passes: float, told: str
+    paper: StudyContext, size: float, passes: float, told: str
 ) -> None:
     def surface(spec: RunSpec) -> float:
         return 3.0 * (initial_parameters(spec) / 2e8) ** -size * spec.schedule.final**-passes

@@ -16,12 +16,12 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.launch.base import Outcome
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer
-from steepen.studies.context import Bench, DataFacts
+from steepen.studies.context import DataFacts, StudyContext
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 from steepen.studies.ladders.ladder import ladder
@@ -37,7 +37,7 @@ class InProcess:
     """Trains in the driver's own process, so that one SIGKILL ends driver and run at once."""
 
     data: Dataset
-    store: Store
+    store: RunStore
     slots: int = 1
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
@@ -52,23 +52,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     choose = random.Random(1)
     documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(600)]
     (folder / "text.txt").write_text("<|endoftext|>".join(documents))
-    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data")
+    prepare(
+        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data"
+    )
     return Dataset.open(folder / "data")
 
 
-def small_bench(data: Dataset) -> Bench:
+def small_bench(data: Dataset) -> StudyContext:
     preset = replace(
-        load_preset("tiny"), context=16, batch_tokens=64, validation_tokens=512, rungs=(1, 2, 3, 4),
-        recipes=(Adjustment("all", glr=0.1, wu=2, tpp=0.06), Adjustment("untied-grow", rho=0.4)),
-    )  # fmt: skip
+        load_preset("tiny"),
+        context=16,
+        batch_tokens=64,
+        validation_tokens=512,
+        rungs=(1, 2, 3, 4),
+        recipes=(
+            Adjustment("all", learning_rate=0.1, warmup_steps=2, tpp=0.06),
+            Adjustment("untied-grow", rho=0.4),
+        ),
+    )
     facts = DataFacts(
         data.identity, data.padded_vocabulary, len(data.tokens("train")), len(data.tokens("val"))
     )
-    return Bench(preset, facts)
+    return StudyContext(preset, facts)
 
 
 def run_ladder(data: Dataset, folder: Path) -> Answer:
-    store = Store(folder / "runs")
+    store = RunStore(folder / "runs")
     journal = Journal.open(folder / "studies", "ladder", {}, store.root)
     study = ladder(small_bench(data), arms=["vanilla", "untied-grow"])
     return drive(study, store, InProcess(data, store), journal=journal)

@@ -13,9 +13,8 @@ from steepen.errors import SteepenError, UsageError
 from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import BASE, INITIAL
-from steepen.runs.codec import from_plain
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import Bench, fixed_twin
+from steepen.studies.context import StudyContext, fixed_twin
 from steepen.studies.preset import FOLDER, load_preset
 from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning
@@ -24,13 +23,26 @@ from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.lr_rule import lr_rule
 from steepen.studies.stages.tpp import tpp
 from steepen.studies.synthetic import Formula, initial_parameters, share_after_growth, tokens_per_parameter
+from steepen.utils.codec import from_builtins
 
 # Optima the table's grids can reach: powers of √2 from the initial value, which two rounds of 2 and √2 hit.
 OPTIMUM = replace(
-    INITIAL, glr=0.04, elrm=0.02 * 2**4.5, hlrm=0.02 * 2**2.5, rm=0.25, om=0.5, wd=0.1 / math.sqrt(2),
-    wte=0.08 * 2**-2.5, uis=0.25 * 2**-2, wu=20, wdr=0.6, beta2=0.98, eps=1e-8, alpha=2**0.5,
-)  # fmt: skip
-DISCRETE = ("wu", "wdr", "beta1", "beta2", "eps")
+    INITIAL,
+    learning_rate=0.04,
+    embedding_lr_multiplier=0.02 * 2**4.5,
+    head_lr_multiplier=0.02 * 2**2.5,
+    residual_multiplier=0.25,
+    output_multiplier=0.5,
+    weight_decay=0.1 / math.sqrt(2),
+    embedding_init_std=0.08 * 2**-2.5,
+    init_scale=0.25 * 2**-2,
+    warmup_steps=20,
+    warmdown_fraction=0.6,
+    beta2=0.98,
+    adam_eps=1e-8,
+    injection_weight=2**0.5,
+)
+DISCRETE = ("warmup_steps", "warmdown_fraction", "beta1", "beta2", "adam_eps")
 
 
 def separable(spec: RunSpec) -> float:
@@ -40,37 +52,44 @@ def separable(spec: RunSpec) -> float:
     for name, best in OPTIMUM.to_dict().items():
         if name in DISCRETE:
             loss += 0.004 * (values[name] != best)
-        elif name == "wd" and values[name] == 0:
+        elif name == "weight_decay" and values[name] == 0:
             loss += 0.05
-        elif name != "alpha" or spec.arm.core_boundary != "identity":
+        elif name != "injection_weight" or spec.arm.core_boundary != "identity":
             loss += 0.01 * math.log2(values[name] / best) ** 2
     return loss
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "operator-1"])
-def test_chain_tuning_walks_to_the_optimum_in_two_rounds(paper: Bench, arm: str) -> None:
+def test_chain_tuning_walks_to_the_optimum_in_two_rounds(paper: StudyContext, arm: str) -> None:
     answer = Formula(separable).answer(chain_tuning(paper, arms=[arm]))
     tuned = answer.values[arm]["hyperparameters"]
     for name, best in OPTIMUM.to_dict().items():
-        if name != "alpha" or arm != "vanilla":
+        if name != "injection_weight" or arm != "vanilla":
             assert tuned[name] == pytest.approx(best, rel=1e-9), name
     assert answer.values[arm]["loss"] == pytest.approx(3.3, abs=1e-9)
 
 
-def test_chain_tuning_uses_the_papers_grids(paper: Bench) -> None:
+def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     def ratios(sweep: str, number: int) -> list[float]:
         found = [value / getattr(INITIAL, sweep) for _, value in candidates(INITIAL, sweep, number)]
         return sorted([*found, 1.0])
 
     octaves = lambda low, high: pytest.approx([2.0**k for k in range(low, high + 1)])  # noqa: E731
-    assert ratios("glr", 1) == octaves(-4, 3)
-    assert ratios("uis", 1) == octaves(-3, 4)
-    assert ratios("elrm", 1) == octaves(0, 7)
-    assert ratios("wd", 1) == pytest.approx([0.0, *(2.0**k for k in range(-5, 2))])
-    assert ratios("glr", 2) == pytest.approx([math.sqrt(2) ** k for k in range(-4, 4)])
+    assert ratios("learning_rate", 1) == octaves(-4, 3)
+    assert ratios("init_scale", 1) == octaves(-3, 4)
+    assert ratios("embedding_lr_multiplier", 1) == octaves(0, 7)
+    assert ratios("weight_decay", 1) == pytest.approx([0.0, *(2.0**k for k in range(-5, 2))])
+    assert ratios("learning_rate", 2) == pytest.approx([math.sqrt(2) ** k for k in range(-4, 4)])
     assert sorted(candidates(INITIAL, "schedule", 1)) == [
-        ("wdr", 0.2), ("wdr", 0.6), ("wdr", 0.8), ("wdr", 1.0), ("wu", 0), ("wu", 5), ("wu", 10), ("wu", 20),
-    ]  # fmt: skip
+        ("warmdown_fraction", 0.2),
+        ("warmdown_fraction", 0.6),
+        ("warmdown_fraction", 0.8),
+        ("warmdown_fraction", 1.0),
+        ("warmup_steps", 0),
+        ("warmup_steps", 5),
+        ("warmup_steps", 10),
+        ("warmup_steps", 20),
+    ]
     # Eight runs a sweep, the baseline among them; discrete ones have theirs beside the baseline.
     driver = Formula(separable)
     driver.answer(chain_tuning(paper, arms=["operator-1"]))
@@ -79,7 +98,7 @@ def test_chain_tuning_uses_the_papers_grids(paper: Bench) -> None:
     assert {spec.shape.depth for spec in driver.specs} == {8}
 
 
-def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: Bench) -> None:
+def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: StudyContext) -> None:
     sweeps = {
         arm: [
             step["sweep"]
@@ -87,53 +106,62 @@ def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: Bench) -> 
         ]
         for arm in ("vanilla", "operator-1")
     }
-    assert "alpha" in sweeps["operator-1"]
-    assert "alpha" not in sweeps["vanilla"]
+    assert "injection_weight" in sweeps["operator-1"]
+    assert "injection_weight" not in sweeps["vanilla"]
     assert len(sweeps["operator-1"]) == len(sweeps["vanilla"]) + 2
 
 
-def test_a_gain_below_a_thousandth_is_not_adopted(paper: Bench) -> None:
+def test_a_gain_below_a_thousandth_is_not_adopted(paper: StudyContext) -> None:
     def nearly_flat(spec: RunSpec) -> float:
-        return 3.0 + 0.0009 * (spec.hyperparameters.rm != 0.25) + 0.0011 * (spec.hyperparameters.om != 0.5)
+        return (
+            3.0
+            + 0.0009 * (spec.hyperparameters.residual_multiplier != 0.25)
+            + 0.0011 * (spec.hyperparameters.output_multiplier != 0.5)
+        )
 
     tuned = Formula(nearly_flat).answer(chain_tuning(paper)).values["vanilla"]["hyperparameters"]
-    assert tuned["rm"] == INITIAL.rm
-    assert tuned["om"] == 0.5
+    assert tuned["residual_multiplier"] == INITIAL.residual_multiplier
+    assert tuned["output_multiplier"] == 0.5
 
 
-def test_discrete_settings_that_help_singly_are_applied_together(paper: Bench) -> None:
+def test_discrete_settings_that_help_singly_are_applied_together(paper: StudyContext) -> None:
     driver = Formula(separable)
     answer = driver.answer(chain_tuning(paper))
     schedule = next(s for s in answer.values["vanilla"]["steps"] if s["sweep"] == "schedule")
-    assert schedule["adopted"] == {"wu": 20, "wdr": 0.6}
+    assert schedule["adopted"] == {"warmup_steps": 20, "warmdown_fraction": 0.6}
     assert schedule["stacked"]
     # Nobody ran the pair within the sweep; the next sweep's baseline is the first to.
     after = driver.batches[[s["sweep"] for s in answer.values["vanilla"]["steps"]].index("schedule") + 1]
-    assert (after[0].hyperparameters.wu, after[0].hyperparameters.wdr) == (20, 0.6)
+    assert (after[0].hyperparameters.warmup_steps, after[0].hyperparameters.warmdown_fraction) == (20, 0.6)
     assert not answer.warnings
 
 
-def test_a_pair_that_is_worse_together_is_said(paper: Bench) -> None:
+def test_a_pair_that_is_worse_together_is_said(paper: StudyContext) -> None:
     def clashing(spec: RunSpec) -> float:
         h = spec.hyperparameters
-        return 3.0 - 0.01 * (h.wu == 20) - 0.02 * (h.wdr == 0.6) + 0.05 * (h.wu == 20 and h.wdr == 0.6)
+        return (
+            3.0
+            - 0.01 * (h.warmup_steps == 20)
+            - 0.02 * (h.warmdown_fraction == 0.6)
+            + 0.05 * (h.warmup_steps == 20 and h.warmdown_fraction == 0.6)
+        )
 
     answer = Formula(clashing).answer(chain_tuning(paper))
     assert any("worse than the best of them alone" in warning for warning in answer.warnings)
 
 
-def test_a_diverged_setting_is_a_bad_one_and_a_diverged_start_is_an_error(paper: Bench) -> None:
+def test_a_diverged_setting_is_a_bad_one_and_a_diverged_start_is_an_error(paper: StudyContext) -> None:
     def fragile(spec: RunSpec) -> float:
-        return math.nan if spec.hyperparameters.glr > 0.1 else separable(spec)
+        return math.nan if spec.hyperparameters.learning_rate > 0.1 else separable(spec)
 
     tuned = Formula(fragile).answer(chain_tuning(paper)).values["vanilla"]["hyperparameters"]
-    assert tuned["glr"] == pytest.approx(0.04)
+    assert tuned["learning_rate"] == pytest.approx(0.04)
     with pytest.raises(SteepenError, match="nothing to tune from"):
         Formula(lambda _: math.nan).answer(chain_tuning(paper))
 
 
 @pytest.mark.parametrize(("best", "rounded"), [(5.33, 5), (6.39, 6), (7.6, 8)])
-def test_tpp_recovers_the_optimum_and_rounds_it(paper: Bench, best: float, rounded: int) -> None:
+def test_tpp_recovers_the_optimum_and_rounds_it(paper: StudyContext, best: float, rounded: int) -> None:
     def bowl(spec: RunSpec) -> float:
         return 3.0 * math.exp(0.01 * math.log(tokens_per_parameter(spec) / best) ** 2)
 
@@ -143,7 +171,7 @@ def test_tpp_recovers_the_optimum_and_rounds_it(paper: Bench, best: float, round
     assert len(found["vertices"]) == 5
 
 
-def test_tpp_tells_a_drift_from_none(paper: Bench) -> None:
+def test_tpp_tells_a_drift_from_none(paper: StudyContext) -> None:
     def drifting(spec: RunSpec, exponent: float) -> float:
         centre = 6.0 * (expected_flops(spec) / 4e18) ** exponent
         noise = 1e-5 * math.sin(spec.tokens)
@@ -157,7 +185,7 @@ def test_tpp_tells_a_drift_from_none(paper: Bench) -> None:
     assert moving.values["vanilla"]["exponent"] == pytest.approx(0.15, abs=0.02)
 
 
-def test_tpp_matches_the_compute_of_every_size(paper: Bench) -> None:
+def test_tpp_matches_the_compute_of_every_size(paper: StudyContext) -> None:
     driver = Formula(lambda spec: 3.0 + abs(math.log(tokens_per_parameter(spec) / 6)))
     driver.answer(tpp(paper))
     first = [expected_flops(spec) for spec in driver.batches[0][:5]]
@@ -167,7 +195,9 @@ def test_tpp_matches_the_compute_of_every_size(paper: Bench) -> None:
 
 
 @pytest.mark.parametrize(("best", "adopted"), [(0.544, 0.5), (0.27, 0.3), (0.17, 0.2)])
-def test_growth_fraction_recovers_the_share_to_one_decimal(paper: Bench, best: float, adopted: float) -> None:
+def test_growth_fraction_recovers_the_share_to_one_decimal(
+    paper: StudyContext, best: float, adopted: float
+) -> None:
     def bowl(spec: RunSpec) -> float:
         return 3.0 + 0.05 * (share_after_growth(spec) - best) ** 2
 
@@ -182,41 +212,47 @@ def test_growth_fraction_recovers_the_share_to_one_decimal(paper: Bench, best: f
     assert all(max(costs) / min(costs) < 1.003 for costs in by_depth.values())
 
 
-def test_growth_fraction_refuses_an_arm_that_does_not_grow(paper: Bench) -> None:
+def test_growth_fraction_refuses_an_arm_that_does_not_grow(paper: StudyContext) -> None:
     with pytest.raises(UsageError, match="does not grow"):
         next(growth_fraction(paper, arms=["loop-2"]))
 
 
-def rate_surface(bench: Bench, arm: str, beta: float, best: float = 0.04):
+def rate_surface(bench: StudyContext, arm: str, beta: float, best: float = 0.04):
     base = bench.stored(find_arm(arm), bench.preset.base_depth)
 
     def loss(spec: RunSpec) -> float:
         size = initial_parameters(spec) / base
         h = spec.hyperparameters
-        bowl = 0.01 * math.log(h.glr / (best * size**beta)) ** 2
-        return 3.0 * size**-0.05 * math.exp(bowl + 0.002 * math.log(h.om / BASE[arm].om) ** 2)
+        bowl = 0.01 * math.log(h.learning_rate / (best * size**beta)) ** 2
+        return (
+            3.0
+            * size**-0.05
+            * math.exp(bowl + 0.002 * math.log(h.output_multiplier / BASE[arm].output_multiplier) ** 2)
+        )
 
     return loss
 
 
 @pytest.mark.parametrize(("beta", "rule"), [(-0.78, -0.8), (-0.62, -0.6)])
-def test_lr_rule_recovers_the_exponent_and_leaves_no_drift(paper: Bench, beta: float, rule: float) -> None:
+def test_lr_rule_recovers_the_exponent_and_leaves_no_drift(
+    paper: StudyContext, beta: float, rule: float
+) -> None:
     answer = Formula(rate_surface(paper, "operator-1", beta)).answer(lr_rule(paper, arms=["operator-1"]))
     constant, scaled = answer.values["drift"]
-    assert constant["hyperparameters"]["glr"]["exponent"] == pytest.approx(beta, abs=1e-6)
-    assert answer.values["rules"]["operator-1"]["glr_exponent"] == rule
+    assert constant["hyperparameters"]["learning_rate"]["exponent"] == pytest.approx(beta, abs=1e-6)
+    assert answer.values["rules"]["operator-1"]["learning_rate_exponent"] == rule
     # Around the rule only its rounding remains; a setting that has no drift shows none.
-    assert scaled["hyperparameters"]["glr"]["exponent"] == pytest.approx(beta - rule, abs=1e-6)
-    assert constant["hyperparameters"]["om"]["exponent"] == pytest.approx(0.0, abs=1e-6)
+    assert scaled["hyperparameters"]["learning_rate"]["exponent"] == pytest.approx(beta - rule, abs=1e-6)
+    assert constant["hyperparameters"]["output_multiplier"]["exponent"] == pytest.approx(0.0, abs=1e-6)
     table = next(t for t in answer.tables if t.title.startswith("Constant against scaled"))
     gains = {row[1]: row[-1] for row in table.rows}
     assert gains["d8"] == pytest.approx(0.0, abs=1e-12)
     assert gains["d10"] > gains["d9"] > 0
 
 
-def test_lr_rule_without_enough_finished_runs_says_so_and_keeps_the_recipes_rule(paper: Bench) -> None:
+def test_lr_rule_without_enough_finished_runs_says_so_and_keeps_the_recipes_rule(paper: StudyContext) -> None:
     def fragile(spec: RunSpec) -> float:
-        return math.nan if spec.hyperparameters.glr > 0.03 else separable(spec)
+        return math.nan if spec.hyperparameters.learning_rate > 0.03 else separable(spec)
 
     driver = Formula(fragile)
     answer = driver.answer(lr_rule(paper, parts=["screen", "drift"]))
@@ -225,22 +261,26 @@ def test_lr_rule_without_enough_finished_runs_says_so_and_keeps_the_recipes_rule
         "vanilla: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays.",
         "vanilla, screened: too few runs finished for a single sweep.",
     )
-    kept = paper.recipe(find_arm("vanilla")).glr_exponent
-    assert answer.values["rules"]["vanilla"]["glr_exponent"] == kept
+    kept = paper.recipe(find_arm("vanilla")).learning_rate_exponent
+    assert answer.values["rules"]["vanilla"]["learning_rate_exponent"] == kept
 
 
-def test_lr_rule_compares_constant_and_scaled_where_both_finished(paper: Bench) -> None:
+def test_lr_rule_compares_constant_and_scaled_where_both_finished(paper: StudyContext) -> None:
     surface = rate_surface(paper, "vanilla", -0.8, best=0.02)
 
     def fragile(spec: RunSpec) -> float:
-        return math.nan if spec.shape.depth == 10 and spec.hyperparameters.glr > 0.035 else surface(spec)
+        return (
+            math.nan
+            if spec.shape.depth == 10 and spec.hyperparameters.learning_rate > 0.035
+            else surface(spec)
+        )
 
     answer = Formula(fragile).answer(lr_rule(paper))
     assert re.search(r"at d9 the scaled rate changes the loss by -0\.\d+ against", answer.findings[0])
     json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: Bench) -> None:
+def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: StudyContext) -> None:
     driver = Formula(rate_surface(paper, "vanilla", -0.8))
     driver.answer(lr_rule(paper))
     first, second = driver.batches
@@ -249,21 +289,30 @@ def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: Bench) -> 
     assert len(first) == 3 * 4 * 5
 
 
-def test_a_growing_arm_is_swept_around_the_rule_it_inherits(paper: Bench) -> None:
+def test_a_growing_arm_is_swept_around_the_rule_it_inherits(paper: StudyContext) -> None:
     driver = Formula(rate_surface(paper, "untied-2", -0.6))
     answer = driver.answer(lr_rule(paper, arms=["untied-grow"]))
     assert len(driver.batches) == 1
-    assert answer.values["drift"][0]["hyperparameters"]["glr"]["exponent"] == pytest.approx(0.0, abs=1e-6)
+    assert answer.values["drift"][0]["hyperparameters"]["learning_rate"]["exponent"] == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
-def test_the_screen_sweeps_every_setting(paper: Bench) -> None:
+def test_the_screen_sweeps_every_setting(paper: StudyContext) -> None:
     answer = Formula(separable).answer(lr_rule(paper, parts=["screen"]))
     assert set(answer.values["drift"][0]["hyperparameters"]) == {
-        "glr", "elrm", "hlrm", "rm", "om", "wd", "wte", "uis",
-    }  # fmt: skip
+        "learning_rate",
+        "embedding_lr_multiplier",
+        "head_lr_multiplier",
+        "residual_multiplier",
+        "output_multiplier",
+        "weight_decay",
+        "embedding_init_std",
+        "init_scale",
+    }
 
 
-def whole_surface(bench: Bench):
+def whole_surface(bench: StudyContext):
     """All four stages at once: every optimum is known."""
     base = bench.stored(find_arm("untied-2"), 8)
 
@@ -271,8 +320,8 @@ def whole_surface(bench: Bench):
         size = initial_parameters(spec) / base
         h = spec.hyperparameters
         # Stage 1 sees the tuned values at the base size, stage 4 their drift.
-        value = math.log(separable(spec)) - 0.01 * (math.log2(h.glr / 0.04)) ** 2 / 3.3
-        value += 0.01 * math.log(h.glr / (0.04 * size**-0.63)) ** 2
+        value = math.log(separable(spec)) - 0.01 * (math.log2(h.learning_rate / 0.04)) ** 2 / 3.3
+        value += 0.01 * math.log(h.learning_rate / (0.04 * size**-0.63)) ** 2
         value += (
             0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 999_817_216 else 0.0
         )
@@ -282,9 +331,11 @@ def whole_surface(bench: Bench):
     return loss
 
 
-def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(paper: Bench, tmp_path) -> None:
+def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(
+    paper: StudyContext, tmp_path
+) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-grow"]))
-    file = from_plain(RecipeFile, answer.values["recipe"])
+    file = from_builtins(RecipeFile, answer.values["recipe"])
     assert list(answer.values["stages"]) == [
         "chain-tuning",
         "tpp",
@@ -294,17 +345,17 @@ def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(pa
     ]
     assert file.arm == "untied-grow"
     recipe = file.recipe
-    assert (recipe.tpp, recipe.rho, recipe.glr_exponent) == (6, 0.3, -0.6)
-    assert recipe.base.elrm == pytest.approx(OPTIMUM.elrm)
+    assert (recipe.tpp, recipe.rho, recipe.learning_rate_exponent) == (6, 0.3, -0.6)
+    assert recipe.base.embedding_lr_multiplier == pytest.approx(OPTIMUM.embedding_lr_multiplier)
     write_recipe(tmp_path / "recipe.yaml", file)
     assert read_recipe(tmp_path / "recipe.yaml") == file
     ladder_bench = replace(paper, recipes={file.arm: read_recipe(tmp_path / "recipe.yaml").recipe})
     rung = ladder_bench.recipe(find_arm("untied-grow")).at(find_arm("untied-grow"), 8, paper.scale)
     assert rung.rho == 0.3
-    assert rung.hyperparameters.elrm == recipe.base.elrm
+    assert rung.hyperparameters.embedding_lr_multiplier == recipe.base.embedding_lr_multiplier
 
 
-def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: Bench) -> None:
+def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: StudyContext) -> None:
     surface = whole_surface(paper)
     monotone = Formula(lambda spec: surface(spec) + 0.1 * share_after_growth(spec))
     answer = monotone.answer(fit_recipe(paper, arms=["untied-grow"]))
@@ -314,7 +365,7 @@ def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: 
     assert any(told in warning for warning in answer.values["recipe"]["fitted"]["warnings"])
 
 
-def test_a_fixed_arm_skips_stage_three(paper: Bench) -> None:
+def test_a_fixed_arm_skips_stage_three(paper: StudyContext) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-2"]))
     assert list(answer.values["stages"]) == ["chain-tuning", "tpp", "lr-rule"]
     assert answer.values["recipe"]["recipe"]["rho"] is None
@@ -327,7 +378,7 @@ def test_growing_arms_inherit_from_the_arm_they_start_as() -> None:
 
 def test_a_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text("arm: vanilla\nrecipe: {glr_exponent: -0.8, tpp: 5, base: {glrr: 0.04}}\n")
+    path.write_text("arm: vanilla\nrecipe: {learning_rate_exponent: -0.8, tpp: 5, base: {glrr: 0.04}}\n")
     with pytest.raises(UsageError, match="glrr"):
         read_recipe(path)
 

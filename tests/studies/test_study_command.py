@@ -10,7 +10,7 @@ import pytest
 
 from steepen.cli import main
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.studies.preset import FOLDER
 from steepen.studies.study_names import ASKS
 
@@ -24,7 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     choose = random.Random(2)
     documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(600)]
     (folder / "text.txt").write_text("<|endoftext|>".join(documents))
-    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data")
+    prepare(
+        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data"
+    )
     text = (FOLDER / "tiny.yaml").read_text()
     for before, after in (
         ("context: 64", "context: 16"),

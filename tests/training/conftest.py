@@ -11,13 +11,13 @@ import pytest
 
 from steepen.data import Dataset
 from steepen.data.prepare import prepare
-from steepen.data.prepare_options import Request
+from steepen.data.prepare_options import PrepareRequest
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import DataChoice, RunSpec
+from steepen.runs.spec import DataConfig, RunSpec
 
-SCALE = Scale(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
+SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
 WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows", "falls", "over", "depth"]
 
 
@@ -28,7 +28,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     choose = random.Random(0)
     documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(400)]
     (folder / "text.txt").write_text("<|endoftext|>".join(documents))
-    prepare(Request((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=2_000), folder / "data")
+    prepare(
+        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=2_000), folder / "data"
+    )
     return Dataset.open(folder / "data")
 
 
@@ -41,8 +43,8 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
         rho = 0.5 if found.passes.grows else None
         rung = recipe.spend(found, depth, SCALE, tokens=256 * steps, rho=rho)
-        rung = replace(rung, hyperparameters=replace(rung.hyperparameters, wu=2))
-        spec = RunSpec.of(rung, DataChoice(tiny_data.identity), validation_tokens=512)
+        rung = replace(rung, hyperparameters=replace(rung.hyperparameters, warmup_steps=2))
+        spec = RunSpec.of(rung, DataConfig(tiny_data.identity), validation_tokens=512)
         return replace(spec, **changes)
 
     return make

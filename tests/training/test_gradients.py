@@ -8,10 +8,10 @@ import torch
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
-from steepen.training.gradient_accumulation import Accumulator, OutOfMemory, accumulate
+from steepen.model.shape import SizeRule
+from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory, accumulate
 
-SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32)
 
 
 class Cramped(Network):
@@ -22,7 +22,7 @@ class Cramped(Network):
     def features(self, tokens, passes=None, visit=None):  # type: ignore[no-untyped-def]
         if len(tokens) > self.room:
             raise torch.OutOfMemoryError("no more")
-        return super().features(tokens, passes, visit)
+        return super().hidden_states(tokens, passes, visit)
 
 
 def build(room: int = 100) -> tuple[Network, torch.Tensor]:
@@ -52,7 +52,7 @@ def test_accumulated_gradients_equal_one_large_batch(micro_batch: int) -> None:
 def test_auto_halves_until_it_fits_and_computes_the_same() -> None:
     network, tokens = build(room=4)
     said: list[str] = []
-    accumulator = Accumulator(network, 12, None, said.append)
+    accumulator = GradientAccumulator(network, 12, None, said.append)
     loss = accumulator(tokens[:, :-1], tokens[:, 1:], 2)
     assert accumulator.micro_batch == 3 and len(said) == 2
     network.room = 100  # type: ignore[assignment]
@@ -62,17 +62,17 @@ def test_auto_halves_until_it_fits_and_computes_the_same() -> None:
 def test_a_fixed_micro_batch_that_does_not_fit_names_one_that_does() -> None:
     network, tokens = build(room=4)
     with pytest.raises(OutOfMemory, match="use --micro-batch 3"):
-        Accumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
+        GradientAccumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
 
 
 @pytest.mark.parametrize("fixed", [None, 4])
 def test_no_room_at_all_is_said(fixed: int | None) -> None:
     network, tokens = build(room=0)
     with pytest.raises(OutOfMemory, match="smaller depth"):
-        Accumulator(network, 12, fixed, print)(tokens[:, :-1], tokens[:, 1:], 2)
+        GradientAccumulator(network, 12, fixed, print)(tokens[:, :-1], tokens[:, 1:], 2)
 
 
 def test_other_errors_are_not_taken_for_memory() -> None:
     network, tokens = build()
     with pytest.raises(IndexError):
-        Accumulator(network, 12, None, print)(tokens[:, :-1] + 1000, tokens[:, 1:], 2)
+        GradientAccumulator(network, 12, None, print)(tokens[:, :-1] + 1000, tokens[:, 1:], 2)

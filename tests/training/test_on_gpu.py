@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.execution.select import compile_blocks, compile_network, prepare
+from steepen.execution.select import apply_execution_mode, compile_blocks, compile_network
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 from steepen.training.device import fast_kernels
-from steepen.training.gradient_accumulation import Accumulator
-from steepen.training.train_step import Stepper
+from steepen.training.gradient_accumulation import GradientAccumulator
+from steepen.training.train_step import TrainStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-SCALE = Scale(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
+SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
 
 
 def build(name: str) -> Network:
@@ -52,11 +52,11 @@ def no_further_off(name: str, exact: Network, eager: Network, other: Network) ->
     """Both are bf16 roundings of the same fp32 function: the other may be no further off than the eager."""
     arm = ARMS[name]
     with fast_kernels(torch.device("cuda")):
-        for passes in sorted({1, arm.passes.initial, arm.passes.most}):
+        for passes in sorted({1, arm.passes.initial, arm.passes.max_passes}):
             for network in (exact, eager, other):
                 if passes > network.passes:
                     grow(network, {}, passes)
-            if other.fast is None:
+            if other.fused is None:
                 compile_blocks(other)
             reference, expected = loss_and_gradients(exact, passes)
             (first, one), (second, two) = (loss_and_gradients(n, passes) for n in (eager, other))
@@ -72,7 +72,7 @@ def no_further_off(name: str, exact: Network, eager: Network, other: Network) ->
 def test_fast_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
     exact, eager, fast = build(name), build(name), build(name)
     eager.compute_dtype = torch.bfloat16
-    prepare(fast, "bf16", fast=True, compiled=False)
+    apply_execution_mode(fast, "bf16", fast=True, compiled=False)
     no_further_off(name, exact, eager, fast)
 
 
@@ -80,7 +80,7 @@ def test_fast_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
 def test_compiled_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
     exact, eager, compiled = build(name), build(name), build(name)
     eager.compute_dtype = torch.bfloat16
-    prepare(compiled, "bf16", fast=False, compiled=True)
+    apply_execution_mode(compiled, "bf16", fast=False, compiled=True)
     no_further_off(name, exact, eager, compiled)
 
 
@@ -101,13 +101,13 @@ def test_growth_and_random_passes_compile_nothing_new() -> None:
     assert counters["stats"]["unique_graphs"] == 0
 
 
-def stepper(name: str, graphs: bool, precision: str = "bf16") -> Stepper:
+def stepper(name: str, graphs: bool, precision: str = "bf16") -> TrainStep:
     network = build(name)
-    prepare(network, precision, fast=True, compiled=False)
-    hyper = replace(recipe_of(network.arm).base, glr=3e-3)
-    optimizer = Optimizer(network, hyper, OptimizerChoice())
-    accumulator = Accumulator(network, 4, 2, pytest.fail)
-    return Stepper(network, optimizer, accumulator, graphs=graphs, say=pytest.fail)
+    apply_execution_mode(network, precision, fast=True, compiled=False)
+    hyper = replace(recipe_of(network.arm).base, learning_rate=3e-3)
+    optimizer = Optimizer(network, hyper, OptimizerConfig())
+    accumulator = GradientAccumulator(network, 4, 2, pytest.fail)
+    return TrainStep(network, optimizer, accumulator, graphs=graphs, say=pytest.fail)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])

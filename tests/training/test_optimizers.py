@@ -11,28 +11,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import SideBySide
+from steepen.execution.cuda_streams import StreamPool
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.optim.muon import Muon, orthogonalise, spread
 from steepen.optim.optimizer import Optimizer, route
 from steepen.recipe.paper_tables import BASE
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 
-SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 HYPER = replace(BASE["untied-2"], wd=0.3)
 
 VARIANTS = {
-    "newton-schulz": OptimizerChoice(),
-    "polar-express": OptimizerChoice(orthogonalisation="polar-express"),
-    "no nesterov": OptimizerChoice(nesterov=False),
-    "neuron norm": OptimizerChoice(neuron_norm=True),
-    "cautious": OptimizerChoice(cautious_decay=True),
-    "clipped": OptimizerChoice(clip=0.1),
-    "adamw": OptimizerChoice(kind="adamw"),
-    "cautious adamw": OptimizerChoice(kind="adamw", cautious_decay=True),
+    "newton-schulz": OptimizerConfig(),
+    "polar-express": OptimizerConfig(orthogonalisation="polar-express"),
+    "no nesterov": OptimizerConfig(nesterov=False),
+    "neuron norm": OptimizerConfig(neuron_norm=True),
+    "cautious": OptimizerConfig(cautious_decay=True),
+    "clipped": OptimizerConfig(clip=0.1),
+    "adamw": OptimizerConfig(kind="adamw"),
+    "cautious adamw": OptimizerConfig(kind="adamw", cautious_decay=True),
 }
 
 
@@ -56,7 +56,7 @@ def give_gradients(network: Network, seed: int) -> None:
 class Reference:
     """The same optimizers, one numpy matrix at a time."""
 
-    def __init__(self, network: Network, choice: OptimizerChoice) -> None:
+    def __init__(self, network: Network, choice: OptimizerConfig) -> None:
         self.choice = choice
         self.weights = {n: p.detach().numpy().copy() for n, p in network.named_parameters()}
         self.momentum = {n: np.zeros_like(w) for n, w in self.weights.items()}
@@ -70,14 +70,18 @@ class Reference:
             norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
             gradients = {n: g * min(1.0, self.choice.clip / (norm + 1e-6)) for n, g in gradients.items()}
         for name, gradient in gradients.items():
-            rate = {"embedding": HYPER.elrm, "head": HYPER.hlrm}.get(name, 1.0) * HYPER.glr * factor
+            rate = (
+                {"embedding": HYPER.embedding_lr_multiplier, "head": HYPER.head_lr_multiplier}.get(name, 1.0)
+                * HYPER.learning_rate
+                * factor
+            )
             block = name not in ("embedding", "head")
             if block and self.choice.kind == "muon":
                 update = self.muon(name, gradient) * rate
             else:
                 update = self.adam(name, gradient) * rate
             weight = self.weights[name]
-            decay = rate * HYPER.wd * weight
+            decay = rate * HYPER.weight_decay * weight
             if self.choice.cautious_decay:
                 decay = np.where(weight * update >= 0, decay, 0.0)
             self.weights[name] = weight - decay - update
@@ -126,7 +130,7 @@ class Reference:
         self.second[name] = b2 * self.second[name] + (1 - b2) * gradient**2
         mean = self.momentum[name] / (1 - b1**self.steps)
         size = np.sqrt(self.second[name] / (1 - b2**self.steps))
-        return mean / (size + HYPER.eps)
+        return mean / (size + HYPER.adam_eps)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -159,11 +163,11 @@ def test_each_logical_matrix_is_orthogonalised_on_its_own() -> None:
     )
     stack = nn.Parameter(weights.clone())
     stack.grad = gradients.clone()
-    Muon({"qkv": stack}, OptimizerChoice()).step(0.1, 0.0)
+    Muon({"qkv": stack}, OptimizerConfig()).step(0.1, 0.0)
     for index in range(3):
         single = nn.Parameter(weights[index].clone())
         single.grad = gradients[index].clone()
-        Muon({"q": single}, OptimizerChoice()).step(0.1, 0.0)
+        Muon({"q": single}, OptimizerConfig()).step(0.1, 0.0)
         torch.testing.assert_close(stack[index], single, rtol=1e-12, atol=1e-12)
 
 
@@ -173,7 +177,7 @@ def test_muon_agrees_with_torch_s_own_on_one_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(24, 16, generator=generator)
     ours, theirs = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
-    muon = Muon({"w": ours}, OptimizerChoice())
+    muon = Muon({"w": ours}, OptimizerConfig())
     torch_muon = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.2, momentum=0.95, nesterov=True)
     for _ in range(3):
         ours.grad = torch.randn(24, 16, generator=generator)
@@ -204,7 +208,7 @@ def test_zero_gradients_leave_finite_weights(variant: str) -> None:
 @pytest.mark.parametrize("name", ARMS)
 def test_every_parameter_is_in_one_group_and_block_matrices_in_muon(name: str) -> None:
     network = network_with_gradients(name)
-    optimizer = Optimizer(network, HYPER, OptimizerChoice())
+    optimizer = Optimizer(network, HYPER, OptimizerConfig())
     assert set(optimizer.muon.parameters) == {n for n, g in route(network).items() if g == "matrices"}
     assert {n for n, _ in network.named_parameters()} - set(optimizer.muon.parameters) == {
         "embedding",
@@ -229,7 +233,7 @@ def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> 
 @pytest.mark.parametrize("policy", ["copy", "zero", "fresh"])
 def test_grown_cores_step_by_their_policy(kind: str, policy: str) -> None:
     network = network_with_gradients("untied-grow")
-    optimizer = Optimizer(network, HYPER, OptimizerChoice(kind=kind, growth_state=policy))  # type: ignore[arg-type]
+    optimizer = Optimizer(network, HYPER, OptimizerConfig(kind=kind, growth_state=policy))  # type: ignore[arg-type]
     optimizer.step(1.0)
     sources = optimizer.grow(4)
     state = optimizer.state()
@@ -270,7 +274,7 @@ def test_state_survives_a_round_trip_by_name(variant: str) -> None:
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
     network = network_with_gradients()
-    optimizer = Optimizer(network, HYPER, OptimizerChoice())
+    optimizer = Optimizer(network, HYPER, OptimizerConfig())
     silent = {"embedding", next(iter(optimizer.muon.parameters))}
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for name, parameter in network.named_parameters():
@@ -325,7 +329,7 @@ def test_what_is_spread_is_done_once(count: int) -> None:
     def work(tensors: list[Tensor], numbers: list[int]) -> None:
         done.extend((int(tensor), number) for tensor, number in zip(tensors, numbers, strict=True))
 
-    class Sides(SideBySide):
+    class Sides(StreamPool):
         def __call__(self, works: Any, device: torch.device) -> list[Any]:
             assert 1 <= len(works) <= 6
             return [work() for work in works]
@@ -337,7 +341,7 @@ def test_what_is_spread_is_done_once(count: int) -> None:
 
 def on_gpu() -> Network:
     found = find_arm("untied-2")
-    scale = Scale(aspect=128, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
+    scale = SizeRule(aspect=128, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
     network = materialise(on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
     for parameter in network.parameters():
         parameter.data.add_(0.1 * torch.randn(parameter.shape, device="cuda"))

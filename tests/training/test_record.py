@@ -21,12 +21,12 @@ from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.divergence import Diverged
 from steepen.training.gradient_accumulation import OutOfMemory
-from steepen.training.timer import Clock
+from steepen.training.timer import TrainingTimer
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
@@ -50,14 +50,14 @@ def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
 
     monkeypatch.setattr(checkpoints, "prune", watched)
     options = replace(QUIET, checkpoint_every=2, keep_last=3)
-    train(make_spec("vanilla", steps=10), tiny_data, Store(tmp_path), options)
+    train(make_spec("vanilla", steps=10), tiny_data, RunStore(tmp_path), options)
     assert seen == [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10], [10]]
 
 
 def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("steepen.training.timer.time.perf_counter", lambda: now[0])
-    clock = Clock(torch.device("cpu"), 5.0)
+    clock = TrainingTimer(torch.device("cpu"), 5.0)
     clock.start()
     now[0] = 2.0
     assert clock.lap() == 2.0
@@ -73,7 +73,7 @@ def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_are_no_numbers_are_never_saved(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, store = make_spec("vanilla"), Store(tmp_path)
+    spec, store = make_spec("vanilla"), RunStore(tmp_path)
     original, count = Optimizer.step, 0
 
     def ruinous(self: Optimizer, factor: float) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
 def test_waiting_for_another_process_then_finding_its_record(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
-    spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
+    spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         with store.run(spec).lock():
             second = pool.submit(train, spec, tiny_data, store, replace(QUIET, wait=True))
@@ -105,7 +105,7 @@ def test_waiting_for_another_process_then_finding_its_record(
 def test_a_finished_spec_is_never_trained_twice(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, store = make_spec("vanilla", steps=3), Store(tmp_path)
+    spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path)
     first = train(spec, tiny_data, store, QUIET)
     monkeypatch.setattr(Optimizer, "step", None)  # a step would now fail
     store.run(spec).lock_file.unlink()
@@ -120,7 +120,7 @@ def test_a_finished_spec_is_never_trained_twice(
 def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, store = make_spec("vanilla"), Store(tmp_path)
+    spec, store = make_spec("vanilla"), RunStore(tmp_path)
     original, count = Network.forward, 0
 
     def forward(self: Network, *words: Any, **options: Any) -> torch.Tensor:
@@ -149,14 +149,15 @@ def test_memory_that_runs_out_in_the_optimizer_is_said_too(
 
     monkeypatch.setattr(Optimizer, "step", step)
     with pytest.raises(OutOfMemory, match="smaller --micro-batch"):
-        train(make_spec("vanilla"), tiny_data, Store(tmp_path), QUIET)
+        train(make_spec("vanilla"), tiny_data, RunStore(tmp_path), QUIET)
 
 
 def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
     spec = make_spec()
-    train(spec, tiny_data, Store(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
+    train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
     kept = {
-        c.step: c.position().kind for c in checkpoints.list_checkpoints(Store(tmp_path).run(spec).checkpoints)
+        c.step: c.position().kind
+        for c in checkpoints.list_checkpoints(RunStore(tmp_path).run(spec).checkpoints)
     }
     assert kept == {4: "regular", 6: "growth", 8: "regular", 12: "final"}
 
@@ -164,12 +165,12 @@ def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset,
 def test_the_record_holds_what_analysis_needs(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
-    spec, store = make_spec(), Store(tmp_path)
+    spec, store = make_spec(), RunStore(tmp_path)
     record = train(spec, tiny_data, store, QUIET)
     again = RunRecord.from_dict(json.loads(store.run(spec).record_file.read_text()))
     assert again == record and record.spec == spec and record.run == spec.hash
-    assert [score.step for score in record.scores] == [4, 8, 12]
-    assert record.validation_loss == record.scores[-1].loss
+    assert [score.step for score in record.validation_scores] == [4, 8, 12]
+    assert record.validation_loss == record.validation_scores[-1].loss
     counts = record.parameters
     assert counts.stored > counts.initial_stored and counts.compute_active > counts.initial_compute_active
     assert counts.initial_compute_active < counts.mean_compute_active < counts.compute_active
@@ -186,7 +187,7 @@ def test_other_data_than_the_spec_s_is_refused(
     spec = make_spec("vanilla")
     other = replace(spec, data=replace(spec.data, identity="0" * 64))
     with pytest.raises(UsageError, match="asks for data 0000000000000000"):
-        train(other, tiny_data, Store(tmp_path), QUIET)
+        train(other, tiny_data, RunStore(tmp_path), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_what_the_data_cannot_give_is_refused_without_a_trace(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, changes: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        train(replace(make_spec("vanilla"), **changes), tiny_data, Store(tmp_path / "runs"), QUIET)
+        train(replace(make_spec("vanilla"), **changes), tiny_data, RunStore(tmp_path / "runs"), QUIET)
     assert not (tmp_path / "runs").exists()
 
 
@@ -212,7 +213,7 @@ def test_an_altered_shard_is_named_and_the_run_has_failed(
     shard = data / "train_00000.bin"
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
-    spec, store = make_spec("vanilla"), Store(tmp_path / "runs")
+    spec, store = make_spec("vanilla"), RunStore(tmp_path / "runs")
     with pytest.raises(SteepenError, match=rf"{shard} was altered.*`steepen data verify {data}`") as error:
         train(spec, Dataset.open(data), store, QUIET)
     assert store.run(spec).failure() == ("SteepenError", str(error.value))
@@ -228,7 +229,7 @@ def test_an_error_of_our_own_making_is_a_failure_and_no_interruption(
         raise IndexError("index out of range in self")
 
     monkeypatch.setattr(Optimizer, "step", step)
-    spec, store = make_spec("vanilla"), Store(tmp_path)
+    spec, store = make_spec("vanilla"), RunStore(tmp_path)
     with pytest.raises(IndexError):
         train(spec, tiny_data, store, QUIET)
     assert store.run(spec).failure() == ("IndexError", "index out of range in self")
@@ -253,7 +254,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(
     monkeypatch.setitem(training_run.__dict__["Trackers"].__init__.__globals__["_KINDS"], "wandb", Fragile)
     options = replace(QUIET, quiet=False, trackers=("wandb", "tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
-    train(make_spec("vanilla", steps=6), tiny_data, Store(tmp_path), options)
+    train(make_spec("vanilla", steps=6), tiny_data, RunStore(tmp_path), options)
     said = capfd.readouterr().err
     assert logged == [1, 2, 3]
     assert "the tracker wandb failed" in said and "the tracker tensorboard failed" in said

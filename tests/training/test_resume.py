@@ -26,7 +26,7 @@ from steepen.model.arms import code_digest
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunBusy, Store, write_json
+from steepen.runs.store import RunBusy, RunStore, write_json
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.metrics import read_metrics
@@ -42,24 +42,24 @@ class Killed(BaseException):
     """Stands for SIGKILL inside one process: nothing of ours catches it."""
 
 
-def losses(store: Store, spec: RunSpec) -> list[float]:
+def losses(store: RunStore, spec: RunSpec) -> list[float]:
     return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
 
 
-def final_state(store: Store, spec: RunSpec) -> dict[str, torch.Tensor]:
+def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:
     newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
     assert newest.step == spec.steps
     return load_file(newest.path / checkpoints.STATE)
 
 
-def assert_same_result(one: Store, other: Store, spec: RunSpec) -> None:
+def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
     assert losses(one, spec) == losses(other, spec)
     first, second = final_state(one, spec), final_state(other, spec)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
     records = [store.record(spec) for store in (one, other)]
     assert records[0] is not None and records[1] is not None
-    assert records[0].scores == records[1].scores
+    assert records[0].validation_scores == records[1].validation_scores
     assert records[0].validation_loss == records[1].validation_loss
     assert records[0].flops == records[1].flops
 
@@ -77,7 +77,7 @@ def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     spec = make_spec(arm)
-    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
     targets: dict[str, tuple[Any, str, bool]] = {
         "step": (Optimizer, "step", False),
@@ -126,7 +126,7 @@ def test_sigkill_at_random_moments_loses_nothing(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec(steps=60)
-    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     options = replace(QUIET, validate_every=None)
     train(spec, tiny_data, whole, options)
     write_json(tmp_path / "spec.json", spec.to_dict())
@@ -160,7 +160,7 @@ def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
-    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
     remove = checkpoints.shutil.rmtree
 
@@ -188,7 +188,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = make_spec()
-    whole, stopped = Store(tmp_path / "whole"), Store(tmp_path / "stopped")
+    whole, stopped = RunStore(tmp_path / "whole"), RunStore(tmp_path / "stopped")
     train(spec, tiny_data, whole, QUIET)
     original, count = Optimizer.step, 0
 
@@ -216,7 +216,7 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     spec = make_spec()
-    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
 
     def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
@@ -255,7 +255,7 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept_and_a_new_begin
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A corrupt checkpoint of a later step must not crowd out the new ones: else each kill begins anew."""
-    spec, store = make_spec(), Store(tmp_path)
+    spec, store = make_spec(), RunStore(tmp_path)
     folder = store.run(spec).checkpoints
     options = replace(QUIET, quiet=False, checkpoint_every=2, keep_last=1, validate_every=None)
 
@@ -288,7 +288,7 @@ def test_a_signal_does_not_wait_for_the_end_of_a_validation(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
-    whole, stopped = Store(tmp_path / "whole"), Store(tmp_path / "stopped")
+    whole, stopped = RunStore(tmp_path / "whole"), RunStore(tmp_path / "stopped")
     train(spec, tiny_data, whole, QUIET)
     original = training_run.mean_loss
 
@@ -304,7 +304,7 @@ def test_a_signal_does_not_wait_for_the_end_of_a_validation(
     train(spec, tiny_data, stopped, QUIET)
     assert losses(whole, spec) == losses(stopped, spec)
     record = stopped.record(spec)
-    assert record is not None and [score.step for score in record.scores] == [12]
+    assert record is not None and [score.step for score in record.validation_scores] == [12]
 
 
 class DroppingBlock(TransformerBlock):
@@ -323,7 +323,7 @@ def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_distu
     spec = replace(plain, arm=mine, code=code_digest(mine))
     if arm == "untied-random":
         spec = replace(spec, schedule=PassSchedule((Stage((2,)), Stage((1, 2, 3, 4), 0.5))))
-    whole, broken, unseen = (Store(tmp_path / name) for name in ("whole", "broken", "unseen"))
+    whole, broken, unseen = (RunStore(tmp_path / name) for name in ("whole", "broken", "unseen"))
     train(spec, tiny_data, whole, QUIET)
     train(spec, tiny_data, unseen, replace(QUIET, validate_every=None))
     assert losses(whole, spec) == losses(unseen, spec)
@@ -348,7 +348,7 @@ def test_a_full_disk_is_one_sentence_and_costs_only_the_steps_since_the_last_che
     error: Exception, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
-    whole, full = Store(tmp_path / "whole"), Store(tmp_path / "full")
+    whole, full = RunStore(tmp_path / "whole"), RunStore(tmp_path / "full")
     train(spec, tiny_data, whole, QUIET)
     original, count = checkpoints.save_file, 0
 
@@ -374,7 +374,7 @@ def test_a_full_disk_is_one_sentence_and_costs_only_the_steps_since_the_last_che
 def test_two_processes_on_one_run_the_second_says_so_and_leaves(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
-    spec, store = make_spec("vanilla", steps=3), Store(tmp_path / "runs")
+    spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path / "runs")
     write_json(tmp_path / "spec.json", spec.to_dict())
     with store.run(spec).lock():
         done = subprocess.run(
@@ -395,7 +395,7 @@ def test_a_run_stopped_just_before_growth_warms_up_with_what_it_has(
     monkeypatch.setattr("steepen.execution.select.compile_network", lambda network: None)
     monkeypatch.setattr(training_run, "compile_blocks", lambda network: None)
     spec, options = make_spec("untied-grow"), replace(QUIET, compile=True)
-    whole, broken = Store(tmp_path / "whole"), Store(tmp_path / "broken")
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, options)
 
     def killed(*_: Any) -> None:

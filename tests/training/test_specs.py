@@ -35,7 +35,7 @@ def test_a_spec_s_name_changes_with_its_content(
     make_spec: MakeSpec, glr: float, seed: int, steps: int
 ) -> None:
     spec = make_spec("vanilla")
-    hyper = replace(spec.hyperparameters, glr=glr)
+    hyper = replace(spec.hyperparameters, learning_rate=glr)
     changed = replace(spec, hyperparameters=hyper, seed=seed, steps=steps)
     assert (changed.hash == spec.hash) == (changed == spec)
     assert RunSpec.from_dict(changed.to_dict()).hash == changed.hash
@@ -43,7 +43,7 @@ def test_a_spec_s_name_changes_with_its_content(
 
 def test_a_whole_number_in_a_field_of_floats_makes_no_other_run(make_spec: MakeSpec) -> None:
     spec = make_spec("vanilla")
-    whole = replace(spec, hyperparameters=replace(spec.hyperparameters, wd=0, wu=20.0))  # type: ignore[arg-type]
+    whole = replace(spec, hyperparameters=replace(spec.hyperparameters, weight_decay=0, warmup_steps=20.0))  # type: ignore[arg-type]
     again = RunSpec.from_dict(json.loads(json.dumps(whole.to_dict())))
     assert again == whole and again.hash == whole.hash
 
@@ -51,21 +51,25 @@ def test_a_whole_number_in_a_field_of_floats_makes_no_other_run(make_spec: MakeS
 def test_settings_change_any_field(make_spec: MakeSpec) -> None:
     spec = override(
         make_spec("vanilla"),
-        ["optimizer.glr=0.03", "hyperparameters.wd=1e-3", "options.softcap=15", "seed=4", "wu=3",
+        ["optimizer.learning_rate=0.03", "hyperparameters.wd=1e-3", "options.softcap=15", "seed=4", "wu=3",
          "cautious_decay=true", "optimizer.orthogonalisation=polar-express", "options.softcap=null"],
     )  # fmt: skip
-    assert (spec.hyperparameters.glr, spec.hyperparameters.wd, spec.seed) == (0.03, 1e-3, 4)
-    assert spec.hyperparameters.wu == 3 and spec.options.softcap is None
+    assert (spec.hyperparameters.learning_rate, spec.hyperparameters.weight_decay, spec.seed) == (
+        0.03,
+        1e-3,
+        4,
+    )
+    assert spec.hyperparameters.warmup_steps == 3 and spec.options.softcap is None
     assert spec.optimizer.cautious_decay and spec.optimizer.orthogonalisation == "polar-express"
 
 
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ("optimizer.gler=1", "the nearest are optimizer.glr,"),
-        ("optimiser.glr=1", "the nearest are optimizer.glr,"),
-        ("glr", "section.field=value"),
-        ("glr=fast", "hyperparameters.glr"),
+        ("optimizer.gler=1", "the nearest are optimizer.learning_rate,"),
+        ("optimiser.learning_rate=1", "the nearest are optimizer.learning_rate,"),
+        ("learning_rate", "section.field=value"),
+        ("learning_rate=fast", "hyperparameters.learning_rate"),
         ("optimizer.kind=sgd", "'muon', 'adamw'"),
         ("optimizer.momentum=1.5", "momentum"),
         ("seed=1.5", "seed"),
@@ -84,12 +88,12 @@ def test_a_wrong_setting_is_named(setting: str, named: str, make_spec: MakeSpec)
     [
         lambda plain: plain.pop("steps"),
         lambda plain: plain.update({1: 2}),
-        lambda plain: plain["hyperparameters"].update(glr=10**400),
+        lambda plain: plain["hyperparameters"].update(learning_rate=10**400),
         lambda plain: plain.update(seed=-1),
         lambda plain: plain.update(sead=1),
         lambda plain: plain["shape"].update(width="wide"),
         lambda plain: plain["shape"].update(heads=5),
-        lambda plain: plain["hyperparameters"].pop("glr"),
+        lambda plain: plain["hyperparameters"].pop("learning_rate"),
         lambda plain: plain["schedule"].update(stages=[]),
         lambda plain: plain.update(precision="fp16"),
         lambda plain: plain.update(arm=None),
@@ -132,19 +136,19 @@ def test_the_command_trains_writes_specs_and_refuses_nonsense(
         "--tokens",
         "1024",
         "--set",
-        "optimizer.glr=0.03",
+        "optimizer.learning_rate=0.03",
         *size,
     ]
     assert main([*words, "--write-spec", str(tmp_path / "spec.json")]) == 0
     name = capfd.readouterr().out.strip()
     assert main([*words, "--json"]) == 0
     record = json.loads(capfd.readouterr().out)
-    assert record["run"] == name and record["spec"]["hyperparameters"]["glr"] == 0.03
+    assert record["run"] == name and record["spec"]["hyperparameters"]["learning_rate"] == 0.03
     assert (tmp_path / "runs" / name / "record.json").exists()
     assert main([*start, "--spec", str(tmp_path / "spec.json"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == record
     for wrong in (
-        [*words, "--set", "glr=-1"],
+        [*words, "--set", "learning_rate=-1"],
         [*words, "--micro-batch", "none"],
         [*words, "--device", "tpu9"],
         [*words, "--spec", str(tmp_path / "spec.json")],

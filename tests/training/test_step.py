@@ -12,30 +12,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.execution.gpu_fused import speed_up
-from steepen.execution.linear import Product
+from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.linear import FusedLinear
 from steepen.model.arms import ARMS
 from steepen.model.init import materialise, on_meta
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import OptimizerChoice
-from steepen.training.gradient_accumulation import Accumulator
-from steepen.training.train_step import Stepper
+from steepen.runs.spec import OptimizerConfig
+from steepen.training.gradient_accumulation import GradientAccumulator
+from steepen.training.train_step import TrainStep
 from steepen.training.warmup import warm_up
 
-SCALE = Scale(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
-DEFAULT = OptimizerChoice()
-CHOICES = [DEFAULT, OptimizerChoice(neuron_norm=True), OptimizerChoice(cautious_decay=True, clip=0.5)]
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
+DEFAULT = OptimizerConfig()
+CHOICES = [DEFAULT, OptimizerConfig(neuron_norm=True), OptimizerConfig(cautious_decay=True, clip=0.5)]
 
 
-def make(fast: bool, graphs: bool = False, choice: OptimizerChoice = DEFAULT) -> Stepper:
+def make(fast: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:
     arm = ARMS["untied-2"]
     network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fast:
-        speed_up(network, partial(Product, dtype=torch.float64))
-    optimizer = Optimizer(network, replace(recipe_of(arm).base, glr=0.05), choice)
-    return Stepper(network, optimizer, Accumulator(network, 4, 2, print), graphs=graphs, say=print)
+        install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
+    optimizer = Optimizer(network, replace(recipe_of(arm).base, learning_rate=0.05), choice)
+    return TrainStep(network, optimizer, GradientAccumulator(network, 4, 2, print), graphs=graphs, say=print)
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def run(stepper: Stepper, steps: int) -> list[Tensor]:
+def run(stepper: TrainStep, steps: int) -> list[Tensor]:
     losses = [stepper(*batch(step % 2), 2, 1 - step / 20)[0] for step in range(steps)]
     assert losses[-1] < losses[0] - 0.3  # it learns: a step that changed nothing would show
     return [*losses, *(p.detach() for p in stepper.network.parameters())]
@@ -57,14 +57,14 @@ def test_fast_steps_equal_plain_ones() -> None:
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("done", [0, 3])
 def test_a_rehearsal_leaves_no_trace(
-    done: int, choice: OptimizerChoice, monkeypatch: pytest.MonkeyPatch
+    done: int, choice: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stepper, "_record", lambda *_: None)  # recording needs a GPU
+    monkeypatch.setattr(TrainStep, "_record", lambda *_: None)  # recording needs a GPU
     rehearsed, other = make(fast=True, graphs=True, choice=choice), make(fast=True, choice=choice)
     for stepper in (rehearsed, other):
         for step in range(done):
             stepper(*batch(step), 2, 1.0)
-    rehearsed.rehearse(*batch(7), 2)
+    rehearsed.warmup_and_capture(*batch(7), 2)
     for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
         assert torch.equal(one, two)
 

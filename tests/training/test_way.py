@@ -11,16 +11,19 @@ import torch
 
 from steepen.data import Dataset
 from steepen.errors import UsageError
-from steepen.execution.select import Way, choose_way
+from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.kernels import has_kernels
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
 MakeSpec = Callable[..., RunSpec]
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-PLAIN, COMPILED = Way(fast=False, compiled=False, graphs=False), Way(fast=False, compiled=True, graphs=False)
+PLAIN, COMPILED = (
+    ExecutionMode(fused=False, compiled=False, graphs=False),
+    ExecutionMode(fused=False, compiled=True, graphs=False),
+)
 
 
 @pytest.fixture
@@ -41,15 +44,19 @@ def test_on_a_gpu_small_steps_are_fast_and_recorded(
 ) -> None:
     on_a_gpu((8, 0))
     spec = replace(make_spec(), precision="bf16")
-    assert choose_way(spec, GPU, fast=None, compile=None) == Way(fast=True, compiled=False, graphs=True)
-    assert choose_way(spec, GPU, fast=False, compile=None) == COMPILED
-    assert choose_way(spec, GPU, fast=None, compile=True) == COMPILED  # who asks for it gets it
+    assert choose_execution_mode(spec, GPU, fast=None, compile=None) == ExecutionMode(
+        fused=True, compiled=False, graphs=True
+    )
+    assert choose_execution_mode(spec, GPU, fast=False, compile=None) == COMPILED
+    assert choose_execution_mode(spec, GPU, fast=None, compile=True) == COMPILED  # who asks for it gets it
     with pytest.raises(UsageError, match="and no --compile"):
-        choose_way(spec, GPU, fast=True, compile=True)
-    assert choose_way(replace(spec, precision="fp32"), GPU, fast=None, compile=None) == COMPILED
+        choose_execution_mode(spec, GPU, fast=True, compile=True)
+    assert choose_execution_mode(replace(spec, precision="fp32"), GPU, fast=None, compile=None) == COMPILED
     own = replace(spec, arm=replace(spec.arm, block="steepen.model.block:TransformerBlock"))
     for compile in (None, True):
-        assert choose_way(own, GPU, fast=None, compile=compile) == Way(fast=True, compiled=True, graphs=False)
+        assert choose_execution_mode(own, GPU, fast=None, compile=compile) == ExecutionMode(
+            fused=True, compiled=True, graphs=False
+        )
 
 
 @pytest.mark.parametrize(("capability", "triton"), [((7, 5), True), ((9, 0), False)])
@@ -58,18 +65,20 @@ def test_a_gpu_without_triton_or_too_old_for_it_computes_plainly(
 ) -> None:
     on_a_gpu(capability, triton)
     spec = replace(make_spec(), precision="bf16")
-    assert choose_way(spec, GPU, fast=None, compile=None) == PLAIN
+    assert choose_execution_mode(spec, GPU, fast=None, compile=None) == PLAIN
     with pytest.raises(UsageError, match=r"--fast needs a GPU of compute capability 8\.0"):
-        choose_way(spec, GPU, fast=True, compile=None)
+        choose_execution_mode(spec, GPU, fast=True, compile=None)
 
 
 def test_on_a_cpu_blocks_are_fast_unless_compiled_or_told_otherwise(make_spec: MakeSpec) -> None:
     spec = make_spec()
-    assert choose_way(spec, CPU, fast=None, compile=None) == Way(fast=True, compiled=False, graphs=False)
-    assert choose_way(spec, CPU, fast=False, compile=None) == PLAIN
-    assert choose_way(spec, CPU, fast=None, compile=True) == COMPILED
+    assert choose_execution_mode(spec, CPU, fast=None, compile=None) == ExecutionMode(
+        fused=True, compiled=False, graphs=False
+    )
+    assert choose_execution_mode(spec, CPU, fast=False, compile=None) == PLAIN
+    assert choose_execution_mode(spec, CPU, fast=None, compile=True) == COMPILED
     with pytest.raises(UsageError, match="and no --compile"):
-        choose_way(spec, CPU, fast=True, compile=True)
+        choose_execution_mode(spec, CPU, fast=True, compile=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"fast": True, "compile": True}])
@@ -78,5 +87,5 @@ def test_a_run_that_cannot_be_computed_here_leaves_nothing_behind(
 ) -> None:
     spec = make_spec() if options else replace(make_spec(), precision="fp8")
     with pytest.raises(UsageError, match="--fast needs" if options else "fp8 needs a CUDA GPU"):
-        train(spec, tiny_data, Store(tmp_path / "runs"), TrainOptions(device="cpu", quiet=True, **options))
+        train(spec, tiny_data, RunStore(tmp_path / "runs"), TrainOptions(device="cpu", quiet=True, **options))
     assert not list(tmp_path.rglob("*.json"))

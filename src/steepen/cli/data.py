@@ -17,7 +17,7 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
-    from steepen.data.prepare_options import Progress
+    from steepen.data.prepare_options import PrepareProgress
 
 app = typer.Typer(
     help="Text to token shards: prepare, verify, show.", no_args_is_help=True, rich_markup_mode="rich"
@@ -89,11 +89,11 @@ def prepare(
     [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2000000000[/bold]
     """
     from steepen.data.prepare import prepare as run
-    from steepen.data.prepare_options import Request
+    from steepen.data.prepare_options import PrepareRequest
     from steepen.data.sources.readers import Reading
 
     reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
-    request = Request(
+    request = PrepareRequest(
         source=tuple(source),
         val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
@@ -187,7 +187,7 @@ def _print(dataset: Dataset, as_json: bool) -> None:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Generator[Callable[[Progress], None]]:
+def _progress(quiet: bool) -> Generator[Callable[[PrepareProgress], None]]:
     """A bar with rate and ETA on a terminal; elsewhere a line for every stage and every ten seconds."""
     if quiet:
         yield lambda _: None
@@ -198,10 +198,10 @@ def _progress(quiet: bool) -> Generator[Callable[[Progress], None]]:
         yield _lines()
 
 
-def _lines() -> Callable[[Progress], None]:
+def _lines() -> Callable[[PrepareProgress], None]:
     pace, said = _Pace(), [("", 0.0)]
 
-    def report(now: Progress) -> None:
+    def report(now: PrepareProgress) -> None:
         speed, left = pace(now)
         stage, when = said[0]
         if now.stage != stage:
@@ -218,7 +218,7 @@ def _lines() -> Callable[[Progress], None]:
 
 
 @contextmanager
-def _bar() -> Generator[Callable[[Progress], None]]:
+def _bar() -> Generator[Callable[[PrepareProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -236,7 +236,7 @@ def _bar() -> Generator[Callable[[Progress], None]]:
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("reading the source", total=None, tokens=0, speed=0.0)
 
-        def report(now: Progress) -> None:
+        def report(now: PrepareProgress) -> None:
             bar.update(
                 task,
                 description=now.stage,
@@ -253,9 +253,9 @@ class _Pace:
     """Tokens a second and seconds to go, measured from where this run, or its present stage, began."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, Progress] | None = None
+        self._first: tuple[float, PrepareProgress] | None = None
 
-    def __call__(self, now: Progress) -> tuple[float, float | None]:
+    def __call__(self, now: PrepareProgress) -> tuple[float, float | None]:
         if self._first is None or self._first[1].stage != now.stage:
             self._first = (time.monotonic(), now)
         since, then = self._first

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from steepen.errors import SteepenError, UsageError
 
 if TYPE_CHECKING:
-    from steepen.evaluation.measure import Wanted
+    from steepen.evaluation.measure import EvaluationRequest
 
 
 class CheckpointFirst(TyperGroup):
@@ -94,7 +94,7 @@ def checkpoint(
     [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --depth-used --passes 1..8[/bold]
     """
     from steepen.data import Dataset
-    from steepen.evaluation.measure import Subject, measure
+    from steepen.evaluation.measure import LoadedCheckpoint, measure
     from steepen.evaluation.score_store import Elsewhere, has_tokenizer_of, keep_scores, somewhere
 
     wanted = make_wanted(
@@ -110,7 +110,7 @@ def checkpoint(
         depth_tokens=16_384 if depth_tokens is None else depth_tokens,
         validation_tokens=validation_tokens,
     )
-    subject = Subject.find(path)
+    subject = LoadedCheckpoint.find(path)
     dataset = Dataset.open(data)
     context = subject.spec.shape.context
     if depth_used and depth_tokens is not None and depth_tokens < context:
@@ -225,11 +225,11 @@ def make_wanted(
     depth_tokens: int = 16_384,
     validation_tokens: int | None = None,
     **rest: Any,
-) -> Wanted:
+) -> EvaluationRequest:
     """What the options ask for, refused here where one is wrong, before any time is spent."""
     from steepen.evaluation.core.bundle import Bundle
     from steepen.evaluation.core.evaluate import CoreOptions
-    from steepen.evaluation.measure import Wanted
+    from steepen.evaluation.measure import EvaluationRequest
 
     for name, value in (("--depth-tokens", depth_tokens), ("--validation-tokens", validation_tokens)):
         if value is not None and value < 1:
@@ -239,7 +239,7 @@ def make_wanted(
     if bundle is not None and options.tasks is not None:
         for label in options.tasks:
             bundle.task(label)
-    return Wanted(
+    return EvaluationRequest(
         core=bundle,
         core_options=options,
         passes=() if passes is None else _counts(passes, "--passes"),

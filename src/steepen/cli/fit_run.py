@@ -11,7 +11,7 @@ import typer
 
 from steepen.cli.fit_tables import show_report, status
 from steepen.errors import UsageError
-from steepen.laws.analysis import Request, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.solver import Array
@@ -45,7 +45,7 @@ def run_compute(data: Table, reference: str | None, options: dict[str, Any], out
         raise UsageError(
             f"name the arm to judge against with --reference; the arms are {', '.join(ladders)}."
         )
-    request = Request(reference=reference, budget=output.budget, **options)
+    request = AnalysisRequest(reference=reference, budget=output.budget, **options)
     ladders, held = _hold_out(ladders, output.holds)
     with status(f"fitting {len(ladders)} arms", output.as_json) as say:
         done: list[str] = []

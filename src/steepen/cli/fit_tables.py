@@ -16,7 +16,7 @@ from rich.table import Table
 from steepen.laws.verdict.sentences import plain
 
 if TYPE_CHECKING:
-    from steepen.laws.analysis import LadderReport
+    from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.law import ComputeFit
     from steepen.laws.power import Cheapest, Power
     from steepen.laws.verdict.verdict import Prediction
@@ -48,7 +48,7 @@ def status(what: str, quiet: bool) -> Generator[Callable[[str], None]]:
         yield say
 
 
-def show_report(report: LadderReport) -> None:
+def show_report(report: LadderAnalysis) -> None:
     """Laws, verdicts, predictions, multipliers, hold-outs and warnings."""
     console = Console()
     for fit in report.fits.values():
@@ -59,7 +59,7 @@ def show_report(report: LadderReport) -> None:
         console.print(_multipliers(report))
     for verdict in report.verdicts.values():
         console.print(f"\n[{STYLES[verdict.word]}]■[/] {escape(verdict.sentence)}", highlight=False)
-        for line in verdict.would_decide:
+        for line in verdict.what_would_change:
             console.print(Padding(f"· {escape(line)}", (0, 0, 0, 2)), highlight=False)
     for h in report.hold_out:
         console.print(
@@ -101,7 +101,7 @@ def _laws(fit: ComputeFit) -> Table:
     return table
 
 
-def _verdicts(report: LadderReport) -> Table:
+def _verdicts(report: LadderAnalysis) -> Table:
     table = _table(
         f"against {escape(report.request.reference)} (p: slopes equal; exponent reading; floor twin)",
         ("arm", "verdict", "Δγ", "interval", "p slope", "p exp", "p twin"),
@@ -110,20 +110,20 @@ def _verdicts(report: LadderReport) -> Table:
         low, high = v.delta_gamma_interval
         table.add_row(
             escape(v.arm), f"[{STYLES[v.word]}]{v.word}[/]", _short(v.delta_gamma),
-            f"{_short(low)} {_short(high)}", f"{v.p_slope:.1g}", f"{v.p_exponent_reading:.1g}",
-            f"{v.p_floor_reading:.1g}",
+            f"{_short(low)} {_short(high)}", f"{v.p_slope:.1g}", f"{v.p_exponent_hypothesis:.1g}",
+            f"{v.p_irreducible_hypothesis:.1g}",
         )  # fmt: skip
     return table
 
 
-def _predictions(report: LadderReport) -> Table:
-    places = next(iter(report.verdicts.values())).readings["exponent"].predictions
+def _predictions(report: LadderAnalysis) -> Table:
+    places = next(iter(report.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
         "multipliers if exponent / if floor",
         ("arm", *(f"at {plain(place.flops)}" for place in places)),
     )
     for v in report.verdicts.values():
-        both = zip(v.readings["exponent"].predictions, v.readings["floor"].predictions, strict=True)
+        both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["floor"].predictions, strict=True)
         table.add_row(escape(v.arm), *(f"{_times(a)} / {_times(b)}" for a, b in both))
     return table
 
@@ -132,7 +132,7 @@ def _times(prediction: Prediction) -> str:
     return "–" if math.isnan(prediction.multiplier) else f"{prediction.multiplier:.2f}×"
 
 
-def _multipliers(report: LadderReport) -> Table:
+def _multipliers(report: LadderAnalysis) -> Table:
     table = _table(
         "multipliers at each method's lowest and highest budget († extrapolated)",
         ("arm", "method", "at", "multiplier", "at", "multiplier"),

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from steepen.launch.cost_estimate import Speed
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
-    from steepen.runs.store import Store
+    from steepen.runs.store import RunStore
     from steepen.studies.driver.drive import Study
-    from steepen.studies.driver.dry_run import Forecast
+    from steepen.studies.driver.dry_run import DryRunReport
 
 On = Annotated[str, typer.Option("--on", help="Where runs happen: local, slurm or ray.")]
 Jobs = Annotated[
@@ -87,25 +87,25 @@ def launch_study(
     `options` are what makes this study another one than its namesake; they go to its journal. `stand_ins` are
     results a dry run may make up to see what an adaptive study would ask for next.
     """
-    from steepen.launch.base import Workplace
+    from steepen.launch.base import LaunchContext
     from steepen.launch.budget import Budget
     from steepen.launch.local import gpus
     from steepen.launch.progress import Progress
     from steepen.launch.registry import make_launcher
-    from steepen.runs.store import Store
+    from steepen.runs.store import RunStore
     from steepen.studies.driver.drive import drive, look_ahead
-    from steepen.studies.driver.dry_run import Forecast
+    from steepen.studies.driver.dry_run import DryRunReport
     from steepen.studies.driver.journal import Journal
 
-    store = Store(runs)
+    store = RunStore(runs)
     limit = None if budget is None else Budget.parse(budget)
     check_device(device, on, dry_run)
     arguments = () if device == "auto" else ("--device", device)
-    launcher = make_launcher(on, Workplace(data, store, arguments), jobs, settings or [])
+    launcher = make_launcher(on, LaunchContext(data, store, arguments), jobs, settings or [])
     speed = measured_speed(store, on, device, gpu, mfu)
     if dry_run:
         rehearsal = look_ahead(make_study, store, stand_ins, gaps=gaps)
-        forecast = Forecast.of(rehearsal, store, speed, launcher.slots, dollars_per_hour)
+        forecast = DryRunReport.of(rehearsal, store, speed, launcher.slots, dollars_per_hour)
         cpu = gpu is None and mfu is None and on == "local" and (device == "cpu" or not gpus())
         print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast, suggest_gpu=cpu))
         return None
@@ -134,7 +134,7 @@ def check_device(device: str, on: str = "local", dry_run: bool = False) -> None:
         find_device(device)
 
 
-def measured_speed(store: Store, on: str, device: str, gpu: str | None, mfu: float | None) -> Speed:
+def measured_speed(store: RunStore, on: str, device: str, gpu: str | None, mfu: float | None) -> Speed:
     """How fast runs go: as given, or from finished runs of the hardware they will have, or assumed."""
     import platform
 
@@ -145,7 +145,7 @@ def measured_speed(store: Store, on: str, device: str, gpu: str | None, mfu: flo
     return Speed.of(store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu)
 
 
-def describe(forecast: Forecast, suggest_gpu: bool = False) -> str:
+def describe(forecast: DryRunReport, suggest_gpu: bool = False) -> str:
     """What a dry run prints."""
     from steepen.launch.budget import duration
 

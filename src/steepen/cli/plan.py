@@ -44,12 +44,12 @@ def arms(
                 "coda_boundary": arm.coda_boundary,
                 "tied": arm.tied,
                 "passes": [list(stage.passes) for stage in arm.passes.stages],
-                "split": str(shape.split),
+                "split": str(shape.allocation),
                 "width": shape.width,
-                "initial_executed_depth": shape.split.executed(first),
-                "executed_depth": shape.split.executed(last),
+                "initial_executed_depth": shape.allocation.executed(first),
+                "executed_depth": shape.allocation.executed(last),
                 "initial_stored_parameters": stored_parameters(arm, shape, first),
-                "stored_parameters": stored_parameters(arm, shape, arm.passes.most),
+                "stored_parameters": stored_parameters(arm, shape, arm.passes.max_passes),
                 "compute_active_parameters": compute_active_parameters(arm, shape, last),
                 "recipe": arm.recipe,
             }
@@ -124,7 +124,7 @@ def plan(
     steepen plan --arm vanilla --flops 1e19 --json
     """
     from steepen.model.arms import find_arm
-    from steepen.model.shape import Scale
+    from steepen.model.shape import SizeRule
     from steepen.recipe.hardware import find_accelerator
     from steepen.recipe.paper_tables import recipe_of
     from steepen.recipe.planner import Cluster, make_plan
@@ -136,7 +136,7 @@ def plan(
         flops=flops,
         tokens=tokens,
         rho=rho,
-        scale=Scale(aspect, head_dim, mlp_multiple, context, vocabulary),
+        scale=SizeRule(aspect, head_dim, mlp_multiple, context, vocabulary),
         recipe=replace(recipe_of(found), batch_tokens=batch_tokens, base_depth=base_depth),
         cluster=Cluster(gpus, find_accelerator(gpu), mfu, dollars_per_hour, micro_batch),
     )
@@ -170,7 +170,7 @@ def _show(plan: Plan) -> None:
     table(
         f"{rung.arm.title} d{rung.shape.depth}",
         [
-            ("width, heads, hidden", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.hidden}"),
+            ("width, heads, hidden", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.mlp_width}"),
             ("split P/C/D", facts["split"]),
             ("executed depth", executed),
             ("stored parameters", stored),

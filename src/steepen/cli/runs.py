@@ -42,12 +42,12 @@ def runs(
     Example: steepen runs --arm untied-grow --sort loss
     """
     from steepen.runs.status import check_status
-    from steepen.runs.store import Store
+    from steepen.runs.store import RunStore
 
     if not runs.is_dir():
         raise UsageError(f"there is no folder {runs}; name the one with your runs with --runs.")
     chosen = None if status is None else check_status(status)
-    found = _sorted(Store(runs).rows(arm=arm, depth=depth, status=chosen), sort)
+    found = _sorted(RunStore(runs).rows(arm=arm, depth=depth, status=chosen), sort)
     if table is not None:
         _write_csv(table, [row for row in found if row.status == "finished"])
     if as_json:

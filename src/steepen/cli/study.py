@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steepen.studies.answer import Answer
     from steepen.studies.context import DataFacts
     from steepen.studies.preset import Preset
-    from steepen.studies.registry import Listed
+    from steepen.studies.registry import StudyEntry
 
 _LIST = "\n\n".join(f"[bold]{name}[/bold]: {asks}" for name, asks in ASKS.items())
 
@@ -88,7 +88,7 @@ def study(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
     """Run a study to its answer. Killed or stopped, the same command goes on; no finished run is repeated."""
-    from steepen.studies.context import Bench
+    from steepen.studies.context import StudyContext
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
     from steepen.studies.registry import find_study
@@ -110,7 +110,7 @@ def study(
     fitted = read_recipes(list(recipe or ()))
     check_device(device, on, dry_run)  # before data is prepared for runs that cannot be
     folder, facts = _data(chosen, data, runs, dry_run)
-    bench = Bench(chosen, facts, fitted, epochs)
+    bench = StudyContext(chosen, facts, fitted, epochs)
     next(listed.start(bench, given))  # what is wrong with the question is said before a journal is begun
     asked = chosen.validation_tokens // chosen.context * chosen.context
     if bench.validation_tokens < asked:
@@ -173,7 +173,7 @@ def _numbers(option: str, text: str | None) -> list[int]:
     return sorted(found)
 
 
-def _title(listed: Listed, preset: Preset, given: dict[str, Any]) -> str:
+def _title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
     """A name that tells a study from its siblings, fit for a folder."""
     words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
     return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
@@ -231,9 +231,9 @@ def _prepare(preset: Preset, folder: Path) -> None:
 def _write_recipe(answer: Answer, folder: Path) -> Path | None:
     if "recipe" not in answer.values:
         return None
-    from steepen.runs.codec import from_plain
     from steepen.studies.recipe_file import RecipeFile, write_recipe
+    from steepen.utils.codec import from_builtins
 
     path = folder / "recipe.yaml"
-    write_recipe(path, from_plain(RecipeFile, answer.values["recipe"], "recipe"))
+    write_recipe(path, from_builtins(RecipeFile, answer.values["recipe"], "recipe"))
     return path

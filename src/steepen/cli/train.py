@@ -46,7 +46,8 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Change a hyperparameter or option: --set optimizer.glr=0.03 (repeatable)."
+            "--set",
+            help="Change a hyperparameter or option: --set optimizer.learning_rate=0.03 (repeatable).",
         ),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run directories live.")] = Path("runs"),
@@ -86,7 +87,7 @@ def train(
 ) -> None:
     """Train one run; the same command takes an interrupted run up again, and never repeats a finished one.
 
-    Example: steepen train --arm untied-grow --depth 8 --data fineweb --set optimizer.glr=0.03
+    Example: steepen train --arm untied-grow --depth 8 --data fineweb --set optimizer.learning_rate=0.03
     """
     from steepen.data import Dataset
     from steepen.training.train_options import TrainOptions
@@ -144,7 +145,7 @@ def train(
         from steepen.cli.evaluate import make_wanted
 
         wanted = make_wanted(core, depth_used=depth_used, passes=passes, examples=core_examples)
-    from steepen.runs.store import Store
+    from steepen.runs.store import RunStore
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
 
@@ -155,21 +156,21 @@ def train(
     record = train_run(
         run,
         dataset,
-        Store(runs),
+        RunStore(runs),
         options,
     )
     if wanted is not None:
         from steepen.cli.evaluate import print_found
-        from steepen.evaluation.measure import Subject, measure
+        from steepen.evaluation.measure import LoadedCheckpoint, measure
         from steepen.evaluation.score_store import keep_scores
 
-        subject = Subject.find(runs / run.hash)
+        subject = LoadedCheckpoint.find(runs / run.hash)
         found = measure(subject, dataset, wanted, device=device, quiet=as_json)
         if not as_json:
             print_found(found)
         for note in keep_scores(subject, found, join=True).notes:
             print(f"note: {note}", file=sys.stderr)
-        record = Store(runs).record(run) or record
+        record = RunStore(runs).record(run) or record
     if as_json:
         print(json.dumps(record.to_dict(), indent=2))
         return
@@ -202,13 +203,13 @@ def _spec(
     from dataclasses import replace
 
     from steepen.model.arms import find_arm
-    from steepen.model.shape import Scale
+    from steepen.model.shape import SizeRule
     from steepen.recipe.paper_tables import recipe_of
     from steepen.recipe.planner import make_plan
-    from steepen.runs.spec import DataChoice, RunSpec, override
+    from steepen.runs.spec import DataConfig, RunSpec, override
 
     found = find_arm(arm)
-    size = Scale(vocabulary=dataset.padded_vocabulary, **scale)
+    size = SizeRule(vocabulary=dataset.padded_vocabulary, **scale)
     changed = replace(
         recipe_of(found), **{name: value for name, value in recipe.items() if value is not None}
     )
@@ -225,7 +226,7 @@ def _spec(
         # Two million tokens, or what the data set has set aside where that is less.
         available = len(dataset.tokens("val")) // (size.context + 1) * size.context
         validation_tokens = min(2_097_152, max(1, available))
-    choice = DataChoice(dataset.identity, **data)
+    choice = DataConfig(dataset.identity, **data)
     run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
     return override(run, settings), plan.warnings
 

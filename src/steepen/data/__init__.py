@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from steepen.data.dataset import Dataset
-from steepen.data.loader import Batches
+from steepen.data.loader import BatchLoader
 from steepen.data.manifest import Manifest
 from steepen.data.prefetch import Prefetcher
 from steepen.data.tokenizer import Tokenizer
-from steepen.data.validation_set import Validation
+from steepen.data.validation_set import ValidationSet
 
-__all__ = ["Batches", "Dataset", "Manifest", "Prefetcher", "Tokenizer", "Validation"]
+__all__ = ["BatchLoader", "Dataset", "Manifest", "Prefetcher", "Tokenizer", "ValidationSet"]

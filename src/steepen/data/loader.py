@@ -16,7 +16,7 @@ BLOCK = 8192  # positions permuted at a time: large enough that numpy's call ove
 Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-class Batches:
+class BatchLoader:
     """Training batches of `batch_tokens` tokens; `at(step)` depends on nothing but its arguments.
 
     The training split is cut in flat chunks of context+1 tokens. Epoch e visits every chunk once, in the

@@ -19,12 +19,12 @@ import numpy as np
 from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.parallel_tokenize import Unit, digest_of, encode_in_order
 from steepen.data.prepare_journal import JOURNAL, State, write_journal
-from steepen.data.prepare_options import Progress, Reporter, Request
+from steepen.data.prepare_options import PrepareProgress, PrepareRequest, Reporter
 from steepen.data.shard_writer import SplitWriter
 from steepen.data.shards import dtype_for
 from steepen.data.sources.resolve import Source
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
-from steepen.data.validation_split import Split, plan
+from steepen.data.validation_split import ValidationSplit, plan
 from steepen.errors import UsageError
 
 CHOSEN = "validation_documents.bin"
@@ -38,7 +38,7 @@ class Preparation:
 
     def __init__(
         self,
-        request: Request,
+        request: PrepareRequest,
         source: Source,
         validation: Source | None,
         *,
@@ -57,7 +57,7 @@ class Preparation:
         if validation is not None:
             self.wanted = sys.maxsize if request.val_tokens is None else request.val_tokens
             self.share = 0.0
-        self.split = Split(work / CHOSEN, self.wanted, self.share, self.state.chosen)
+        self.split = ValidationSplit(work / CHOSEN, self.wanted, self.share, self.state.chosen)
         self.writers: dict[str, SplitWriter] = {}
 
     def run(self) -> None:
@@ -117,10 +117,10 @@ class Preparation:
                 yield unit.text
                 read += len(unit.text)
                 if count % 256 == 0:
-                    self.report(Progress("reading text for the tokenizer", read, total, 0, count))
+                    self.report(PrepareProgress("reading text for the tokenizer", read, total, 0, count))
                 if read >= TRAINING_CHARACTERS:
                     break
-        self.report(Progress("training the tokenizer", total, total, 0, 0))
+        self.report(PrepareProgress("training the tokenizer", total, total, 0, 0))
 
     def _units(self, part: int, start: int) -> Iterator[Unit]:
         for number in range(part, len(self.parts)):
@@ -163,7 +163,7 @@ class Preparation:
         most = self.request.max_tokens
         if most is not None and tokens:  # the run ends at whichever comes first
             total = min(total, int(state.characters * most / max(1, self.writers["train"].tokens)))
-        self.report(Progress(stage, state.characters, total, tokens, sum(state.documents.values())))
+        self.report(PrepareProgress(stage, state.characters, total, tokens, sum(state.documents.values())))
 
     def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
         documents = self.state.documents

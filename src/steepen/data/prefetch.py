@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from steepen.data.loader import Batches
+from steepen.data.loader import BatchLoader
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: BatchLoader,
         start_step: int,
         device: torch.device | str,
         *,

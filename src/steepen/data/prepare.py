@@ -16,7 +16,7 @@ from steepen.data.dataset import Dataset, partial_directory
 from steepen.data.make_shards import STAGING, Preparation
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.prepare_journal import State, read_journal
-from steepen.data.prepare_options import Report, Reporter, Request
+from steepen.data.prepare_options import PrepareRequest, Report, Reporter
 from steepen.data.sources.resolve import Source, files, resolve
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import TEMPORARY, sync_directory
@@ -25,7 +25,7 @@ LOCK = "lock"
 
 
 def prepare(
-    request: Request,
+    request: PrepareRequest,
     out: str | Path,
     report: Report | None = None,
     threads: int | None = None,
@@ -78,7 +78,7 @@ def prepare(
     return Dataset.open(out)
 
 
-def _asked(request: Request, source: Source, validation: Source | None) -> dict[str, Any]:
+def _asked(request: PrepareRequest, source: Source, validation: Source | None) -> dict[str, Any]:
     """Request and source as they look after a journey through JSON."""
     description = source.description
     if validation is not None:

@@ -13,7 +13,7 @@ from steepen.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Request:
+class PrepareRequest:
     """What to prepare; `val_source` takes validation from files of its own.
 
     Equal requests on equal sources give equal bytes, whatever the number of threads.
@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PrepareProgress:
     """How far a preparation is, for a progress bar; `total` is an estimate of the characters to come."""
 
     stage: str
@@ -58,7 +58,7 @@ class Progress:
     documents: int
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[PrepareProgress], None]
 
 
 class Reporter:
@@ -66,9 +66,9 @@ class Reporter:
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
-        self._latest = Progress("", 0, 0, 0, 0)
+        self._latest = PrepareProgress("", 0, 0, 0, 0)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PrepareProgress) -> None:
         """Report how far things are."""
         self._latest = progress
         if self._report is not None:

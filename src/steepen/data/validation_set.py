@@ -16,7 +16,7 @@ from steepen.errors import UsageError
 Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-class Validation:
+class ValidationSet:
     """The first `tokens` predictions of the validation split, in flat chunks of context+1.
 
     `tokens` is rounded down to whole chunks (see `.tokens`); None takes all there are. `identity` hashes the

@@ -31,7 +31,7 @@ def plan(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int
     return wanted, min(LARGEST_SHARE, 2.0 ** math.ceil(math.log2(1.5 * wanted / expected)))
 
 
-class Split:
+class ValidationSplit:
     """Assigns documents. No text is ever in both splits, also where a source repeats it:
     a document of the share goes to validation while that is open, and its later copies are dropped."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from steepen.data import Validation
+from steepen.data import ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.validation_loss import tensors
 from steepen.model.network import Network
@@ -26,7 +26,7 @@ THRESHOLD = 2.0  # nats (Figure "Growth and looping raise KL effective depth")
 
 
 @dataclass(frozen=True)
-class DepthUsed:
+class KLDepth:
     """The divergence after each executed block, and the depth it gives."""
 
     depth: int  # counted from 1
@@ -59,7 +59,7 @@ def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = T
 
 def stage_names(network: Network, passes: int) -> tuple[str, ...]:
     """Where each executed block stands."""
-    split = network.shape.split
+    split = network.shape.allocation
     cores = [f"core {number}" for number in range(1, passes + 1) for _ in range(split.core)]
     return (*["prelude"] * split.prelude, *cores, *["coda"] * split.coda)
 
@@ -67,13 +67,13 @@ def stage_names(network: Network, passes: int) -> tuple[str, ...]:
 @torch.no_grad()
 def depth_used(
     network: Network,
-    validation: Validation,
+    validation: ValidationSet,
     passes: int | None = None,
     *,
     threshold: float = THRESHOLD,
     direction: Direction = "final-to-block",
     report: Callable[[int, int], None] | None = None,
-) -> DepthUsed:
+) -> KLDepth:
     """KL effective depth of a network on a validation set.
 
     `direction` says which divergence: KL(final ‖ block), what the block's prediction would cost, is the
@@ -90,14 +90,14 @@ def depth_used(
     # One sequence at a time keeps the stream of every block in memory at once affordable at any depth.
     for done, (inputs, _) in enumerate(tensors(validation, rows=1), start=1):
         streams: list[Tensor] = []
-        network.features(inputs.to(device), passes, visit=streams.append)
+        network.hidden_states(inputs.to(device), passes, visit=streams.append)
         assert len(streams) == len(stages)
         total += _divergences(network, streams, direction)
         if report:
             report(done, validation.chunks)
     curve = tuple((total / validation.tokens).tolist())
     depth, peak = effective_depth(curve, threshold)
-    return DepthUsed(
+    return KLDepth(
         depth,
         len(stages),
         peak,

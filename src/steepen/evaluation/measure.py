@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvaluationRequest:
     """What to measure; the validation loss always is."""
 
     core: Bundle | None = None
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedCheckpoint:
     """A checkpoint of a run."""
 
     run: Path
@@ -43,7 +43,7 @@ class Subject:
     checkpoint: Checkpoint
 
     @staticmethod
-    def find(path: Path) -> Subject:
+    def find(path: Path) -> LoadedCheckpoint:
         """The subject of a run directory (its newest checkpoint) or of a checkpoint directory."""
         from steepen.runs.spec import read_spec
         from steepen.training.checkpoint import META, Checkpoint, list_checkpoints
@@ -64,7 +64,7 @@ class Subject:
             if not (path / META).is_file() or not path.name.isdigit():
                 raise UsageError(f"{path} is no checkpoint (it has no {META}).")
             checkpoint = Checkpoint(path)
-        return Subject(run, read_spec(run / "spec.json"), checkpoint)
+        return LoadedCheckpoint(run, read_spec(run / "spec.json"), checkpoint)
 
     @property
     def passes(self) -> int:
@@ -119,16 +119,16 @@ class Subject:
 
 
 def measure(
-    subject: Subject,
+    subject: LoadedCheckpoint,
     dataset: Dataset,
-    wanted: Wanted,
+    wanted: EvaluationRequest,
     *,
     device: str = "auto",
     precision: str = "auto",
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Everything asked of a checkpoint, as plain values; CORE's outcomes are saved beside it on the way."""
-    from steepen.data import Validation
+    from steepen.data import ValidationSet
     from steepen.evaluation.kl_depth import depth_used
     from steepen.evaluation.test_time_passes import passes_curve
     from steepen.evaluation.validation_loss import validate
@@ -150,7 +150,7 @@ def measure(
     passes, context = subject.passes, spec.shape.context
     most = _available(dataset, context)
     tokens = max(context, wanted.validation_tokens or min(spec.validation_tokens, most))
-    validation = Validation(dataset, context, tokens)
+    validation = ValidationSet(dataset, context, tokens)
     found: dict[str, Any] = {
         "run": spec.hash,
         "step": subject.checkpoint.step,
@@ -165,7 +165,7 @@ def measure(
             network, validation, passes, report=lambda done, total: show("validation", done, total)
         ).to_dict()
         if wanted.depth_used:
-            fixed = Validation(dataset, context, max(context, min(wanted.depth_tokens, most)))
+            fixed = ValidationSet(dataset, context, max(context, min(wanted.depth_tokens, most)))
             found["depth_used"] = depth_used(
                 network,
                 fixed,
@@ -194,10 +194,10 @@ def _available(dataset: Dataset, context: int) -> int:
 
 
 def _core(
-    subject: Subject,
+    subject: LoadedCheckpoint,
     network: Network,
     dataset: Dataset,
-    wanted: Wanted,
+    wanted: EvaluationRequest,
     passes: int,
     precision: str,
     show: Any,

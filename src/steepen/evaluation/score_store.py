@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.measure import Subject
+from steepen.evaluation.measure import LoadedCheckpoint
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -21,14 +21,14 @@ ALIKE = ("run", "step", "passes", "precision")  # what results must share to sta
 
 
 @dataclass(frozen=True)
-class Elsewhere(Subject):
+class Elsewhere(LoadedCheckpoint):
     """A checkpoint whose results are kept in another folder than its run's."""
 
     folder: Path
     why: str | None = None  # what is wrong with the run's own folder
 
     @staticmethod
-    def of(subject: Subject, folder: Path, why: str | None = None) -> Elsewhere:
+    def of(subject: LoadedCheckpoint, folder: Path, why: str | None = None) -> Elsewhere:
         """The subject, with its results in a folder."""
         return Elsewhere(subject.run, subject.spec, subject.checkpoint, folder, why)
 
@@ -47,7 +47,7 @@ class Kept:
     notes: list[str] = field(default_factory=list[str])
 
 
-def has_tokenizer_of(subject: Subject, dataset: Dataset, join: bool | None) -> bool:
+def has_tokenizer_of(subject: LoadedCheckpoint, dataset: Dataset, join: bool | None) -> bool:
     """Whether data surely has a run's tokenizer.
 
     Refused where it surely has another, or where it may have and its scores are to join the record.
@@ -75,7 +75,7 @@ def has_tokenizer_of(subject: Subject, dataset: Dataset, join: bool | None) -> b
     return known is not None
 
 
-def _known_tokenizer(subject: Subject) -> str | None:
+def _known_tokenizer(subject: LoadedCheckpoint) -> str | None:
     """The hash of a run's tokenizer, where an evaluation on the run's own data has left it."""
     from steepen.runs.store import RunDirectory
 
@@ -96,7 +96,7 @@ def _known_tokenizer(subject: Subject) -> str | None:
 
 
 @contextlib.contextmanager
-def somewhere(subject: Subject) -> Generator[Subject]:
+def somewhere(subject: LoadedCheckpoint) -> Generator[LoadedCheckpoint]:
     """The subject with a folder that can be written: its own, or else one that is gone afterwards."""
     try:
         subject.results.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def somewhere(subject: Subject) -> Generator[Subject]:
         yield Elsewhere.of(subject, spare, why)
 
 
-def keep_scores(subject: Subject, found: dict[str, Any], join: bool | None) -> Kept:
+def keep_scores(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | None) -> Kept:
     """Save results and join them to the run's record, but never in the place of a larger look at CORE.
 
     By default only what the run ended with is joined. What was measured before and is not measured now stays.
@@ -152,7 +152,7 @@ def keep_scores(subject: Subject, found: dict[str, Any], join: bool | None) -> K
     return kept
 
 
-def _save(subject: Subject, found: dict[str, Any], join: bool | None) -> bool:
+def _save(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | None) -> bool:
     """Write results beside the checkpoint and into the run's record; returns whether they joined it."""
     from steepen.runs.store import RunDirectory, write_json
 
@@ -178,7 +178,7 @@ def _save(subject: Subject, found: dict[str, Any], join: bool | None) -> bool:
     return True
 
 
-def _joins(subject: Subject, join: bool | None) -> bool:
+def _joins(subject: LoadedCheckpoint, join: bool | None) -> bool:
     """Whether results are to join the run's record."""
     return subject.final if join is None else join
 

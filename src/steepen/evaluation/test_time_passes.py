@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steepen.data import Validation
+from steepen.data import ValidationSet
 from steepen.errors import UsageError
 from steepen.evaluation.validation_loss import validate
 from steepen.model.network import Network
@@ -52,7 +52,7 @@ def runnable(network: Network, asked: Sequence[int]) -> tuple[int, ...]:
     if any(passes < 1 for passes in asked):
         raise UsageError(f"passes {min(asked)} is not valid: the core is applied at least once.")
     most = max(asked, default=0)
-    if network.shape.split.core == 0:
+    if network.shape.allocation.core == 0:
         most = 1
     elif not network.arm.tied:
         most = len(network.cores)
@@ -61,7 +61,7 @@ def runnable(network: Network, asked: Sequence[int]) -> tuple[int, ...]:
 
 def passes_curve(
     network: Network,
-    validation: Validation,
+    validation: ValidationSet,
     asked: Sequence[int] = tuple(range(1, 9)),
     trained: int | None = None,
     report: Callable[[int, int], None] | None = None,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steepen.data import Validation
+from steepen.data import ValidationSet
 from steepen.model.mean_loss import mean_loss
 from steepen.model.network import Network
 
 
 @dataclass(frozen=True)
-class ValidationScore:
+class ValidationLoss:
     """The loss on one validation set; equal identities mean equal tokens."""
 
     loss: float  # nats per token
@@ -29,7 +29,7 @@ class ValidationScore:
         return asdict(self)
 
 
-def tensors(validation: Validation, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+def tensors(validation: ValidationSet, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     """A validation set as batches of inputs and targets."""
     return ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in validation.batches(rows))
 
@@ -42,10 +42,10 @@ def rows_at_once(network: Network, context: int) -> int:
 
 def validate(
     network: Network,
-    validation: Validation,
+    validation: ValidationSet,
     passes: int | None = None,
     report: Callable[[int, int], None] | None = None,
-) -> ValidationScore:
+) -> ValidationLoss:
     """The network's loss on a validation set, at a number of passes (default: its own).
 
     `report` is told how many of how many sequences are done.
@@ -61,6 +61,6 @@ def validate(
                 report(done, validation.chunks)
 
     loss = mean_loss(network, batches(), passes)
-    return ValidationScore(
+    return ValidationLoss(
         loss, validation.bits_per_byte(loss), validation.tokens, passes, validation.identity
     )

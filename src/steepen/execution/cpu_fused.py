@@ -26,14 +26,14 @@ CACHED = 2**18  # scores at a time: a megabyte of fp32
 STEEPEST = 60.0  # largest score whose exponential, summed over a context, is far from fp32's largest number
 
 
-def speed_up(network: Network) -> None:
+def install_fused_cpu(network: Network) -> None:
     """Have the built-in blocks of a network on a CPU compute this way; copies that growth makes do too."""
     for block in network.blocks():
         if type(block) is TransformerBlock:
-            block.fast = CpuBlock(block)
+            block.fast = FusedCpuBlock(block)
 
 
-class CpuBlock:
+class FusedCpuBlock:
     """A block, fast; it hands back to the plain one what it does not serve."""
 
     def __init__(self, block: TransformerBlock) -> None:

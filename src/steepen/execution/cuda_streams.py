@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class SideBySide:
+class StreamPool:
     """Does works at once, all but the first on streams of their own; the current stream waits for all.
 
     Streams are kept. What a work leaves behind is safe to use and to free on the current stream: its own
@@ -37,6 +37,6 @@ class SideBySide:
                 here.wait_stream(side)
 
 
-def one_after_the_other(works: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_sequentially(works: Sequence[Callable[[], Any]]) -> list[Any]:
     """Does works in turn; returns what they return."""
     return [work() for work in works]

@@ -14,14 +14,14 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.linear import Product
+from steepen.execution.linear import FusedLinear
 from steepen.kernels import kernels_for
-from steepen.kernels.fp8 import ACTIVATION, Twice, Whole, exact
+from steepen.kernels.fp8 import ACTIVATION, RowwiseFp8, TensorwisePending, exact
 
 MULTIPLE = 16  # of both sides of a matrix, for the GPU's products in eight bits
 
 
-class Product8(Product):
+class Float8Linear(FusedLinear):
     """A `Product` that computes in eight bits what it is given in eight bits, and the rest as ever."""
 
     def __init__(
@@ -37,34 +37,34 @@ class Product8(Product):
         self.turned_scale = torch.empty(1, columns, dtype=torch.float32, device=device)
         self.largest = torch.empty(rows + columns, dtype=torch.int32, device=device)
 
-    def __call__(self, x: Tensor | Twice) -> Tensor:
+    def __call__(self, x: Tensor | RowwiseFp8) -> Tensor:
         """x times the transposed matrix."""
         if isinstance(x, Tensor):
             return super().__call__(x)
         return self._kernels.multiply(x, self.small, self.scale, self.weight.dtype, fast=True)
 
-    def add_to_(self, total: Tensor, x: Tensor | Twice) -> Tensor:
+    def add_to_(self, total: Tensor, x: Tensor | RowwiseFp8) -> Tensor:
         """Add x times the transposed matrix to `total`."""
         return super().add_to_(total, x) if isinstance(x, Tensor) else total.add_(self(x))
 
-    def plus(self, total: Tensor, x: Tensor | Twice) -> Tensor | None:
+    def plus(self, total: Tensor, x: Tensor | RowwiseFp8) -> Tensor | None:
         """Total and x times the transposed matrix; None where that takes a pass of its own."""
         return super().plus(total, x) if isinstance(x, Tensor) else None
 
-    def to_input(self, d: Tensor | Twice) -> Tensor:
+    def dgrad(self, d: Tensor | RowwiseFp8) -> Tensor:
         """The gradient of x."""
         if isinstance(d, Tensor):
-            return super().to_input(d)
+            return super().dgrad(d)
         fast = not self.head
         return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=fast)
 
-    def to_weight(self, d: Tensor | Twice, x: Tensor | Twice | Whole) -> None:
+    def wgrad(self, d: Tensor | RowwiseFp8, x: Tensor | RowwiseFp8 | TensorwisePending) -> None:
         """Add the weight's gradient to the parameter's: summed in fp32, and added in it."""
         if isinstance(d, Tensor) or isinstance(x, Tensor) or self.head:
-            return super().to_weight(exact(d), exact(x))
+            return super().wgrad(exact(d), exact(x))
         kernels, parameter = self._kernels, self.parameter
         d_size = kernels.size_of(d)
-        x_size = x.size if isinstance(x, Whole) else kernels.size_of(x)
+        x_size = x.size if isinstance(x, TensorwisePending) else kernels.size_of(x)
         across, along = kernels.turn(d, d_size), kernels.turn(x, x_size)
         gradient = kernels.multiply_turned(across, along, d_size * self.factor, x_size)
         if parameter.grad is None:
@@ -72,10 +72,10 @@ class Product8(Product):
         else:
             parameter.grad += gradient.view(parameter.shape)
 
-    def back(self, d: Tensor | Twice, x: Tensor | Twice | Whole) -> Tensor:
+    def backward(self, d: Tensor | RowwiseFp8, x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
-        self.to_weight(d, x)
-        return self.to_input(d)
+        self.wgrad(d, x)
+        return self.dgrad(d)
 
     def quantise(self) -> None:
         """Bring the weight in eight bits up to date with the weight."""
@@ -88,17 +88,17 @@ class Product8(Product):
         return kernels_for(self.weight, eight=True)
 
 
-def eight_where_it_fits(
+def float8_linear_where_aligned(
     parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
-) -> Product:
+) -> FusedLinear:
     """A product in eight bits, or as ever where the matrix has sides that those do not take."""
     columns = parameter.shape[-1]
     fits = columns % MULTIPLE == 0 and parameter.numel() // columns % MULTIPLE == 0
-    return (Product8 if fits else Product)(parameter, factor, dtype, head=head)
+    return (Float8Linear if fits else FusedLinear)(parameter, factor, dtype, head=head)
 
 
-def quantised(products: list[Product]) -> None:
+def quantised(products: list[FusedLinear]) -> None:
     """Bring those of the products that have weights in eight bits up to date, after `rounded`."""
     for product in products:
-        if isinstance(product, Product8):
+        if isinstance(product, Float8Linear):
             product.quantise()

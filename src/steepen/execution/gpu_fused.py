@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.execution.float8_linear import Product8, quantised
-from steepen.execution.linear import Product, rounded
+from steepen.execution.float8_linear import Float8Linear, quantised
+from steepen.execution.linear import FusedLinear, rounded
 from steepen.kernels import kernels_for
 from steepen.kernels.fp8 import exact
-from steepen.model.shape import KEPT_UP_TO
+from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
 
 if TYPE_CHECKING:
     from steepen.model.block import TransformerBlock
     from steepen.model.network import Network
 
 LOGIT_BYTES = 2**29  # of logits, or odds, that exist at once
-Make = Callable[..., Product]  # of a parameter and a factor, and whether it is the head
+Make = Callable[..., FusedLinear]  # of a parameter and a factor, and whether it is the head
 
 
 def piece_rows(rows: int, row_bytes: int) -> int:
@@ -44,16 +44,16 @@ def piece_rows(rows: int, row_bytes: int) -> int:
     return math.ceil(rows / pieces)
 
 
-class FastBlock:
+class FusedBlock:
     """A `TransformerBlock`, fast. It stays valid when the block is copied with it."""
 
     def __init__(self, block: TransformerBlock, make: Make) -> None:
         self.heads, self.eps, self.scale = block.heads, block.eps, block.attention_scale
         self.qkv, self.out = make(block.qkv, 1.0), make(block.out, block.residual)
         self.gate_up, self.down = make(block.gate_up, 1.0), make(block.down, block.residual)
-        self.eight = all(isinstance(product, Product8) for product in self.products())
+        self.eight = all(isinstance(product, Float8Linear) for product in self.products())
 
-    def products(self) -> list[Product]:
+    def products(self) -> list[FusedLinear]:
         """The block's matrices."""
         return [self.qkv, self.out, self.gate_up, self.down]
 
@@ -87,7 +87,7 @@ class _Queries(torch.autograd.Function):
     """Stream → queries, keys, values, and the stream again (so that its two gradients meet in one kernel)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FastBlock) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FusedBlock) -> tuple[Tensor, ...]:
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         n, rstd = kernels.rms_norm(_rows(x), block.eps)
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
@@ -100,10 +100,10 @@ class _Queries(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         dq, dk, dv, skip = gradients
         n, rstd, qkv, sizes, rotary = ctx.saved_tensors
-        block: FastBlock = ctx.block
+        block: FusedBlock = ctx.block
         kernels = kernels_for(skip, eight=block.eight)
         d = kernels.rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
-        dn = block.qkv.back(d, kernels.normed(n))
+        dn = block.qkv.backward(d, kernels.normed(n))
         d = kernels_for(skip).rms_norm_backward(dn, n, rstd, _rows(skip))
         return d.view(skip.shape), None, None
 
@@ -112,7 +112,7 @@ class _Rest(torch.autograd.Function):
     """Attention's output and the stream → the stream after the block."""
 
     @staticmethod
-    def forward(ctx: Any, attended: Tensor, x: Tensor, block: FastBlock) -> Tensor:
+    def forward(ctx: Any, attended: Tensor, x: Tensor, block: FusedBlock) -> Tensor:
         kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
         flat = _rows(attended)
         taken = kernels.quantise_activation(flat)
@@ -126,7 +126,11 @@ class _Rest(torch.autograd.Function):
         gate_up = block.gate_up(n)
         activated = kernels.swiglu(gate_up)
         block.down.add_to_(middle, activated)
-        kept = activated if isinstance(activated, Tensor) and activated.shape[1] <= KEPT_UP_TO else None
+        kept = (
+            activated
+            if isinstance(activated, Tensor) and activated.shape[1] <= KEEP_ACTIVATION_MAX_WIDTH
+            else None
+        )
         ctx.block = block
         ctx.save_for_backward(flat, size, exact(n), rstd, gate_up, kept)
         return middle.view(x.shape)
@@ -135,20 +139,20 @@ class _Rest(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
         flat, size, n, rstd, gate_up, kept = ctx.saved_tensors
-        block: FastBlock = ctx.block
+        block: FusedBlock = ctx.block
         kernels = kernels_for(flat, eight=block.eight)
         d = kernels.quantise_gradient(_rows(gradients[0]))
-        product = block.down.to_input(d)
+        product = block.down.dgrad(d)
         given = () if kept is None else (kept,)  # never in eight bits, whose kernels take none
         d_gate_up, activated = kernels.swiglu_backward_(gate_up, product, *given)
         del product
-        block.down.to_weight(d, activated)
+        block.down.wgrad(d, activated)
         del activated
-        dn = block.gate_up.back(d_gate_up, kernels.normed(n))
+        dn = block.gate_up.backward(d_gate_up, kernels.normed(n))
         del d_gate_up
         d = kernels.rms_norm_backward(dn, n, rstd, exact(d))
         del dn
-        return block.out.back(d, kernels.whole(flat, size)).view(shape), exact(d).view(shape), None
+        return block.out.backward(d, kernels.whole(flat, size)).view(shape), exact(d).view(shape), None
 
 
 class _Embed(torch.autograd.Function):
@@ -201,10 +205,10 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, stream: Tensor, targets: Tensor, head: Product, share: float, fast: FastNetwork
+        ctx: Any, stream: Tensor, targets: Tensor, head: FusedLinear, share: float, fast: FusedNetwork
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
-        kernels = kernels_for(stream, eight=isinstance(head, Product8) and gradient)
+        kernels = kernels_for(stream, eight=isinstance(head, Float8Linear) and gradient)
         n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
         answers, count = targets.flatten().contiguous(), targets.numel()
         rows = piece_rows(count, head.rows * stream.element_size())
@@ -231,7 +235,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _head(
-    n: Any, targets: Tensor, head: Product, scale: float, softcap: float | None, gradient: bool
+    n: Any, targets: Tensor, head: FusedLinear, scale: float, softcap: float | None, gradient: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses of some tokens, the gradient of n times `scale` and what its rows are yet to be multiplied by.
 
@@ -244,22 +248,22 @@ def _head(
             if parts is None:
                 return losses, None, None
             odds, factor, scaled = parts
-            head.to_weight(odds, scaled)
-            return losses, head.to_input(odds), factor
+            head.wgrad(odds, scaled)
+            return losses, head.dgrad(odds), factor
     else:
         kernels = kernels_for(n.small, eight=True)
     losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap)
-    return losses, head.back(d, n) if gradient else None, None
+    return losses, head.backward(d, n) if gradient else None, None
 
 
-class FastNetwork:
+class FusedNetwork:
     """What `Network` hands its work to once `speed_up` has been called on it."""
 
     def __init__(self, network: Network, make: Make) -> None:
         self.network, self.make = network, make
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
         self.head = make(network.head, network.multipliers.output, head=True)
-        self.products: list[Product] = []
+        self.products: list[FusedLinear] = []
         self.adopt()
 
     def adopt(self) -> None:
@@ -269,8 +273,8 @@ class FastNetwork:
         self.products = [self.head]
         for block in self.network.blocks():
             if type(block) is TransformerBlock:
-                if not isinstance(block.fast, FastBlock):
-                    block.fast = FastBlock(block, self.make)
+                if not isinstance(block.fast, FusedBlock):
+                    block.fast = FusedBlock(block, self.make)
                 self.products += block.fast.products()
         self.refresh()
 
@@ -298,6 +302,6 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-def speed_up(network: Network, make: Make) -> None:
+def install_fused_gpu(network: Network, make: Make) -> None:
     """Have a network compute on its fast path: built-in blocks, embedding, boundary and loss."""
-    network.fast = FastNetwork(network, make)
+    network.fused = FusedNetwork(network, make)

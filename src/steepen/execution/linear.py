@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from steepen.kernels.cublaslt_gemm import multiply, multiply_and_add
 
 
-class Product:
+class FusedLinear:
     """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision.
 
     `head` says that logits come out.
@@ -38,21 +38,21 @@ class Product:
         """Total and x times the transposed matrix, rounded once; None where that takes a pass of its own."""
         return multiply_and_add(x, self.weight.t(), total)
 
-    def to_input(self, d: Tensor) -> Tensor:
+    def dgrad(self, d: Tensor) -> Tensor:
         """The gradient of x."""
         return multiply(d, self.weight)
 
-    def to_weight(self, d: Tensor, x: Tensor) -> None:
+    def wgrad(self, d: Tensor, x: Tensor) -> None:
         """Add the weight's gradient to the parameter's, summing in fp32 throughout; the first is written."""
         parameter, kept = self.parameter, 1.0
         if parameter.grad is None:
             parameter.grad, kept = torch.empty_like(parameter), 0.0
         accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor, kept)
 
-    def back(self, d: Tensor, x: Tensor) -> Tensor:
+    def backward(self, d: Tensor, x: Tensor) -> Tensor:
         """Both: returns the gradient of x, adds that of the weight."""
-        self.to_weight(d, x)
-        return self.to_input(d)
+        self.wgrad(d, x)
+        return self.dgrad(d)
 
 
 def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float, kept: float = 1.0) -> None:
@@ -68,7 +68,7 @@ def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float, kept: float 
         total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=kept, alpha=factor)
 
 
-def rounded(products: list[Product]) -> None:
+def rounded(products: list[FusedLinear]) -> None:
     """Bring the products' weights up to date with their parameters, all at once."""
     torch._foreach_copy_([p.weight for p in products], [p.parameter.view(p.rows, -1) for p in products])
     scaled = [p for p in products if p.factor != 1.0]

@@ -10,9 +10,9 @@ import torch
 
 from steepen.errors import UsageError
 from steepen.execution import cpu_fused as cpu
-from steepen.execution.float8_linear import eight_where_it_fits
-from steepen.execution.gpu_fused import speed_up
-from steepen.execution.linear import Product
+from steepen.execution.float8_linear import float8_linear_where_aligned
+from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.linear import FusedLinear
 from steepen.kernels import has_kernels
 from steepen.model.network import Network
 from steepen.recipe.accounting import flops_per_token
@@ -23,15 +23,17 @@ GRAPH_FLOPS = 5e13
 
 
 @dataclass(frozen=True)
-class Way:
+class ExecutionMode:
     """What is switched on for a run."""
 
-    fast: bool  # forward and backward written out, for the built-in block
+    fused: bool  # forward and backward written out, for the built-in block
     compiled: bool  # by torch.compile, what is not fast
     graphs: bool  # whole steps recorded and replayed
 
 
-def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compile: bool | None) -> Way:
+def choose_execution_mode(
+    spec: RunSpec, device: torch.device, *, fast: bool | None, compile: bool | None
+) -> ExecutionMode:
     """The fastest way there is, unless told otherwise."""
     on_gpu = device.type == "cuda"
     # On a GPU the kernels are Triton's, and for less than fp32.
@@ -48,33 +50,35 @@ def choose_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compil
     built_in = built_in and fast
     compiled = able and not built_in if compile is None else compile  # on a GPU the compiler needs Triton too
     small = spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total <= GRAPH_FLOPS
-    return Way(fast, compiled, graphs=on_gpu and built_in and small)
+    return ExecutionMode(fast, compiled, graphs=on_gpu and built_in and small)
 
 
-def check_way(spec: RunSpec, device: torch.device, *, fast: bool | None, compile: bool | None) -> None:
+def check_execution_mode(
+    spec: RunSpec, device: torch.device, *, fast: bool | None, compile: bool | None
+) -> None:
     """Refuse a run that this device cannot compute as its spec asks."""
-    way = choose_way(spec, device, fast=fast, compile=compile)
+    way = choose_execution_mode(spec, device, fast=fast, compile=compile)
     if spec.precision == "fp8":
-        require_eight_bits(device, fast=way.fast)
+        require_fp8_support(device, fast=way.fused)
 
 
-def prepare(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
+def apply_execution_mode(network: Network, precision: str, *, fast: bool, compiled: bool) -> None:
     """Set a network's precision and the way it computes."""
     device = network.embedding.device
     if precision == "fp8":
-        require_eight_bits(device, fast=fast)
+        require_fp8_support(device, fast=fast)
     if precision != "fp32":
         network.compute_dtype = torch.bfloat16
     if fast and device.type == "cpu":
-        cpu.speed_up(network)
+        cpu.install_fused_cpu(network)
     elif fast:
-        make = eight_where_it_fits if precision == "fp8" else Product
-        speed_up(network, functools.partial(make, dtype=torch.bfloat16))
+        make = float8_linear_where_aligned if precision == "fp8" else FusedLinear
+        install_fused_gpu(network, functools.partial(make, dtype=torch.bfloat16))
     if compiled:
         compile_network(network)
 
 
-def require_eight_bits(device: torch.device, *, fast: bool) -> None:
+def require_fp8_support(device: torch.device, *, fast: bool) -> None:
     """Refuse to compute in fp8 where there is nothing to do it with."""
     if device.type != "cuda":
         raise UsageError(
@@ -99,7 +103,7 @@ def compile_network(network: Network) -> None:
     # All blocks share one compiled program; each micro-batch size, with and without gradients, adds one.
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 64)
     compile_blocks(network)
-    for name in () if network.fast is not None else ("core_boundary", "coda_boundary", "loss"):
+    for name in () if network.fused is not None else ("core_boundary", "coda_boundary", "loss"):
         setattr(network, name, torch.compile(getattr(network, name), dynamic=False))
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from steepen.kernels import eager
 from steepen.kernels.eager import rotate_norm_
-from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, TINY, Twice, Whole, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, LOGITS, TINY, RowwiseFp8, TensorwisePending, most
 
 __all__ = [
     "add_rms_norm",
@@ -51,14 +51,14 @@ def rounded(x: Tensor, dtype: torch.dtype, largest: Tensor | None = None) -> tup
     return (wide * factor).to(dtype), 1 / factor
 
 
-def quantise_activation(x: Tensor) -> Twice:
+def quantise_activation(x: Tensor) -> RowwiseFp8:
     """x as a product takes it."""
-    return Twice(x, *rounded(x, ACTIVATION))
+    return RowwiseFp8(x, *rounded(x, ACTIVATION))
 
 
-def quantise_gradient(d: Tensor) -> Twice:
+def quantise_gradient(d: Tensor) -> RowwiseFp8:
     """d as the product that goes back takes it."""
-    return Twice(d, *rounded(d, GRADIENT))
+    return RowwiseFp8(d, *rounded(d, GRADIENT))
 
 
 def quantise_weight_(
@@ -75,7 +75,7 @@ def quantise_weight_(
         sizes.copy_(found.t())
 
 
-def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+def multiply(x: RowwiseFp8, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """x times the transpose of a matrix in eight bits whose rows have these scales (1, rows), in `dtype`.
 
     `fast` lets a GPU sum in fewer bits than fp32's.
@@ -85,68 +85,72 @@ def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast
     return product.to(dtype)
 
 
-def rms_norm(x: Tensor, eps: float) -> tuple[Twice, Tensor]:
+def rms_norm(x: Tensor, eps: float) -> tuple[RowwiseFp8, Tensor]:
     """As `eager.rms_norm`."""
     n, rstd = eager.rms_norm(x, eps)
     return quantise_activation(n), rstd
 
 
-def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Twice, Tensor]:
+def add_rms_norm(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, RowwiseFp8, Tensor]:
     """As `eager.add_rms_norm`."""
     total, n, rstd = eager.add_rms_norm(x, y, eps)
     return total, quantise_activation(n), rstd
 
 
-def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> Twice:
+def rms_norm_backward(dn: Tensor, n: Tensor, rstd: Tensor, skip: Tensor | None = None) -> RowwiseFp8:
     """As `eager.rms_norm_backward`."""
     return quantise_gradient(eager.rms_norm_backward(dn, n, rstd, skip))
 
 
 def rotate_norm_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
-) -> Twice:
+) -> RowwiseFp8:
     """As `eager.rotate_norm_backward`, in eight bits only."""
-    return Twice(None, *rounded(eager.rotate_norm_backward(dq, dk, dv, qkv, rstd, table), GRADIENT))
+    return RowwiseFp8(None, *rounded(eager.rotate_norm_backward(dq, dk, dv, qkv, rstd, table), GRADIENT))
 
 
-def swiglu(gate_up: Tensor) -> Twice:
+def swiglu(gate_up: Tensor) -> RowwiseFp8:
     """As `eager.swiglu`, in eight bits only: the way back makes the exact product again."""
-    return Twice(None, *rounded(eager.swiglu(gate_up), ACTIVATION))
+    return RowwiseFp8(None, *rounded(eager.swiglu(gate_up), ACTIVATION))
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[RowwiseFp8, RowwiseFp8]:
     """As `eager.swiglu_backward_`, in eight bits only."""
     d, h = eager.swiglu_backward_(gate_up, dh)
-    return Twice(None, *rounded(d, GRADIENT)), Twice(None, *rounded(h, ACTIVATION))
+    return RowwiseFp8(None, *rounded(d, GRADIENT)), RowwiseFp8(None, *rounded(h, ACTIVATION))
 
 
 def cross_entropy_(
     logits: Tensor, targets: Tensor, scale: float, softcap: float | None
-) -> tuple[Tensor, Twice]:
+) -> tuple[Tensor, RowwiseFp8]:
     """As `eager.cross_entropy_`. The largest of a row's gradient is the target's: 1 − p, p = exp(−loss)."""
     losses, d = eager.cross_entropy_(logits, targets, scale, softcap)
     bound = abs(scale) * (MARGIN - torch.expm1(-losses))
-    return losses, Twice(d, *rounded(d, LOGITS, bound))
+    return losses, RowwiseFp8(d, *rounded(d, LOGITS, bound))
 
 
-def size_of(x: Twice) -> Tensor:
+def size_of(x: RowwiseFp8) -> Tensor:
     """The scale that all of x fits."""
     return x.scale.amax()
 
 
-def whole(x: Tensor, size: Tensor) -> Whole:
+def whole(x: Tensor, size: Tensor) -> TensorwisePending:
     """x as the product that makes a weight's gradient takes it; `size` is what `size_of` gave of it."""
-    return Whole(x, size)
+    return TensorwisePending(x, size)
 
 
-def normed(n: Tensor) -> Whole:
+def normed(n: Tensor) -> TensorwisePending:
     """The same for what came out of a norm: none of it exceeds the root of its width."""
-    return Whole(n, torch.full((), n.shape[1] ** 0.5 / most(ACTIVATION), device=n.device))
+    return TensorwisePending(n, torch.full((), n.shape[1] ** 0.5 / most(ACTIVATION), device=n.device))
 
 
-def turn(x: Twice | Whole, size: Tensor) -> Tensor:
+def turn(x: RowwiseFp8 | TensorwisePending, size: Tensor) -> Tensor:
     """The transpose of x in eight bits, all with the scale `size`, and zeros to a multiple of `TOKENS`."""
-    wide, kind = (x.exact, ACTIVATION) if isinstance(x, Whole) else (x.small.float() * x.scale, x.small.dtype)
+    wide, kind = (
+        (x.exact, ACTIVATION)
+        if isinstance(x, TensorwisePending)
+        else (x.small.float() * x.scale, x.small.dtype)
+    )
     return functional.pad((wide.float() / size).t(), (0, padded(len(wide)) - len(wide))).to(kind)
 
 

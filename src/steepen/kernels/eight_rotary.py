@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors, room
-from steepen.kernels.fp8 import GRADIENT, Twice, most
+from steepen.kernels.fp8 import GRADIENT, RowwiseFp8, most
 from steepen.kernels.rotary import along_heads, turned_back
 
 
@@ -67,7 +67,7 @@ def _rotate_norm_backward8_kernel(
 
 def rotate_norm_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
-) -> Twice:
+) -> RowwiseFp8:
     """As `eager8.rotate_norm_backward`."""
     batch, time, _, heads, size = qkv.shape
     small, scale = room(batch * time, 3 * heads * size, GRADIENT, qkv.device)
@@ -78,4 +78,4 @@ def rotate_norm_backward(
         dq, dk, dv, *strides, qkv, rstd, table, small, scale, time, heads, size // 2,
         MOST=most(GRADIENT), HEADS=across, HALF=along, num_warps=min(max(across * along // 256, 1), 8),
     )  # fmt: skip
-    return Twice(None, small, scale)
+    return RowwiseFp8(None, small, scale)

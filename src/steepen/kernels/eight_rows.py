@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from steepen.kernels.fp8 import ACTIVATION, GRADIENT, TINY, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, TINY, RowwiseFp8, most
 from steepen.kernels.row_launch import grid, tile
 
 LEAST = tl.constexpr(TINY)
@@ -57,20 +57,20 @@ def room(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tup
     return small, torch.empty(rows, 1, dtype=torch.float32, device=device)
 
 
-def _quantise(x: Tensor, dtype: torch.dtype) -> Twice:
+def _quantise(x: Tensor, dtype: torch.dtype) -> RowwiseFp8:
     assert x.is_contiguous(), "rows must follow one another"
     rows, width = x.shape
     small, scale = room(rows, width, dtype, x.device)
     size = tile(width)
     _quantise_kernel[grid(rows, size)](x, small, scale, rows, width, MOST=most(dtype), **size)
-    return Twice(x, small, scale)
+    return RowwiseFp8(x, small, scale)
 
 
-def quantise_activation(x: Tensor) -> Twice:
+def quantise_activation(x: Tensor) -> RowwiseFp8:
     """As `eager8.quantise_activation`."""
     return _quantise(x, ACTIVATION)
 
 
-def quantise_gradient(d: Tensor) -> Twice:
+def quantise_gradient(d: Tensor) -> RowwiseFp8:
     """As `eager8.quantise_gradient`."""
     return _quantise(d, GRADIENT)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import TOGETHER, factors, room, write_rows
-from steepen.kernels.fp8 import ACTIVATION, GRADIENT, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, GRADIENT, RowwiseFp8, most
 from steepen.kernels.row_launch import grid, tile
 
 NUMBERS = 4096  # of a program's share of the hidden width, at least
@@ -60,16 +60,16 @@ def _swiglu_backward8_kernel(
     tl.store(there + hidden, (dup * factor[:, None]).to(kind), mask=inside)
 
 
-def swiglu(gate_up: Tensor) -> Twice:
+def swiglu(gate_up: Tensor) -> RowwiseFp8:
     """As `eager8.swiglu`."""
     rows, hidden = len(gate_up), gate_up.shape[1] // 2
     small, scale = room(rows, hidden, ACTIVATION, gate_up.device)
     size = tile(hidden, NUMBERS)
     _swiglu8_kernel[grid(rows, size)](gate_up, small, scale, rows, hidden, MOST=most(ACTIVATION), **size)
-    return Twice(None, small, scale)
+    return RowwiseFp8(None, small, scale)
 
 
-def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
+def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[RowwiseFp8, RowwiseFp8]:
     """As `eager8.swiglu_backward_`."""
     rows, hidden = dh.shape
     small, scale = room(rows, 2 * hidden, GRADIENT, dh.device)
@@ -79,4 +79,4 @@ def swiglu_backward_(gate_up: Tensor, dh: Tensor) -> tuple[Twice, Twice]:
         gate_up, dh, small, scale, h, h_scale, rows, hidden,
         MOST=most(GRADIENT), MOST_H=most(ACTIVATION), **size,
     )  # fmt: skip
-    return Twice(None, small, scale), Twice(None, h, h_scale)
+    return RowwiseFp8(None, small, scale), RowwiseFp8(None, h, h_scale)

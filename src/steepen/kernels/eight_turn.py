@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eager8 import padded
-from steepen.kernels.fp8 import ACTIVATION, Twice, Whole
+from steepen.kernels.fp8 import ACTIVATION, RowwiseFp8, TensorwisePending
 
 TILE = {"ROWS": 128, "COLUMNS": 64, "num_warps": 4}
 
@@ -39,17 +39,17 @@ def _turn_kernel(
     tl.store(out_ptr + column.to(tl.int64)[:, None] * room + row[None, :], tl.trans(small), mask=inside)
 
 
-def turn(x: Twice | Whole, size: Tensor) -> Tensor:
+def turn(x: RowwiseFp8 | TensorwisePending, size: Tensor) -> Tensor:
     """As `eager8.turn`."""
     matrix, scale, kind = (
-        (x.exact, size, ACTIVATION) if isinstance(x, Whole) else (x.small, x.scale, x.small.dtype)
+        (x.exact, size, ACTIVATION) if isinstance(x, TensorwisePending) else (x.small, x.scale, x.small.dtype)
     )
     assert matrix.is_contiguous(), "rows must follow one another"
     rows, columns = matrix.shape
     out = torch.empty(columns, padded(rows), dtype=kind, device=matrix.device)
     grid = (triton.cdiv(out.shape[1], TILE["ROWS"]) * triton.cdiv(columns, TILE["COLUMNS"]),)
     _turn_kernel[grid](
-        matrix, scale, size, out, rows, columns, out.shape[1], SCALED=isinstance(x, Twice), **TILE
+        matrix, scale, size, out, rows, columns, out.shape[1], SCALED=isinstance(x, RowwiseFp8), **TILE
     )
     return out
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from steepen.kernels.eight_rows import factors
-from steepen.kernels.fp8 import ACTIVATION, Twice, most
+from steepen.kernels.fp8 import ACTIVATION, RowwiseFp8, most
 
 EDGE = 64  # of a tile, which is read along one side and written along both
 
@@ -76,6 +76,6 @@ def quantise_weight_(
     )  # fmt: skip
 
 
-def multiply(x: Twice, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+def multiply(x: RowwiseFp8, small: Tensor, scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """As `eager8.multiply`."""
     return torch._scaled_mm(x.small, small.t(), x.scale, scale, out_dtype=dtype, use_fast_accum=fast)

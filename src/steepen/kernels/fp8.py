@@ -14,27 +14,29 @@ TINY = 1e-30  # the least a row's largest number counts for, so that a row of ze
 
 
 @dataclass(frozen=True)
-class Twice:
+class RowwiseFp8:
     """`small` times `scale` (a column, fp32) is `exact`, rounded; None where no one needs the exact one."""
 
     exact: Tensor | None
     small: Tensor
     scale: Tensor
 
-    def __getitem__(self, rows: slice) -> Twice:
+    def __getitem__(self, rows: slice) -> RowwiseFp8:
         """Some of the rows."""
-        return Twice(None if self.exact is None else self.exact[rows], self.small[rows], self.scale[rows])
+        return RowwiseFp8(
+            None if self.exact is None else self.exact[rows], self.small[rows], self.scale[rows]
+        )
 
 
 @dataclass(frozen=True)
-class Whole:
+class TensorwisePending:
     """A matrix yet to be rounded to eight bits, and the one scale (fp32, no dimensions) that fits it."""
 
     exact: Tensor
     size: Tensor
 
 
-def exact(x: Tensor | Twice | Whole) -> Tensor:
+def exact(x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
     """The matrix before it was rounded to eight bits, where it was."""
     if isinstance(x, Tensor):
         return x

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from steepen.errors import SteepenError
-from steepen.launch.worker import PROGRAM, Attempt, Task
+from steepen.launch.worker import PROGRAM, Attempt, TrainCommand
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunDirectory, Store, write_json
+from steepen.runs.store import RunDirectory, RunStore, write_json
 
 RETRIES = 3  # attempts after the first that may end without any progress
 
@@ -30,7 +30,7 @@ class Failure:
 
     kind: str  # Diverged, OutOfMemory, UsageError, Killed, WorkerLost, …
     message: str  # one sentence
-    passing: bool = False  # the cause may be gone next time: another attempt can help
+    transient: bool = False  # the cause may be gone next time: another attempt can help
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Workplace:
+class LaunchContext:
     """What every launcher needs to know: where the data and the runs are, and how to train."""
 
     data: Path
-    store: Store
+    store: RunStore
     arguments: tuple[str, ...] = ()  # more options of `steepen train`, e.g. ("--device", "cpu")
     program: tuple[str, ...] = PROGRAM
 
-    def task(self, spec: RunSpec, environment: dict[str, str] | None = None) -> Task:
+    def task(self, spec: RunSpec, environment: dict[str, str] | None = None) -> TrainCommand:
         """One attempt at a spec, ready to travel: paths are absolute, and the spec is in its directory."""
         run = self.store.run(spec)
         if not run.spec_file.exists():
             write_json(run.spec_file, spec.to_dict())
-        return Task(
+        return TrainCommand(
             str(run.path.absolute()),
             str(self.data.absolute()),
             self.arguments,
@@ -91,10 +91,10 @@ class Job:
     retried: int = 0
 
 
-class Queue(ABC):
+class LauncherBase(ABC):
     """The queue; a launcher adds how to start an attempt, how to see that it ended and how to stop it."""
 
-    def __init__(self, place: Workplace, slots: int) -> None:
+    def __init__(self, place: LaunchContext, slots: int) -> None:
         self.place = place
         self._slots = slots
 
@@ -156,7 +156,7 @@ class Queue(ABC):
         result = judge(job.run, attempt)
         if isinstance(result, RunRecord):
             return Outcome(job.spec, record=result, retried=job.retried)
-        if result.passing:
+        if result.transient:
             job.fruitless = 0 if saved_step(job.run) > job.saved else job.fruitless + 1
             if job.fruitless <= RETRIES:
                 job.retried += 1
@@ -187,12 +187,12 @@ def judge(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:
         return record
     where = f" on {attempt.host}" if attempt.host else ""
     if attempt.code is None:
-        return Failure("WorkerLost", f"its worker was lost{where}. {attempt.output}".strip(), passing=True)
+        return Failure("WorkerLost", f"its worker was lost{where}. {attempt.output}".strip(), transient=True)
     number = -attempt.code if attempt.code < 0 else attempt.code - 128
     if number in signal.valid_signals() and number > 0:
         name = signal.Signals(number).name
         hint = "; the machine may be short of memory" if number == signal.SIGKILL else ""
-        return Failure("Killed", f"it was stopped by {name}{where}{hint}.", passing=True)
+        return Failure("Killed", f"it was stopped by {name}{where}{hint}.", transient=True)
     if attempt.code == 0:
         return Failure(
             "RecordMissing",

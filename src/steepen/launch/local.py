@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from steepen.errors import UsageError
-from steepen.launch.base import Job, Queue, Workplace
+from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.worker import Attempt, Child
 
 _GRACE = 60.0  # seconds a run has to save before it is killed
@@ -38,7 +38,7 @@ def gpus() -> list[tuple[str, str]]:
     return [(word, found[word]) for word in (part.strip() for part in visible.split(",")) if word in found]
 
 
-class LocalLauncher(Queue):
+class LocalLauncher(LauncherBase):
     """A queue of processes. On GPUs each run sees one; on CPUs each has `threads` of its own.
 
     The number of threads is never derived from the number of jobs: sums in another order are other numbers,
@@ -46,7 +46,7 @@ class LocalLauncher(Queue):
     """
 
     def __init__(
-        self, place: Workplace, jobs: int | None = None, *, runs_per_gpu: int = 1, threads: int = 1
+        self, place: LaunchContext, jobs: int | None = None, *, runs_per_gpu: int = 1, threads: int = 1
     ) -> None:
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
             if value is not None and value < 1:

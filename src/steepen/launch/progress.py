@@ -15,7 +15,7 @@ from steepen.launch.cost_estimate import Speed, expected_flops, flops_left, make
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import last_metrics
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 
 _PLAIN_SECONDS = 30.0  # between lines where there is no terminal
 _SHOWN = 12  # current runs in the live table
@@ -29,7 +29,7 @@ class Progress:
 
     def __init__(
         self,
-        store: Store,
+        store: RunStore,
         *,
         speed: Speed | None = None,  # what is known of it before the first run ends
         quiet: bool = False,

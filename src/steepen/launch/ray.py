@@ -9,15 +9,15 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
-from steepen.launch.base import Job, Outcome, Queue, Workplace
+from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
 from steepen.launch.local import cores, gpus
-from steepen.launch.worker import Attempt, python_path, work
+from steepen.launch.worker import Attempt, python_path, run_attempt
 from steepen.runs.spec import RunSpec
 
 _GRACE = 60.0
 
 
-class RayLauncher(Queue):
+class RayLauncher(LauncherBase):
     """Ray tasks of `num_cpus` and `num_gpus` each (half a GPU means two runs on one).
 
     With an address ("auto", "ray-head:6379") it joins that cluster, whose nodes must see data and runs under
@@ -26,7 +26,7 @@ class RayLauncher(Queue):
 
     def __init__(
         self,
-        place: Workplace,
+        place: LaunchContext,
         jobs: int | None = None,
         *,
         address: str | None = None,
@@ -95,7 +95,7 @@ class RayLauncher(Queue):
     def start(self, jobs: Sequence[Job]) -> None:
         """Submit a task for each."""
         # Ray's own retries are off: all launchers retry by the same rule, and say how often.
-        remote = self.ray.remote(num_cpus=self.num_cpus, num_gpus=self._gpus, max_retries=0)(work)
+        remote = self.ray.remote(num_cpus=self.num_cpus, num_gpus=self._gpus, max_retries=0)(run_attempt)
         environment = {"OMP_NUM_THREADS": str(self.threads)}
         for job in jobs:
             job.handle = remote.remote(self.place.task(job.spec, environment))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from steepen.errors import UsageError, nearest
-from steepen.launch.base import Launcher, Workplace
+from steepen.launch.base import LaunchContext, Launcher
 from steepen.utils.yaml_io import load_yaml
 
 LAUNCHERS = ("local", "slurm", "ray")
 
 
 def make_launcher(
-    on: str, place: Workplace, jobs: int | None = None, options: Sequence[str] = ()
+    on: str, place: LaunchContext, jobs: int | None = None, options: Sequence[str] = ()
 ) -> Launcher:
     """The launcher `--on` names; options are KEY=VALUE, e.g. threads=4, partition=gpu, num_gpus=0.5."""
     if on not in LAUNCHERS:

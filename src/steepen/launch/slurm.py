@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
-from steepen.launch.base import Job, Queue, Workplace
+from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import cores
-from steepen.launch.worker import Attempt, Child, Task, python_path
+from steepen.launch.worker import Attempt, Child, TrainCommand, python_path
 
 _POLL = 0.2
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
@@ -35,7 +35,7 @@ _SHARED = {
 class Work:
     """What a Slurm job does: one attempt. Asked to leave (time limit, preemption) it saves and requeues."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrainCommand) -> None:
         self.task = task
         self.child: Child | None = None
 
@@ -57,14 +57,14 @@ class Work:
         return submitit.helpers.DelayedSubmission(Work(self.task))
 
 
-class SlurmLauncher(Queue):
+class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
     A name that submitit does not share between clusters is given to Slurm itself (`slurm_` need not be
     written). `cluster="local"` runs the same jobs as processes of this machine.
     """
 
-    def __init__(self, place: Workplace, jobs: int | None = None, **options: Any) -> None:
+    def __init__(self, place: LaunchContext, jobs: int | None = None, **options: Any) -> None:
         try:
             import submitit
         except ImportError as error:

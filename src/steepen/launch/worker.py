@@ -22,7 +22,7 @@ _TAIL = 4000  # characters of output that come back with an attempt
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainCommand:
     """What to start: one run by its directory, which every machine sees under the same path."""
 
     run: str  # the run's directory; spec.json is in it
@@ -51,7 +51,7 @@ class Attempt:
 class Child:
     """A training process, its output going to log.txt in the run's directory."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrainCommand) -> None:
         path = Path(task.run) / "log.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log: BinaryIO = path.open("ab+")
@@ -95,7 +95,7 @@ class Child:
             self.process.kill()
 
 
-def work(task: Task) -> Attempt:
+def run_attempt(task: TrainCommand) -> Attempt:
     """Make one attempt in this process; whatever interrupts it, the child is asked to save and stop."""
     child = Child(task)
     try:

@@ -10,10 +10,15 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.law import ComputeFit, Loss, Settings, law_dict
+from steepen.laws.fits.law import ComputeFit, FitSettings, Loss, law_dict
 from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.checks import SharedFloor, lack_of_fit, shared_floor, warnings_of
-from steepen.laws.hypotheses.nested_models import Rule
+from steepen.laws.hypotheses.checks import (
+    SharedIrreducibleLoss,
+    lack_of_fit,
+    shared_irreducible_loss,
+    warnings_of,
+)
+from steepen.laws.hypotheses.nested_models import DecisionRule
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import HoldOut, score
 from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
@@ -23,7 +28,7 @@ Ways = Literal["both", "joint", "paper"]
 
 
 @dataclass(frozen=True)
-class Request:
+class AnalysisRequest:
     """What to do with the ladders. `method` names the laws to report; `both` heads its list with the joint
     one.
     """
@@ -55,24 +60,24 @@ class Request:
             raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> DecisionRule:
         """How verdicts are reached."""
-        return Rule(self.level, self.margin, self.noise, self.loss == "log-mse")
+        return DecisionRule(self.level, self.margin, self.noise, self.loss == "log-mse")
 
 
 @dataclass(frozen=True)
-class LadderReport:
+class LadderAnalysis:
     """Laws by each way asked for, a verdict per arm, multipliers by each method, scored hold-outs and
     warnings.
     """
 
-    request: Request
+    request: AnalysisRequest
     fits: dict[str, ComputeFit]
     verdicts: dict[str, Verdict]
     multipliers: dict[str, tuple[Multiplier, ...]]
     hold_out: tuple[HoldOut, ...]
     p_lack_of_fit: float | None
-    shared_floor: SharedFloor
+    shared_floor: SharedIrreducibleLoss
     warnings: tuple[str, ...]
 
     @property
@@ -127,16 +132,16 @@ class LadderReport:
 
 def analyse(
     ladders: dict[str, Ladder],
-    request: Request,
+    request: AnalysisRequest,
     hold_out: dict[str, Ladder] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> LadderReport:
+) -> LadderAnalysis:
     """Fit the laws, judge every arm against the reference, and score what was held out.
 
     `progress` is called with an arm's name once it has been judged.
     """
     ways = ("joint", "paper") if request.method == "both" else (request.method,)
-    base = Settings(
+    base = FitSettings(
         reference=request.reference, loss=request.loss, c0=request.c0,
         confidence=request.confidence, noise=request.noise,
     )  # fmt: skip
@@ -170,14 +175,14 @@ def analyse(
             progress(name)
     scores = [_with_readings(h, verdicts, head.c0) for h in score(head, hold_out)] if hold_out else []
     p_lack = lack_of_fit(ladders, head)
-    floors = shared_floor(ladders, head)
-    return LadderReport(
+    floors = shared_irreducible_loss(ladders, head)
+    return LadderAnalysis(
         request, fits, verdicts, multipliers, tuple(scores), p_lack, floors,
         warnings_of(ladders, head, p_lack, floors, request.level),
     )  # fmt: skip
 
 
-def _points(reference: Ladder, request: Request) -> Array:
+def _points(reference: Ladder, request: AnalysisRequest) -> Array:
     further = [request.budget] if request.budget is not None and request.extrapolate else []
     return np.concatenate([reference.flops, further])
 
@@ -190,7 +195,7 @@ def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> Ho
     x = np.log(held.flops / c0)
     forecasts = {
         name: float(r.e[1] + np.exp(r.log_a[1] - r.gamma[1] * x))
-        for name, r in verdict.readings.items()
+        for name, r in verdict.hypotheses.items()
         if name in ("exponent", "floor")
     }
     return replace(held, readings=forecasts)

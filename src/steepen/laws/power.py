@@ -13,7 +13,14 @@ from scipy import special
 
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import VERDICTS, Pair, Rule, compare_readings, fit_readings, judge
+from steepen.laws.hypotheses.nested_models import (
+    VERDICTS,
+    DecisionRule,
+    Pair,
+    compare_hypotheses,
+    fit_hypotheses,
+    judge,
+)
 from steepen.laws.verdict.sensitivity import separation
 
 Target = Literal["slope", "verdict"]
@@ -76,9 +83,9 @@ class Plan:
         return 2 * self.seeds * float(self.flops.sum())
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> DecisionRule:
         """How its verdict would be reached."""
-        return Rule(self.level, self.margin)
+        return DecisionRule(self.level, self.margin)
 
     def pair(self) -> tuple[Pair, float]:
         """Where the points lie, and C0 (the middle of the ladder)."""
@@ -155,8 +162,10 @@ def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
     if not (y > 0).all():
         raise UsageError("the planned law has a loss of zero or less at some rung; check floor and constant.")
     noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
-    warm = fit_readings(pair, y, plan.rule)
-    tests = compare_readings(fit_readings(pair, np.maximum(y + noise, 1e-6), plan.rule, warm=warm), plan.rule)
+    warm = fit_hypotheses(pair, y, plan.rule)
+    tests = compare_hypotheses(
+        fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm=warm), plan.rule
+    )
     words = judge(tests, plan.rule)
     shares = {word: float(np.mean(words == word)) for word in VERDICTS}
     side = math.copysign(1.0, plan.delta_gamma)

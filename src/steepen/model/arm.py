@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from steepen.errors import UsageError, nearest
-from steepen.model.shape import Scale, Shape, Split, require
+from steepen.model.shape import BlockAllocation, Shape, SizeRule, require
 
 BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
 BLOCKS = ("transformer",)
@@ -29,12 +29,12 @@ class Stage:
         require(inside, "Stage", "start", self.start, "a share of tokens in [0, 1), or None for the recipe's")
 
     @property
-    def most(self) -> int:
+    def max_passes(self) -> int:
         """The largest count this stage can draw."""
         return max(self.passes)
 
     @property
-    def middle(self) -> int:
+    def median_passes(self) -> int:
         """The count a network of this stage is evaluated at."""
         return sorted(self.passes)[len(self.passes) // 2]
 
@@ -84,17 +84,17 @@ class PassSchedule:
     @property
     def initial(self) -> int:
         """Passes the network is built with."""
-        return self.stages[0].most
+        return self.stages[0].max_passes
 
     @property
     def final(self) -> int:
         """Passes a finished network is evaluated at: the last stage's middle count."""
-        return self.stages[-1].middle
+        return self.stages[-1].median_passes
 
     @property
-    def most(self) -> int:
+    def max_passes(self) -> int:
         """The largest count of all stages."""
-        return max(stage.most for stage in self.stages)
+        return max(stage.max_passes for stage in self.stages)
 
     def resolve(self, rho: float | None) -> PassSchedule:
         """The schedule with the recipe's ρ (share of tokens after the change) put in where it was open."""
@@ -111,7 +111,7 @@ class PassSchedule:
 
 
 @dataclass(frozen=True)
-class SplitRule:
+class AllocationRule:
     """How many blocks a nominal depth has, and how they are divided."""
 
     per_depth: int = 1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
@@ -124,23 +124,23 @@ class SplitRule:
         paired = (self.prelude is None) == (self.coda is None)
         require(paired, "SplitRule", "coda", self.coda, "given together with prelude, or neither")
 
-    def at(self, depth: int) -> Split:
+    def at(self, depth: int) -> BlockAllocation:
         """The split at a nominal depth."""
         require(
             isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
         )
         blocks = self.blocks if self.blocks is not None else self.per_depth * depth
         if self.unsplit:
-            return Split(blocks, 0, 0)
+            return BlockAllocation(blocks, 0, 0)
         if self.prelude is None or self.coda is None:
-            return Split.even(blocks)
+            return BlockAllocation.even(blocks)
         core = blocks - self.prelude - self.coda
         if core < 1:
             raise UsageError(
                 f"depth {depth} is too small for the split {self.prelude}/C/{self.coda}: "
                 f"it needs a depth of at least {self.prelude + self.coda + 1}."
             )
-        return Split(self.prelude, core, self.coda)
+        return BlockAllocation(self.prelude, core, self.coda)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Arm:
     coda_boundary: str = "identity"  # ρ, before the coda
     tied: bool = True
     passes: PassSchedule = field(default_factory=PassSchedule)
-    split: SplitRule = field(default_factory=SplitRule)
+    allocation: AllocationRule = field(default_factory=AllocationRule)
     block: str = "transformer"
     recipe: str = "vanilla"  # the arm whose recipe this one follows
     about: str = ""
@@ -173,14 +173,14 @@ class Arm:
         if not self.title:
             object.__setattr__(self, "title", self.name)
 
-    def shape(self, depth: int, scale: Scale | None = None) -> Shape:
+    def shape(self, depth: int, scale: SizeRule | None = None) -> Shape:
         """The shape of this arm at a nominal depth."""
-        return Shape.at(depth, self.split.at(depth), scale)
+        return Shape.at(depth, self.allocation.at(depth), scale)
 
     def cores(self, passes: int) -> int:
         """Cores stored to run this many passes."""
         return 1 if self.tied else passes
 
-    def stored_blocks(self, split: Split, passes: int) -> int:
+    def stored_blocks(self, split: BlockAllocation, passes: int) -> int:
         """Blocks stored to run this many passes."""
         return split.executed(self.cores(passes))

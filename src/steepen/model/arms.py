@@ -8,11 +8,11 @@ import re
 from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
-from steepen.model.arm import Arm, PassSchedule, SplitRule
+from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.utils.source_digest import own_sources
 
 FULL = "norm+inject"
-UNSPLIT = SplitRule(unsplit=True)
+UNSPLIT = AllocationRule(unsplit=True)
 
 
 def _operator(name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str) -> Arm:
@@ -108,7 +108,7 @@ def _width_only(base: Arm, blocks: int) -> Arm:
         base,
         name=f"width-only-{base.name}",
         title=f"{base.title}, width only",
-        split=replace(base.split, blocks=blocks),
+        split=replace(base.allocation, blocks=blocks),
         about="executed depth 11 at every width",
     )
 
@@ -162,7 +162,7 @@ def _build() -> dict[str, Arm]:
         recipe="deep-vanilla-grow",
         about="Deep Vanilla whose core blocks are copied in mid-run",
     )
-    deeper = SplitRule(per_depth=2)
+    deeper = AllocationRule(per_depth=2)
     rows = [
         vanilla,
         deep_vanilla,
@@ -178,21 +178,21 @@ def _build() -> dict[str, Arm]:
             loop_2,
             name="loop-2-2-c-3",
             title="Loop-2, 2/C/3",
-            split=SplitRule(prelude=2, coda=3),
+            split=AllocationRule(prelude=2, coda=3),
             about="only the core grows with depth",
         ),
         replace(
             operator_1,
             name="operator-1-1-c-2",
             title="Operator-1, 1/C/2",
-            split=SplitRule(prelude=1, coda=2),
+            split=AllocationRule(prelude=1, coda=2),
             about="only the core grows with depth",
         ),
         replace(
             vanilla,
             name="deeper-vanilla",
             title="Deeper Vanilla",
-            split=SplitRule(per_depth=2, unsplit=True),
+            split=AllocationRule(per_depth=2, unsplit=True),
             about="twice the blocks at the same width (1:64)",
         ),
         replace(

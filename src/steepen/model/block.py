@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from steepen.errors import SteepenError, UsageError, is_out_of_memory
 from steepen.model.arms import load_attribute
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(x, weight.to(x.dtype).flatten(0, -2))
 
 
-def rotary_table(shape: Shape, options: Options, length: int | None = None) -> Tensor:
+def rotary_table(shape: Shape, options: ModelOptions, length: int | None = None) -> Tensor:
     """cos and sin of the rotation angles, stacked: (2, context, head_dim/2)."""
     half = shape.head_dim // 2
     frequency = options.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -50,14 +50,14 @@ class TransformerBlock(nn.Module):
     # Parameters that start at a constant; every other one starts uniform (see init.py).
     starts: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
 
-    def __init__(self, shape: Shape, multipliers: Multipliers, options: Options) -> None:
+    def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None:
         super().__init__()
         self.fast: Callable[[Tensor, Tensor], Tensor] | None = None  # set by fast.speed_up or cpu.speed_up
         self.heads = shape.heads
         self.residual = multipliers.residual
         self.eps = options.norm_eps
         self.attention_scale = options.qk_scale * shape.head_dim**-0.5
-        width, hidden = shape.width, shape.hidden
+        width, hidden = shape.width, shape.mlp_width
         self.qkv = nn.Parameter(torch.empty(3, width, width))
         self.out = nn.Parameter(torch.empty(width, width))
         self.gate_up = nn.Parameter(torch.empty(2, hidden, width))

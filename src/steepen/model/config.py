@@ -25,7 +25,7 @@ class Multipliers:
 
 
 @dataclass(frozen=True)
-class Options:
+class ModelOptions:
     """What the paper does not state, each with a default that can be changed."""
 
     # Explicit because the embedding starts at a standard deviation of 0.005: an implicit eps would matter.

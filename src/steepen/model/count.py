@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from steepen.model.block import find_block
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.network import Network
 from steepen.model.shape import Shape
 
@@ -28,7 +28,7 @@ def count_block(block: str, shape: Shape) -> tuple[int, int, int]:
     """A block's stored parameters, matrix parameters, and attention FLOPs per token."""
     kind = find_block(block)
     with torch.device("meta"):
-        parameters = list(kind(shape, Multipliers(), Options()).parameters())
+        parameters = list(kind(shape, Multipliers(), ModelOptions()).parameters())
     matrices = sum(p.numel() for p in parameters if p.ndim >= 2)
     return sum(p.numel() for p in parameters), matrices, kind.attention_flops(shape, shape.context)
 

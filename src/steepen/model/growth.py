@@ -39,8 +39,8 @@ def grow(network: Network, state: State, passes: int, policy: StatePolicy = "cop
     sources: dict[str, str] = {}
     if not network.arm.tied:
         sources = _stack_cores(network, passes)
-        if network.fast is not None:
-            network.fast.adopt()
+        if network.fused is not None:
+            network.fused.adopt()
     network.passes = passes
     for new, source in sources.items():
         if source in state and policy != "fresh":

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from steepen.model.arm import Arm
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.network import Network
 from steepen.model.shape import Shape
 
@@ -52,7 +52,7 @@ def on_meta(
     shape: Shape,
     arm: Arm,
     multipliers: Multipliers | None = None,
-    options: Options | None = None,
+    options: ModelOptions | None = None,
     *,
     passes: int | None = None,
 ) -> Network:

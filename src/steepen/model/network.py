@@ -14,12 +14,12 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import find_block, linear, own_block, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
-from steepen.model.config import Multipliers, Options
+from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.loss import head_loss
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:
-    from steepen.execution.gpu_fused import FastNetwork
+    from steepen.execution.gpu_fused import FusedNetwork
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Network(nn.Module):
         shape: Shape,
         arm: Arm,
         multipliers: Multipliers | None = None,
-        options: Options | None = None,
+        options: ModelOptions | None = None,
         *,
         passes: int | None = None,
     ) -> None:
         super().__init__()
         self.shape, self.arm = shape, arm
-        self.multipliers, self.options = multipliers or Multipliers(), options or Options()
+        self.multipliers, self.options = multipliers or Multipliers(), options or ModelOptions()
         self.passes = passes or arm.passes.initial
         self.compute_dtype: torch.dtype | None = None  # None: compute in the weights' own precision
-        self.fast: FastNetwork | None = None  # set by fast.speed_up
+        self.fused: FusedNetwork | None = None  # set by fast.speed_up
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
-        split = shape.split
+        split = shape.allocation
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
         self.prelude = self.stage(split.prelude)
         self.cores = nn.ModuleList(self.stage(split.core) for _ in range(arm.cores(self.passes)))
@@ -74,8 +74,8 @@ class Network(nn.Module):
 
     def refresh(self) -> None:
         """To be called when weights have changed: the fast path computes with copies of them."""
-        if self.fast is not None:
-            self.fast.refresh()
+        if self.fused is not None:
+            self.fused.refresh()
 
     def stage(self, blocks: int) -> nn.ModuleList:
         """A new list of blocks of this network's kind."""
@@ -94,16 +94,16 @@ class Network(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         passes: int | None = None,
-        share: float = 1.0,
+        loss_scale: float = 1.0,
     ) -> Tensor:
         """Logits (batch, time, vocabulary) in fp32 or wider; with targets, `share` of the mean cross-entropy.
 
         `share` is the part of a global batch these rows are, where gradients are accumulated over several.
         """
-        stream = self.features(tokens, passes)
-        return self.logits(stream) if targets is None else self.loss(stream, targets, share)
+        stream = self.hidden_states(tokens, passes)
+        return self.logits(stream) if targets is None else self.loss(stream, targets, loss_scale)
 
-    def features(
+    def hidden_states(
         self,
         tokens: Tensor,
         passes: int | None = None,
@@ -119,7 +119,7 @@ class Network(nn.Module):
         dtype = self.compute_dtype or self.embedding.dtype
         if tree is None:
             # The fast path rotates in fp32, whatever the precision it reads and writes.
-            exact = self.fast is not None and self.arm.block == "transformer"
+            exact = self.fused is not None and self.arm.block == "transformer"
             table = self.rotary[:, : tokens.shape[-1]].contiguous()
             rotary, rest = table if exact else table.to(dtype), ()
         else:
@@ -142,8 +142,8 @@ class Network(nn.Module):
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """The stream's beginning: the tokens' normed embeddings."""
-        if self.fast is not None:
-            return self.fast.embed(tokens, dtype)
+        if self.fused is not None:
+            return self.fused.embed(tokens, dtype)
         return self.norm(functional.embedding(tokens, self.embedding).to(dtype))
 
     def logits(self, stream: Tensor) -> Tensor:
@@ -153,14 +153,14 @@ class Network(nn.Module):
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
-    def loss(self, stream: Tensor, targets: Tensor, share: float = 1.0) -> Tensor:
+    def loss(self, stream: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
         """`share` times the mean cross-entropy of the targets, in fp32 or wider."""
-        if self.fast is not None:
-            return self.fast.loss(stream, targets, share)
+        if self.fused is not None:
+            return self.fused.loss(stream, targets, loss_scale)
         if stream.is_cpu and not torch.compiler.is_compiling():
             scale, cap = self.multipliers.output, self.options.softcap
-            return share * head_loss(self.norm(stream), self.head, targets, scale=scale, softcap=cap)
-        return share * functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
+            return loss_scale * head_loss(self.norm(stream), self.head, targets, scale=scale, softcap=cap)
+        return loss_scale * functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain."""
@@ -183,8 +183,8 @@ class Network(nn.Module):
 
     def _cross(self, boundary: Boundary, h: Tensor | None, e: Tensor) -> Tensor:
         alpha = self.multipliers.injection
-        if self.fast is not None and h is not None and boundary is normalise_and_inject:
-            return self.fast.norm_inject(h, e, alpha)
+        if self.fused is not None and h is not None and boundary is normalise_and_inject:
+            return self.fused.norm_inject(h, e, alpha)
         return boundary(h, e, alpha, self.norm)
 
     def _check(self, tokens: Tensor, passes: int, in_order: bool) -> None:

@@ -9,7 +9,7 @@ from steepen.errors import UsageError
 
 # The hidden width up to which training on a GPU keeps the MLP's activation for the backward. In networks so
 # narrow, unless they are very deep, there is memory for it; in others it is made again.
-KEPT_UP_TO = 1536
+KEEP_ACTIVATION_MAX_WIDTH = 1536
 
 
 def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
@@ -27,7 +27,7 @@ def require_positive(instance: object, names: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Split:
+class BlockAllocation:
     """Blocks in the prelude, the core (one pass of it) and the coda; written P/C/D."""
 
     prelude: int
@@ -53,14 +53,14 @@ class Split:
         return self.prelude + passes * self.core + self.coda
 
     @staticmethod
-    def even(blocks: int) -> Split:
+    def even(blocks: int) -> BlockAllocation:
         """As even as possible, remainder first to the core, then to the coda (Table "Model depths…")."""
         third, rest = divmod(blocks, 3)
-        return Split(third, third + (rest >= 1), third + (rest == 2))
+        return BlockAllocation(third, third + (rest >= 1), third + (rest == 2))
 
 
 @dataclass(frozen=True)
-class Scale:
+class SizeRule:
     """What a nominal depth is multiplied out to; by default the paper's (Table "Fixed architecture…")."""
 
     aspect: int = 128  # width per unit of nominal depth
@@ -77,7 +77,7 @@ class Scale:
         """The width at a nominal depth."""
         return self.aspect * depth
 
-    def hidden(self, width: int) -> int:
+    def mlp_width(self, width: int) -> int:
         """The SwiGLU hidden width: rounding to 256 is the only rule that fits the paper's size table."""
         return self.mlp_multiple * math.ceil(8 * width / 3 / self.mlp_multiple)
 
@@ -89,10 +89,10 @@ class Shape:
     depth: int
     width: int
     heads: int
-    hidden: int
+    mlp_width: int
     context: int
     vocabulary: int
-    split: Split
+    allocation: BlockAllocation
 
     def __post_init__(self) -> None:
         require_positive(self, ("depth", "width", "heads", "hidden", "context", "vocabulary"))
@@ -107,9 +107,9 @@ class Shape:
         return self.width // self.heads
 
     @staticmethod
-    def at(depth: int, split: Split, scale: Scale | None = None) -> Shape:
+    def at(depth: int, split: BlockAllocation, scale: SizeRule | None = None) -> Shape:
         """The shape of nominal depth `depth` at a scale."""
-        scale = scale or Scale()
+        scale = scale or SizeRule()
         require(
             isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
         )
@@ -125,8 +125,8 @@ class Shape:
             depth=depth,
             width=width,
             heads=width // scale.head_dim,
-            hidden=scale.hidden(width),
+            mlp_width=scale.mlp_width(width),
             context=scale.context,
             vocabulary=scale.vocabulary,
-            split=split,
+            allocation=split,
         )

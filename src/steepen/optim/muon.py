@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import SideBySide, one_after_the_other
+from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.kernels import eager, kernels_for
 from steepen.model.growth import State
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 
 # Odd polynomials a·x + b·x³ + c·x⁵ applied to the singular values, step by step; the last repeats.
 NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),)
@@ -61,15 +61,15 @@ def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 
 class Muon:
     """Steps named stacks of logical matrices, (…, out, in); `state` holds momentum by parameter name."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], choice: OptimizerChoice) -> None:
+    def __init__(self, parameters: dict[str, nn.Parameter], choice: OptimizerConfig) -> None:
         self.choice = choice
         self.parameters = parameters
         self.state: State = {}
-        self.sides: defaultdict[tuple[int, int], SideBySide] = defaultdict(SideBySide)  # by shape
+        self.sides: defaultdict[tuple[int, int], StreamPool] = defaultdict(StreamPool)  # by shape
 
     def step(self, lr: float | Tensor, weight_decay: float) -> None:
         """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd."""
-        one_after_the_other(self.works(lr, weight_decay))
+        run_sequentially(self.works(lr, weight_decay))
 
     def works(
         self, lr: float | Tensor, weight_decay: float, *, at_once: bool = False
@@ -141,7 +141,7 @@ class Muon:
         return scaled * (before / (after + TINY))
 
 
-def spread(sides: SideBySide | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
+def spread(sides: StreamPool | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
     """Do a work on lists of things that belong together, or on some of each beside the others."""
     if sides is None:
         work(*lists)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steepen.execution.cuda_streams import SideBySide, one_after_the_other
+from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.model.growth import State, grow
 from steepen.model.network import Network
 from steepen.optim.muon import Muon, decay
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
 # Numbers in all block matrices up to which the parts of a step are done side by side: a small network's leave
@@ -38,7 +38,7 @@ def route(network: Network) -> dict[str, str]:
 class Optimizer:
     """Steps a network by a recipe's hyperparameters. State is kept by parameter name."""
 
-    def __init__(self, network: Network, hyper: Hyperparameters, choice: OptimizerChoice) -> None:
+    def __init__(self, network: Network, hyper: Hyperparameters, choice: OptimizerConfig) -> None:
         self.network, self.hyper, self.choice = network, hyper, choice
         self.muon = Muon({}, choice)
         on_gpu = network.embedding.is_cuda
@@ -47,8 +47,8 @@ class Optimizer:
             [{"params": [], "name": group} for group in GROUPS],
             lr=0.0,
             betas=(hyper.beta1, hyper.beta2),
-            eps=hyper.eps,
-            weight_decay=0.0 if choice.cautious_decay else hyper.wd,
+            eps=hyper.adam_eps,
+            weight_decay=0.0 if choice.cautious_decay else hyper.weight_decay,
             fused=on_gpu,
             capturable=on_gpu,
         )
@@ -63,7 +63,7 @@ class Optimizer:
             self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
         for group in self.adam.param_groups:
             group["lr"] = self.lr[group["name"]]
-        self.side_by_side = SideBySide()
+        self.side_by_side = StreamPool()
         self.names: dict[str, nn.Parameter] = {}
         self.adopt()
 
@@ -84,7 +84,7 @@ class Optimizer:
         """Peak learning rate of each group."""
         hyper = self.hyper
         peak = {"embedding": hyper.embedding_lr, "head": hyper.head_lr}
-        return {group: peak.get(group, hyper.glr) for group in GROUPS}
+        return {group: peak.get(group, hyper.learning_rate) for group in GROUPS}
 
     def step(self, factor: float) -> Tensor:
         """One step at this share of the peak learning rates; returns what `apply` does."""
@@ -112,7 +112,7 @@ class Optimizer:
         at_once = device.type == "cuda" and small and torch.cuda.is_current_stream_capturing()
         works: list[Callable[[], Any]] = [
             self._step_adam,
-            *self.muon.works(self.lr["matrices"], self.hyper.wd, at_once=at_once),
+            *self.muon.works(self.lr["matrices"], self.hyper.weight_decay, at_once=at_once),
         ]
         if self.choice.clip is not None:
             clipped = nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
@@ -120,7 +120,7 @@ class Optimizer:
         else:
             gradients = [p.grad for p in self.names.values() if p.grad is not None]
             works.insert(0, lambda: nn.utils.get_total_norm(gradients))
-        norm, *_ = self.side_by_side(works, device) if at_once else one_after_the_other(works)
+        norm, *_ = self.side_by_side(works, device) if at_once else run_sequentially(works)
         self.network.refresh()
         return norm
 
@@ -130,7 +130,7 @@ class Optimizer:
         zeros = {str(shape): nn.Parameter(torch.zeros_like(p)) for shape, p in shapes.items()}
         for parameter in zeros.values():
             parameter.grad = torch.zeros_like(parameter)
-        Muon(zeros, self.choice).step(self.lr["matrices"], self.hyper.wd)
+        Muon(zeros, self.choice).step(self.lr["matrices"], self.hyper.weight_decay)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -178,7 +178,7 @@ class Optimizer:
         with torch.no_grad():
             for (group, parameters), old in zip(groups, before, strict=True):
                 updates = [p.detach() - o for p, o in zip(parameters, old, strict=True)]
-                decay(old, updates, group["lr"], self.hyper.wd, cautious=True)
+                decay(old, updates, group["lr"], self.hyper.weight_decay, cautious=True)
                 for parameter, start, update in zip(parameters, old, updates, strict=True):
                     parameter.copy_(start + update)
 

@@ -50,7 +50,7 @@ def block_cost(arm: Arm, shape: Shape) -> BlockCost:
     """One block of an arm: in closed form, or counted from the module where the block is the user's own."""
     if arm.block == "transformer":
         # Q, K, V, O and the three SwiGLU matrices
-        parameters = 4 * shape.width**2 + 3 * shape.width * shape.hidden
+        parameters = 4 * shape.width**2 + 3 * shape.width * shape.mlp_width
         return BlockCost(parameters, parameters, 6 * shape.width * shape.context)
     from steepen.model.count import count_block
 
@@ -64,17 +64,19 @@ def head_parameters(shape: Shape) -> int:
 
 def stored_parameters(arm: Arm, shape: Shape, passes: int) -> int:
     """N_s: everything a checkpoint at this many passes holds, both embeddings included. Sets TPP."""
-    return block_cost(arm, shape).stored * arm.stored_blocks(shape.split, passes) + 2 * head_parameters(shape)
+    return block_cost(arm, shape).stored * arm.stored_blocks(shape.allocation, passes) + 2 * head_parameters(
+        shape
+    )
 
 
 def compute_active_parameters(arm: Arm, shape: Shape, passes: int) -> int:
     """N_c: matrices once per application, the head once, no input embedding. Sets cost."""
-    return block_cost(arm, shape).matrices * shape.split.executed(passes) + head_parameters(shape)
+    return block_cost(arm, shape).matrices * shape.allocation.executed(passes) + head_parameters(shape)
 
 
 def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
     """Training FLOPs of one token, forward and backward, at this many passes."""
-    executed = shape.split.executed(passes)
+    executed = shape.allocation.executed(passes)
     block = block_cost(arm, shape)
     return Flops(
         matmul=6 * block.matrices * executed,

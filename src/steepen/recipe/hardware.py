@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
-from steepen.model.shape import KEPT_UP_TO
+from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
 from steepen.recipe.recipe import Rung
 
 
@@ -71,13 +71,13 @@ def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -
     token and executed block, 4 widths at the ends; half a gibibyte of logits at a time, and an eighth for
     libraries' workspaces. A block of your own keeps about twice as much. Peaks: docs/performance.md.
     """
-    shape, passes = rung.shape, rung.schedule.most
+    shape, passes = rung.shape, rung.schedule.max_passes
     ends = 2 * shape.vocabulary * shape.width
     blocks = rung.stored_parameters - ends
     share = gpus if sharded else 1
-    block = blocks / max(1, rung.arm.stored_blocks(shape.split, passes))
-    tokens, executed = micro_batch * shape.context, shape.split.executed(passes)
-    kept = 6 * shape.width + (3 if shape.hidden <= KEPT_UP_TO else 2) * shape.hidden
+    block = blocks / max(1, rung.arm.stored_blocks(shape.allocation, passes))
+    tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
+    kept = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
     return Memory(
         state=(12 * blocks + 16 * ends) / share,
         compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),

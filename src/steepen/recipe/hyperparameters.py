@@ -3,42 +3,78 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import ClassVar
 
 from steepen.model.config import Multipliers
 from steepen.model.shape import require
 
+# The paper's codes: accepted wherever a hyperparameter is named, and shown beside its name.
+PAPER_CODES: dict[str, str] = {
+    "glr": "learning_rate",
+    "elrm": "embedding_lr_multiplier",
+    "hlrm": "head_lr_multiplier",
+    "rm": "residual_multiplier",
+    "om": "output_multiplier",
+    "alpha": "injection_weight",
+    "wd": "weight_decay",
+    "wte": "embedding_init_std",
+    "uis": "init_scale",
+    "wu": "warmup_steps",
+    "wdr": "warmdown_fraction",
+    "eps": "adam_eps",
+}
+
+
+def full_name(name: str) -> str:
+    """The field that a name or a code of the paper means: GLR is learning_rate."""
+    return PAPER_CODES.get(name.lower(), name)
+
+
+def paper_code(name: str) -> str | None:
+    """The paper's code of a hyperparameter in capitals (GLR), or None where it has none."""
+    return next((code.upper() for code, field in PAPER_CODES.items() if field == name), None)
+
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What is tuned. Names are the paper's, in lower case (Table "Base-tuned hyperparameters…")."""
+    """What is tuned (Table "Base-tuned hyperparameters…"); the paper's code stands beside each field."""
 
-    glr: float  # global learning rate: the matrices'
-    elrm: float  # embedding learning rate = glr · elrm
-    hlrm: float  # head learning rate = glr · hlrm
-    rm: float  # residual multiplier
-    om: float  # output multiplier
-    alpha: float  # injection weight α; without effect where nothing is injected
-    wd: float  # weight decay
-    wte: float  # standard deviation of the embedding at the start
-    uis: float  # scale of the input matrices at the start
-    wu: int  # warm-up steps
-    wdr: float  # share of steps in the warm-down
+    learning_rate: float  # GLR: of the block matrices
+    embedding_lr_multiplier: float  # ELRM: embedding learning rate ÷ learning_rate
+    head_lr_multiplier: float  # HLRM: head learning rate ÷ learning_rate
+    residual_multiplier: float  # RM: on attention-out and MLP-down
+    output_multiplier: float  # OM: on the logits
+    injection_weight: float  # α of the boundary operator; no effect where nothing is injected
+    weight_decay: float  # WD
+    embedding_init_std: float  # WTE: standard deviation
+    init_scale: float  # UIS: of the matrices that read the residual stream
+    warmup_steps: int  # WU
+    warmdown_fraction: float  # WDR: share of the steps
     beta1: float
     beta2: float
-    eps: float
+    adam_eps: float
+    ALIASES: ClassVar[Mapping[str, str]] = PAPER_CODES
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             require(number, "Hyperparameters", field.name, value, "a finite number")
-        for name in ("glr", "eps"):
+        for name in ("learning_rate", "adam_eps"):
             self._require(name, getattr(self, name) > 0, "positive")
-        for name in ("elrm", "hlrm", "wd", "wte", "uis", "wu"):
+        for name in (
+            "embedding_lr_multiplier",
+            "head_lr_multiplier",
+            "weight_decay",
+            "embedding_init_std",
+            "init_scale",
+            "warmup_steps",
+        ):
             self._require(name, getattr(self, name) >= 0, "zero or positive")
-        self._require("wu", int(self.wu) == self.wu, "a whole number of steps")
-        self._require("wdr", 0 <= self.wdr <= 1, "a share in [0, 1]")
+        self._require("warmup_steps", int(self.warmup_steps) == self.warmup_steps, "a whole number of steps")
+        self._require("warmdown_fraction", 0 <= self.warmdown_fraction <= 1, "a share in [0, 1]")
         for name in ("beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
 
@@ -48,17 +84,19 @@ class Hyperparameters:
     @property
     def multipliers(self) -> Multipliers:
         """The factors the network needs."""
-        return Multipliers(residual=self.rm, output=self.om, injection=self.alpha)
+        return Multipliers(
+            residual=self.residual_multiplier, output=self.output_multiplier, injection=self.injection_weight
+        )
 
     @property
     def embedding_lr(self) -> float:
         """Peak learning rate of the input embedding."""
-        return self.glr * self.elrm
+        return self.learning_rate * self.embedding_lr_multiplier
 
     @property
     def head_lr(self) -> float:
         """Peak learning rate of lm_head."""
-        return self.glr * self.hlrm
+        return self.learning_rate * self.head_lr_multiplier
 
     def to_dict(self) -> dict[str, float]:
         """Field by field."""

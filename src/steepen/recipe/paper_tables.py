@@ -24,19 +24,19 @@ INITIAL = Hyperparameters(0.04, 0.02, 0.02, 0.5, 1.0, 1.0, 0.1, 0.08, 0.25, 40, 
 
 # Table "Recipes used for the reported ladders". The growth arms inherit their fixed arm's base values.
 PAPER: dict[str, Recipe] = {
-    "vanilla": Recipe(BASE["vanilla"], glr_exponent=-0.8, tpp=5, measured=(6, 20)),
-    "deep-vanilla": Recipe(BASE["deep-vanilla"], glr_exponent=-0.7, tpp=6, measured=(6, 18)),
-    "operator-1": Recipe(BASE["operator-1"], glr_exponent=-0.6, tpp=6, measured=(6, 20)),
-    "loop-2": Recipe(BASE["loop-2"], glr_exponent=-0.6, tpp=6, measured=(6, 18)),
-    "untied-2": Recipe(BASE["untied-2"], glr_exponent=-0.6, tpp=6, measured=(6, 18)),
+    "vanilla": Recipe(BASE["vanilla"], learning_rate_exponent=-0.8, tpp=5, measured=(6, 20)),
+    "deep-vanilla": Recipe(BASE["deep-vanilla"], learning_rate_exponent=-0.7, tpp=6, measured=(6, 18)),
+    "operator-1": Recipe(BASE["operator-1"], learning_rate_exponent=-0.6, tpp=6, measured=(6, 20)),
+    "loop-2": Recipe(BASE["loop-2"], learning_rate_exponent=-0.6, tpp=6, measured=(6, 18)),
+    "untied-2": Recipe(BASE["untied-2"], learning_rate_exponent=-0.6, tpp=6, measured=(6, 18)),
     "deep-vanilla-grow": Recipe(
-        BASE["deep-vanilla"], glr_exponent=-0.8, tpp=6, measured=(6, 18), rho=0.5, glr_base=0.036
+        BASE["deep-vanilla"], learning_rate_exponent=-0.8, tpp=6, measured=(6, 18), rho=0.5, learning_rate_base=0.036
     ),
     "untied-grow": Recipe(
-        BASE["untied-2"], glr_exponent=-0.6, tpp=8, measured=(6, 18), growth_law=UNTIED_GROWTH
+        BASE["untied-2"], learning_rate_exponent=-0.6, tpp=8, measured=(6, 18), growth_law=UNTIED_GROWTH
     ),
     "loop-grow": Recipe(
-        BASE["loop-2"], glr_exponent=-0.5, tpp=7, measured=(6, 18), growth_law=TIED_GROWTH
+        BASE["loop-2"], learning_rate_exponent=-0.5, tpp=7, measured=(6, 18), growth_law=TIED_GROWTH
     ),
 }  # fmt: skip
 

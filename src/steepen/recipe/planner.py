@@ -8,7 +8,7 @@ from typing import Any
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
-from steepen.model.shape import Scale
+from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import recipe_of
@@ -71,8 +71,8 @@ class Plan:
                 "first_step": start,
                 "steps": end - start,
                 "tokens": (end - start) * rung.batch_tokens,
-                "executed_depth": shape.split.executed(stage.most),
-                "compute_active_parameters": compute_active_parameters(arm, shape, stage.most),
+                "executed_depth": shape.allocation.executed(stage.max_passes),
+                "compute_active_parameters": compute_active_parameters(arm, shape, stage.max_passes),
                 "flops_per_token": per_token.to_dict(),
             }
             for stage, start, end, per_token in zip(
@@ -94,12 +94,12 @@ class Plan:
             "depth": shape.depth,
             "width": shape.width,
             "heads": shape.heads,
-            "hidden": shape.hidden,
+            "hidden": shape.mlp_width,
             "context": shape.context,
             "vocabulary": shape.vocabulary,
-            "split": str(shape.split),
-            "executed_depth": shape.split.executed(final),
-            "initial_executed_depth": shape.split.executed(initial),
+            "split": str(shape.allocation),
+            "executed_depth": shape.allocation.executed(final),
+            "initial_executed_depth": shape.allocation.executed(initial),
             "stored_parameters": rung.stored_parameters,
             "initial_stored_parameters": rung.initial_stored_parameters,
             "compute_active_parameters": compute_active_parameters(arm, shape, final),
@@ -138,7 +138,7 @@ def make_plan(
     flops: float | None = None,
     tokens: float | None = None,
     rho: float | None = None,
-    scale: Scale | None = None,
+    scale: SizeRule | None = None,
     recipe: Recipe | None = None,
     cluster: Cluster | None = None,
 ) -> Plan:
@@ -175,13 +175,13 @@ def make_plan(
     else:
         rung = recipe.spend(arm, depth, scale, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or Scale(), flops)))
+    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or SizeRule(), flops)))
 
 
 def nearest_depth(
     recipe: Recipe,
     arm: Arm,
-    scale: Scale | None = None,
+    scale: SizeRule | None = None,
     *,
     flops: float | None = None,
     tokens: float | None = None,
@@ -204,7 +204,7 @@ def nearest_depth(
     raise UsageError(f"the budget is beyond depth {DEEPEST}, where this planner ends.")
 
 
-def _warnings(rung: Rung, recipe: Recipe, scale: Scale, budget: float | None) -> list[str]:
+def _warnings(rung: Rung, recipe: Recipe, scale: SizeRule, budget: float | None) -> list[str]:
     """Where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = rung.shape.depth
@@ -223,7 +223,7 @@ def _warnings(rung: Rung, recipe: Recipe, scale: Scale, budget: float | None) ->
         found.append(f"depth {depth} is outside d{low}-d{high}, where the paper measured this recipe.")
     if not 8 <= depth <= 12:
         found.append(
-            f"the learning-rate exponent {recipe.glr_exponent:+.1f} was fitted at d8-d12 at most; "
+            f"the learning-rate exponent {recipe.learning_rate_exponent:+.1f} was fitted at d8-d12 at most; "
             f"at d{depth} it is extrapolated."
         )
     tpp = rung.tokens / rung.initial_stored_parameters

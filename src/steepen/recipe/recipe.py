@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
-from steepen.model.shape import Scale, Shape, require, require_positive
+from steepen.model.shape import Shape, SizeRule, require, require_positive
 from steepen.recipe.accounting import (
     Flops,
     flops_per_token,
@@ -27,12 +27,12 @@ class Recipe:
     """
 
     base: Hyperparameters
-    glr_exponent: (
+    learning_rate_exponent: (
         float  # β of GLR(N) = GLR_base·(N/N_base)^β, N the initial stored count (Equation "glr-scaling")
     )
     tpp: float
     base_depth: int = 8
-    glr_base: float | None = None  # where it differs from the base table's
+    learning_rate_base: float | None = None  # where it differs from the base table's
     rho: float | None = None  # a fixed share of tokens after growth…
     growth_law: GrowthLaw | None = None  # …or the fitted law for it
     batch_tokens: int = 524_288
@@ -43,16 +43,16 @@ class Recipe:
         require(self.tpp > 0, "Recipe", "tpp", self.tpp, "positive")
         require(self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a share in (0, 1] or None")
 
-    def glr(self, arm: Arm, depth: int, scale: Scale | None = None) -> float:
+    def learning_rate(self, arm: Arm, depth: int, scale: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
-        anchor = self.base.glr if self.glr_base is None else self.glr_base
+        anchor = self.base.learning_rate if self.learning_rate_base is None else self.learning_rate_base
         size = stored_parameters(arm, arm.shape(depth, scale), arm.passes.initial)
         base = stored_parameters(arm, arm.shape(self.base_depth, scale), arm.passes.initial)
-        return anchor * (size / base) ** self.glr_exponent
+        return anchor * (size / base) ** self.learning_rate_exponent
 
-    def hyperparameters(self, arm: Arm, depth: int, scale: Scale | None = None) -> Hyperparameters:
+    def hyperparameters(self, arm: Arm, depth: int, scale: SizeRule | None = None) -> Hyperparameters:
         """The base values with the learning rate of this depth."""
-        return replace(self.base, glr=self.glr(arm, depth, scale))
+        return replace(self.base, learning_rate=self.learning_rate(arm, depth, scale))
 
     def growth_share(self, arm: Arm, shape: Shape) -> float | None:
         """ρ for this shape: None where the arm does not grow, or its schedule says itself when."""
@@ -66,7 +66,7 @@ class Recipe:
             )
         return self.growth_law.rho(arm, shape, self.tpp)
 
-    def at(self, arm: Arm, depth: int, scale: Scale | None = None, *, rho: float | None = None) -> Rung:
+    def at(self, arm: Arm, depth: int, scale: SizeRule | None = None, *, rho: float | None = None) -> Rung:
         """The compute-optimal run of this arm at a depth."""
         shape = arm.shape(depth, scale)
         share = self.growth_share(arm, shape) if rho is None else rho
@@ -78,7 +78,7 @@ class Recipe:
         self,
         arm: Arm,
         depth: int,
-        scale: Scale | None = None,
+        scale: SizeRule | None = None,
         *,
         flops: float | None = None,
         tokens: float | None = None,
@@ -152,7 +152,7 @@ class Rung:
     @property
     def stored_parameters(self) -> int:
         """What the finished network stores."""
-        return stored_parameters(self.arm, self.shape, self.schedule.most)
+        return stored_parameters(self.arm, self.shape, self.schedule.max_passes)
 
     @property
     def initial_stored_parameters(self) -> int:

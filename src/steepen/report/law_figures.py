@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import LadderReport
+from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.fits.chinchilla import ChinchillaFit
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.laws.fits.solver import Array
@@ -21,7 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 MARKERS = "osD^vP*X"
 
 
-def draw_compute(report: LadderReport, ladders: dict[str, Ladder], path: Path) -> None:
+def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path) -> None:
     """Loss against compute, multipliers with bands, and exponent against constant."""
     plt = _pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
@@ -81,7 +81,7 @@ def draw_compute(report: LadderReport, ladders: dict[str, Ladder], path: Path) -
     _save(figure, path)
 
 
-def _draw_multipliers(axis: Any, report: LadderReport, name: str, colour: str, marker: str) -> None:
+def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str, marker: str) -> None:
     found = report.multipliers.get(name, ())
     points = [m for m in found if m.method == "interpolated"]
     if points:

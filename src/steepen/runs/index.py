@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from steepen.errors import SteepenError
-from steepen.runs.codec import from_plain
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import Row, Status, unfinished_row
 from steepen.runs.store import RunDirectory, write_atomically
+from steepen.utils.codec import from_builtins
 
 NAME = ".index"
 SETTLED_SECONDS = 2.0  # a file changed this lately may change again without a new stamp: it is not indexed
@@ -67,7 +67,7 @@ class _Entry:
 @functools.lru_cache(maxsize=65536)
 def _part(name: str, text: str) -> Any:
     """One field of a spec. Specs are frozen, so records may share it."""
-    return from_plain(_hints()[name], json.loads(text), f"spec.{name}")
+    return from_builtins(_hints()[name], json.loads(text), f"spec.{name}")
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.spec import RunSpec
+from steepen.utils.codec import from_builtins, to_builtins
 
 RECORD_VERSION = 1
 
@@ -25,7 +25,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Score:
+class ValidationScore:
     """Loss on the validation set at one moment of training."""
 
     step: int
@@ -43,7 +43,7 @@ class RunRecord:
     validation_loss: float
     validation_bits_per_byte: float | None
     validation_identity: str
-    scores: tuple[Score, ...]
+    validation_scores: tuple[ValidationScore, ...]
     train_loss: float  # mean over the last steps
     tokens: int
     flops: float  # realised, pass by pass
@@ -64,9 +64,9 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in record.json."""
-        return to_plain(self)
+        return to_builtins(self)
 
     @staticmethod
     def from_dict(value: Any) -> RunRecord:
         """The record of plain values."""
-        return from_plain(RunRecord, value, "record")
+        return from_builtins(RunRecord, value, "record")

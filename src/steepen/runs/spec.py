@@ -13,12 +13,12 @@ import yaml
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import code_digest
-from steepen.model.config import Options
+from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape, require, require_positive
 from steepen.recipe.accounting import stage_shares
-from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
-from steepen.runs.codec import from_plain, to_plain
+from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 1
@@ -28,7 +28,7 @@ Precision = Literal["fp32", "bf16", "fp8"]
 
 
 @dataclass(frozen=True)
-class OptimizerChoice:
+class OptimizerConfig:
     """Which optimizer, and what the paper leaves open about it."""
 
     kind: Literal["muon", "adamw"] = "muon"  # "adamw" steps the block matrices too (the paper's Adam ladders)
@@ -51,7 +51,7 @@ class OptimizerChoice:
 
 
 @dataclass(frozen=True)
-class DataChoice:
+class DataConfig:
     """The data by content, not by place: the same spec means the same tokens on every machine."""
 
     identity: str  # the prepared data set's content hash
@@ -75,12 +75,12 @@ class RunSpec:
     shape: Shape
     schedule: PassSchedule  # with every start known
     hyperparameters: Hyperparameters
-    data: DataChoice
+    data: DataConfig
     steps: int
     batch_tokens: int
     seed: int = 0
-    optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
-    options: Options = field(default_factory=Options)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
     code: str | None = None  # digest of the user's own code behind the arm, where there is any
@@ -104,7 +104,7 @@ class RunSpec:
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
-    def of(rung: Rung, data: DataChoice, **rest: Any) -> RunSpec:
+    def of(rung: Rung, data: DataConfig, **rest: Any) -> RunSpec:
         """The spec of a planned run."""
         return RunSpec(
             arm=rung.arm,
@@ -119,7 +119,7 @@ class RunSpec:
         )
 
     @property
-    def rows(self) -> int:
+    def batch_sequences(self) -> int:
         """Sequences in one global batch."""
         return self.batch_tokens // self.shape.context
 
@@ -132,18 +132,18 @@ class RunSpec:
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the content's SHA-256: the run's name."""
         # Through the codec, so that 0 and 0.0 in a field of floats are one content, as they are one value.
-        content = _content(from_plain(RunSpec, to_plain(self), "spec"))
+        content = _content(from_builtins(RunSpec, to_builtins(self), "spec"))
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in spec.json."""
-        return to_plain(self)
+        return to_builtins(self)
 
     @staticmethod
     def from_dict(value: Any) -> RunSpec:
         """The spec of plain values; a wrong field is refused by name."""
-        return from_plain(RunSpec, value, "spec")
+        return from_builtins(RunSpec, value, "spec")
 
 
 def _content(spec: RunSpec) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def override(spec: RunSpec, settings: list[str]) -> RunSpec:
-    """The spec with `section.field=value` changes, e.g. optimizer.glr=0.03, options.softcap=15, seed=2.
+    """The spec with `section.field=value` changes: optimizer.learning_rate=0.03, options.softcap=15, seed=2.
 
     The tuned hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
     """
@@ -179,19 +179,19 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
         except yaml.YAMLError as error:
             raise UsageError(f"--set {setting!r} is not valid: its value cannot be read.") from error
         if section is None:
-            spec = from_plain(RunSpec, {**spec.to_dict(), name: value}, "spec")
+            spec = from_builtins(RunSpec, {**spec.to_dict(), name: value}, "spec")
         else:
             part = getattr(spec, section)
-            plain = {**to_plain(part), name: value}
-            spec = replace(spec, **{section: from_plain(type(part), plain, section)})
+            plain = {**to_builtins(part), name: value}
+            spec = replace(spec, **{section: from_builtins(type(part), plain, section)})
     return spec
 
 
 _SECTIONS: dict[str, type] = {
     "hyperparameters": Hyperparameters,
-    "optimizer": OptimizerChoice,
-    "options": Options,
-    "data": DataChoice,
+    "optimizer": OptimizerConfig,
+    "options": ModelOptions,
+    "data": DataConfig,
 }
 _PLAIN = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 
@@ -199,6 +199,7 @@ _PLAIN = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 def _locate(key: str) -> tuple[str | None, str]:
     """Where a dotted or bare key lives: its section (None for the spec itself) and field."""
     section, _, name = key.rpartition(".")
+    name = full_name(name)
     homes = [home for home, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
     if not section and name in _PLAIN:
         return None, name

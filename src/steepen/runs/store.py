@@ -133,7 +133,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
-class Store:
+class RunStore:
     """A directory of run directories."""
 
     root: Path

@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.utils.codec import from_builtins, to_builtins
 
 Scale = Literal["linear", "log"]
 
@@ -78,12 +78,12 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return to_plain(self)
+        return to_builtins(self)
 
     @staticmethod
     def from_dict(value: Any) -> Answer:
         """The answer of plain values."""
-        return from_plain(Answer, value, "answer")
+        return from_builtins(Answer, value, "answer")
 
 
 # A study yields a batch of specs and is sent their records, in the same order, until it returns its answer.

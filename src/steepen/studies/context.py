@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
-from steepen.model.shape import Scale, require_positive
+from steepen.model.shape import SizeRule, require_positive
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.recipe import Recipe, Rung
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import DataChoice, OptimizerChoice, RunSpec
+from steepen.runs.spec import DataConfig, OptimizerConfig, RunSpec
 from steepen.studies.preset import Preset
 
 Arms: TypeAlias = Sequence[str | Arm]  # by name, or an arm of one's own
@@ -30,7 +30,7 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
-class Bench:
+class StudyContext:
     """A preset on data, with recipes that were fitted here instead of the paper's."""
 
     preset: Preset
@@ -42,7 +42,7 @@ class Bench:
         require_positive(self, ("epochs",))
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> SizeRule:
         """Width, heads and vocabulary by depth."""
         return self.preset.scale(self.data.vocabulary)
 
@@ -55,7 +55,7 @@ class Bench:
         """The fitted recipe for an arm where there is one, else the preset's."""
         return self.recipes.get(arm.name) or self.preset.recipe(arm)
 
-    def with_recipe(self, arm: Arm, recipe: Recipe) -> Bench:
+    def with_recipe(self, arm: Arm, recipe: Recipe) -> StudyContext:
         """The bench with another recipe for one arm."""
         return replace(self, recipes={**self.recipes, arm.name: recipe})
 
@@ -78,7 +78,7 @@ class Bench:
         rung: Rung,
         *,
         seed: int | None = None,
-        optimizer: OptimizerChoice | None = None,
+        optimizer: OptimizerConfig | None = None,
         pool_tokens: int | None = None,
         epochs: int | None = None,
     ) -> RunSpec:
@@ -101,9 +101,9 @@ class Bench:
         times = 1 if rung.tokens <= unique and epochs is None else times
         return RunSpec.of(
             rung,
-            DataChoice(self.data.identity, pool_tokens=pool_tokens, epochs=times),
+            DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times),
             seed=self.seed if seed is None else seed,
-            optimizer=optimizer or OptimizerChoice(),
+            optimizer=optimizer or OptimizerConfig(),
             precision=self.preset.precision,
             validation_tokens=self.validation_tokens,
         )
@@ -117,9 +117,9 @@ class Bench:
 
     def at_base(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
         """A run of the base size on the base tokens, with some hyperparameters changed."""
-        changed = replace(recipe, base=replace(recipe.base, **changes), glr_exponent=0.0)
-        if "glr" in changes:
-            changed = replace(changed, glr_base=None)
+        changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
+        if "learning_rate" in changes:
+            changed = replace(changed, learning_rate_base=None)
         return changed.spend(arm, self.preset.base_depth, self.scale, tokens=self.preset.base_tokens)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steepen.model.shape import require, require_positive
+from steepen.recipe.hyperparameters import full_name
 
 
 def require_unique(owner: Any, name: str) -> None:
@@ -95,13 +96,24 @@ class ChainGrid:
     points: int = 8
     threshold: float = 1e-3
     sweeps: tuple[str, ...] = (
-        "glr", "elrm", "hlrm", "rm", "om", "alpha", "wd", "schedule", "wte", "uis", "adam",
-    )  # fmt: skip
+        "learning_rate",
+        "embedding_lr_multiplier",
+        "head_lr_multiplier",
+        "residual_multiplier",
+        "output_multiplier",
+        "injection_weight",
+        "weight_decay",
+        "schedule",
+        "embedding_init_std",
+        "init_scale",
+        "adam",
+    )
 
     def __post_init__(self) -> None:
         require_positive(self, ("rounds",))
         require(3 <= self.points <= 8, "ChainGrid", "points", self.points, "from 3 to 8")
         require(self.threshold >= 0, "ChainGrid", "threshold", self.threshold, "zero or positive")
+        object.__setattr__(self, "sweeps", tuple(map(full_name, self.sweeps)))
         require_unique(self, "sweeps")
         for name in self.sweeps:
             known = name in ChainGrid.sweeps
@@ -142,7 +154,12 @@ class RateRuleGrid:
 
     depths: tuple[int, ...] = (8, 9, 10)
     multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
-    hyperparameters: tuple[str, ...] = ("glr", "om", "rm", "wd")
+    hyperparameters: tuple[str, ...] = (
+        "learning_rate",
+        "output_multiplier",
+        "residual_multiplier",
+        "weight_decay",
+    )
     screen_depths: tuple[int, ...] = (8, 10, 12)
 
     def __post_init__(self) -> None:
@@ -151,8 +168,14 @@ class RateRuleGrid:
         require(len(self.depths) >= 2, "RateRuleGrid", "depths", self.depths, "at least two: a drift")
         require_numbers(self, "multiples", 1e-3, 1e3, 3)
         require(1.0 in self.multiples, "RateRuleGrid", "multiples", self.multiples, "with 1 among them")
-        require("glr" in self.hyperparameters, "RateRuleGrid", "hyperparameters", self.hyperparameters,
-                "with glr among them")  # fmt: skip
+        object.__setattr__(self, "hyperparameters", tuple(map(full_name, self.hyperparameters)))
+        require(
+            "learning_rate" in self.hyperparameters,
+            "RateRuleGrid",
+            "hyperparameters",
+            self.hyperparameters,
+            "with learning_rate among them",
+        )
         require_unique(self, "hyperparameters")
 
 
@@ -196,11 +219,17 @@ class DataConstrainedGrid:
 class AblationGrid:
     """What the optimizer ablation needs to know of Adam."""
 
-    adam_glr: float = 0.003  # for AdamW on the matrices; tune it before drawing conclusions
+    adam_learning_rate: float = 0.003  # for AdamW on the matrices; tune it before drawing conclusions
     adam_arm: str = "deep-vanilla"
 
     def __post_init__(self) -> None:
-        require(self.adam_glr > 0, "AblationGrid", "adam_glr", self.adam_glr, "positive")
+        require(
+            self.adam_learning_rate > 0,
+            "AblationGrid",
+            "adam_learning_rate",
+            self.adam_learning_rate,
+            "positive",
+        )
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.model.shape import Scale, require, require_positive
-from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.model.shape import SizeRule, require, require_positive
+from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
-from steepen.runs.codec import from_plain
 from steepen.runs.spec import Precision
 from steepen.studies.grids import Grids, require_depths, require_unique
+from steepen.utils.codec import from_builtins
 from steepen.utils.yaml_io import load_yaml
 
 FOLDER = Path(__file__).parent / "presets"
@@ -29,23 +30,24 @@ class Adjustment:
     """What a preset changes in the paper's recipe for one arm (`all`: for every arm, before its own)."""
 
     arm: str
-    glr: float | None = None
-    elrm: float | None = None
-    hlrm: float | None = None
-    rm: float | None = None
-    om: float | None = None
-    alpha: float | None = None
-    wd: float | None = None
-    wte: float | None = None
-    uis: float | None = None
-    wu: int | None = None
-    wdr: float | None = None
+    learning_rate: float | None = None
+    embedding_lr_multiplier: float | None = None
+    head_lr_multiplier: float | None = None
+    residual_multiplier: float | None = None
+    output_multiplier: float | None = None
+    injection_weight: float | None = None
+    weight_decay: float | None = None
+    embedding_init_std: float | None = None
+    init_scale: float | None = None
+    warmup_steps: int | None = None
+    warmdown_fraction: float | None = None
     beta1: float | None = None
     beta2: float | None = None
-    eps: float | None = None
-    glr_exponent: float | None = None
+    adam_eps: float | None = None
+    learning_rate_exponent: float | None = None
     tpp: float | None = None
     rho: float | None = None
+    ALIASES: ClassVar[Mapping[str, str]] = PAPER_CODES
 
     def __post_init__(self) -> None:
         if self.arm != EVERY_ARM:
@@ -61,8 +63,8 @@ class Adjustment:
         names = {f.name for f in fields(Hyperparameters)}
         base = replace(recipe.base, **{name: value for name, value in given.items() if name in names})
         rest = {name: value for name, value in given.items() if name not in names}
-        if "glr" in given:
-            rest["glr_base"] = None  # the paper's own anchor for an arm gives way to the preset's
+        if "learning_rate" in given:
+            rest["learning_rate_base"] = None  # the paper's own anchor for an arm gives way to the preset's
         if "rho" in given:
             rest["growth_law"] = None
         return replace(recipe, base=base, **rest)
@@ -120,9 +122,9 @@ class Preset:
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 
-    def scale(self, vocabulary: int) -> Scale:
+    def scale(self, vocabulary: int) -> SizeRule:
         """What a depth is multiplied out to."""
-        return Scale(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
+        return SizeRule(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
 
     def recipe(self, arm: Arm) -> Recipe:
         """The paper's recipe for an arm, at this preset's batch and base, with its adjustments."""
@@ -157,4 +159,4 @@ def load_preset(name: str) -> Preset:
         raise UsageError(f"the preset {path} could not be read: {str(error).splitlines()[0]}.") from error
     if isinstance(value, dict):
         value = {"name": path.stem, **value}
-    return from_plain(Preset, value, f"preset {path.stem}")
+    return from_builtins(Preset, value, f"preset {path.stem}")

@@ -11,8 +11,8 @@ import yaml
 from steepen.errors import UsageError
 from steepen.model.shape import require
 from steepen.recipe.recipe import Recipe
-from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.store import write_atomically
+from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.yaml_io import load_yaml
 
 RECIPE_VERSION = 1
@@ -35,7 +35,7 @@ class RecipeFile:
 
 def write_recipe(path: Path, content: RecipeFile) -> None:
     """Write a recipe file, whole or not at all."""
-    write_atomically(path, yaml.safe_dump(to_plain(content), sort_keys=False, allow_unicode=True))
+    write_atomically(path, yaml.safe_dump(to_builtins(content), sort_keys=False, allow_unicode=True))
 
 
 def read_recipe(path: Path) -> RecipeFile:
@@ -45,7 +45,7 @@ def read_recipe(path: Path) -> RecipeFile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error
-    return from_plain(RecipeFile, value, f"recipe file {path.name}")
+    return from_builtins(RecipeFile, value, f"recipe file {path.name}")
 
 
 def read_recipes(paths: list[Path]) -> dict[str, Recipe]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from steepen.errors import UsageError, nearest
 from steepen.studies.answer import Study
-from steepen.studies.context import Bench
+from steepen.studies.context import StudyContext
 from steepen.studies.data_constrained import study as constrained
 from steepen.studies.design import passes
 from steepen.studies.design.allocation import allocation
@@ -27,7 +27,7 @@ from steepen.studies.study_names import ASKS
 
 
 @dataclass(frozen=True)
-class Listed:
+class StudyEntry:
     """A study as a command line knows it."""
 
     name: str
@@ -46,7 +46,7 @@ class Listed:
         """The options it takes besides the bench."""
         return [name for name in inspect.signature(self.function).parameters if name != "bench"]
 
-    def start(self, bench: Bench, given: dict[str, Any]) -> Study:
+    def start(self, bench: StudyContext, given: dict[str, Any]) -> Study:
         """The generator, with the options that were given; one it does not take is refused."""
         for name in given:
             if name not in self.options:
@@ -60,20 +60,20 @@ class Listed:
 STUDIES = {
     study.name: study
     for study in (
-        Listed("ladder", ladder, gaps=False),
-        Listed("fit-recipe", fit_recipe, adaptive=True),
-        Listed("chain-tuning", chain_tuning, adaptive=True),
-        Listed("tpp", tpp),
-        Listed("growth-fraction", growth_fraction),
-        Listed("lr-rule", lr_rule.lr_rule, adaptive=True, parts=lr_rule.PARTS),
-        Listed("allocation", allocation),
-        Listed("passes", passes.passes, parts=passes.PARTS),
-        Listed("growth-target", growth_target),
-        Listed("growth-timing", growth_timing),
-        Listed("transfer", transfer.transfer, gaps=False, parts=transfer.PARTS),
-        Listed("ablations", ablations.ablations, gaps=False, parts=ablations.PARTS),
-        Listed("extrapolate", extrapolate, adaptive=True, gaps=False),
-        Listed("data-constrained", constrained.data_constrained, parts=constrained.PARTS),
+        StudyEntry("ladder", ladder, gaps=False),
+        StudyEntry("fit-recipe", fit_recipe, adaptive=True),
+        StudyEntry("chain-tuning", chain_tuning, adaptive=True),
+        StudyEntry("tpp", tpp),
+        StudyEntry("growth-fraction", growth_fraction),
+        StudyEntry("lr-rule", lr_rule.lr_rule, adaptive=True, parts=lr_rule.PARTS),
+        StudyEntry("allocation", allocation),
+        StudyEntry("passes", passes.passes, parts=passes.PARTS),
+        StudyEntry("growth-target", growth_target),
+        StudyEntry("growth-timing", growth_timing),
+        StudyEntry("transfer", transfer.transfer, gaps=False, parts=transfer.PARTS),
+        StudyEntry("ablations", ablations.ablations, gaps=False, parts=ablations.PARTS),
+        StudyEntry("extrapolate", extrapolate, adaptive=True, gaps=False),
+        StudyEntry("data-constrained", constrained.data_constrained, parts=constrained.PARTS),
     )
 }
 
@@ -83,7 +83,7 @@ def _flag(option: str) -> str:
     return "--" + {"parts": "part", "source": "from"}.get(option, option).replace("_", "-")
 
 
-def find_study(name: str) -> Listed:
+def find_study(name: str) -> StudyEntry:
     """A study by name."""
     key = name.strip().lower().replace("_", "-")
     if key not in STUDIES:

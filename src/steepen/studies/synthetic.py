@@ -39,14 +39,27 @@ def fabricate(spec: RunSpec, loss: float) -> RunRecord:
     flops, stored = expected_flops(spec), initial_parameters(spec)
     active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
     return RunRecord(
-        spec=spec, run=spec.hash, validation_loss=loss, validation_bits_per_byte=None,
-        validation_identity="synthetic", scores=(), train_loss=loss, tokens=spec.tokens, flops=flops,
+        spec=spec,
+        run=spec.hash,
+        validation_loss=loss,
+        validation_bits_per_byte=None,
+        validation_identity="synthetic",
+        validation_scores=(),
+        train_loss=loss,
+        tokens=spec.tokens,
+        flops=flops,
         flops_by_term={"total": flops},
         parameters=Parameters(stored, stored, active, active, float(active), 0, stored),
-        seconds_training=flops / SPEED, seconds_total=flops / SPEED + 1, tokens_per_second=SPEED / flops,
-        mfu=None, peak_memory_bytes=None, hardware={"device": "none", "host": "synthetic"}, versions={},
-        git=None, finished="",
-    )  # fmt: skip
+        seconds_training=flops / SPEED,
+        seconds_total=flops / SPEED + 1,
+        tokens_per_second=SPEED / flops,
+        mfu=None,
+        peak_memory_bytes=None,
+        hardware={"device": "none", "host": "synthetic"},
+        versions={},
+        git=None,
+        finished="",
+    )
 
 
 def made_up(spec: RunSpec, side: int) -> RunRecord:
@@ -59,11 +72,18 @@ def made_up(spec: RunSpec, side: int) -> RunRecord:
     away = [
         math.log((value + 0.001) / usual) - side * math.log(1.9)
         for value, usual in (
-            (h.glr * initial_parameters(spec) ** (0.3 - 0.2 * side), 0.08 * 1e5 ** (0.3 - 0.2 * side)),
+            (
+                h.learning_rate * initial_parameters(spec) ** (0.3 - 0.2 * side),
+                0.08 * 1e5 ** (0.3 - 0.2 * side),
+            ),
             (tokens_per_parameter(spec), 6.0),
-            (h.elrm, 0.4), (h.hlrm, 0.4), (h.wd, 0.2), (h.wdr, 0.5), (h.alpha, 0.3),
+            (h.embedding_lr_multiplier, 0.4),
+            (h.head_lr_multiplier, 0.4),
+            (h.weight_decay, 0.2),
+            (h.warmdown_fraction, 0.5),
+            (h.injection_weight, 0.3),
         )
-    ]  # fmt: skip
+    ]
     away.append(2 * (share_after_growth(spec) - 0.35 - 0.15 * side))
     flops = expected_flops(spec)
     return fabricate(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in away))

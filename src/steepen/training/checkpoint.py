@@ -32,7 +32,7 @@ class CorruptCheckpoint(SteepenError):
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainingState:
     """Where a run stands: all that is not a tensor."""
 
     run: str  # the spec's hash
@@ -56,12 +56,12 @@ class Checkpoint:
         """Steps done when it was saved."""
         return int(self.path.name)
 
-    def position(self) -> Position:
+    def position(self) -> TrainingState:
         """The part that is not tensors."""
         try:
             facts = json.loads((self.path / META).read_text())
             facts.pop("sha256")
-            return Position(**facts)
+            return TrainingState(**facts)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(f"checkpoint {self.path} has no readable {META}.") from error
 
@@ -95,7 +95,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, position: Position, weights: dict[str, Tensor], state: State, random: dict[str, Tensor]
+    folder: Path, position: TrainingState, weights: dict[str, Tensor], state: State, random: dict[str, Tensor]
 ) -> Checkpoint:
     """Write a checkpoint; it takes its name only once it is whole and on disk."""
     tensors = {f"model{SEPARATOR}{name}": value.detach().contiguous() for name, value in weights.items()}

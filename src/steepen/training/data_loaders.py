@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from steepen.data import Batches, Dataset, Validation
+from steepen.data import BatchLoader, Dataset, ValidationSet
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
 
 
-def text_of(spec: RunSpec, dataset: Dataset) -> tuple[Batches, Validation]:
+def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, ValidationSet]:
     """What a run trains on and what it is scored on; refuses what the data cannot give."""
     shape, data = spec.shape, spec.data
     if dataset.vocabulary > shape.vocabulary:
@@ -15,7 +15,7 @@ def text_of(spec: RunSpec, dataset: Dataset) -> tuple[Batches, Validation]:
             f"the data has {dataset.vocabulary:,} token ids, the network only {shape.vocabulary:,}: "
             f"use a vocabulary of {dataset.padded_vocabulary:,}."
         )
-    batches = Batches(
+    batches = BatchLoader(
         dataset,
         shape.context,
         spec.batch_tokens,
@@ -24,4 +24,4 @@ def text_of(spec: RunSpec, dataset: Dataset) -> tuple[Batches, Validation]:
         epochs=data.epochs,
     )
     batches.require(spec.steps)
-    return batches, Validation(dataset, shape.context, spec.validation_tokens)
+    return batches, ValidationSet(dataset, shape.context, spec.validation_tokens)

@@ -17,8 +17,9 @@ def diverged(spec: RunSpec, checkpoints: Path, step: int, what: str) -> Diverged
     """What to say of a step, counted from 0: where in the data it was, and what was saved before it."""
     good = [c for c in list_checkpoints(checkpoints) if c.step <= step]
     where = f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
-    first = step * spec.rows
+    first = step * spec.batch_sequences
     return Diverged(
-        f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.rows - 1:,} of the "
-        f"data's order); {where}. Lower the learning rate (--set optimizer.glr=…) or look at the data."
+        f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.batch_sequences - 1:,} of the "
+        f"data's order); {where}. Lower the learning rate "
+        f"(--set optimizer.learning_rate=…) or look at the data."
     )

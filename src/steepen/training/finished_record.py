@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
-from steepen.runs.record import RunRecord, Score
+from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec
 from steepen.training import device as machine
-from steepen.training.checkpoint import Position
-from steepen.training.step_schedule import Schedule
+from steepen.training.checkpoint import TrainingState
+from steepen.training.step_schedule import StepSchedule
 
 
 def make_record(
     spec: RunSpec,
-    schedule: Schedule,
-    position: Position,
+    schedule: StepSchedule,
+    position: TrainingState,
     *,
-    scores: Sequence[Score],
+    scores: Sequence[ValidationScore],
     losses: Sequence[float],
     validation_identity: str,
     device: torch.device,
@@ -36,7 +36,7 @@ def make_record(
         validation_loss=last.loss,
         validation_bits_per_byte=last.bits_per_byte,
         validation_identity=validation_identity,
-        scores=tuple(scores),
+        validation_scores=tuple(scores),
         train_loss=sum(tail) / len(tail) if tail else last.loss,  # where someone removed the log
         tokens=spec.tokens,
         flops=flops.total,

@@ -30,7 +30,7 @@ def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, m
     return total
 
 
-class Accumulator:
+class GradientAccumulator:
     """Computes gradients with a fixed micro-batch, or with the largest that fits.
 
     Without a fixed one it begins with a guess and halves at each refusal: also when growth has made the

@@ -23,7 +23,7 @@ class Moment:
     seconds_left: float
 
 
-class Display:
+class LiveDisplay:
     """Shows moments as they come, and messages between them. Writes to standard error: output stays clean."""
 
     def __init__(self, spec: RunSpec, quiet: bool = False, every_seconds: float = 10.0) -> None:

@@ -10,23 +10,23 @@ from torch import Tensor
 
 from steepen.runs.spec import RunSpec
 from steepen.training.divergence import diverged
-from steepen.training.live_display import Display, Moment
+from steepen.training.live_display import LiveDisplay, Moment
 from steepen.training.metrics import Metrics
-from steepen.training.step_schedule import Schedule
-from steepen.training.timer import Clock
+from steepen.training.step_schedule import StepSchedule
+from steepen.training.timer import TrainingTimer
 from steepen.training.trackers import Trackers
 
 
-class Losses:
+class MetricBuffer:
     """Collects each step's loss and gradient norm; a look at them makes the device catch up."""
 
     def __init__(
         self,
         spec: RunSpec,
-        schedule: Schedule,
+        schedule: StepSchedule,
         peak: float | None,
-        clock: Clock,
-        listeners: tuple[Metrics, Trackers, Display],
+        clock: TrainingTimer,
+        listeners: tuple[Metrics, Trackers, LiveDisplay],
         checkpoints: Path,
     ) -> None:
         self.spec, self.schedule, self.peak, self.clock = spec, schedule, peak, clock
@@ -78,4 +78,4 @@ class Losses:
         self.display.show(Moment(last + 1, loss, self._rate(last), passes, rate, mfu, left))
 
     def _rate(self, step: int) -> float:
-        return self.spec.hyperparameters.glr * float(self.schedule.factor[step])
+        return self.spec.hyperparameters.learning_rate * float(self.schedule.factor[step])

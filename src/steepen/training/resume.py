@@ -8,19 +8,21 @@ from pathlib import Path
 
 import torch
 
-from steepen.execution.select import Way, prepare
+from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.init import initialise, name_seed, on_meta
 from steepen.model.load_weights import copy_weights, with_memory
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
 from steepen.training import checkpoint as checkpoints
-from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, Position
+from steepen.training.checkpoint import Checkpoint, CorruptCheckpoint, TrainingState
 
-Begun = tuple[Network, Optimizer, Position]  # all that a run goes on with
+Begun = tuple[Network, Optimizer, TrainingState]  # all that a run goes on with
 
 
-def take_up(spec: RunSpec, folder: Path, device: torch.device, way: Way, say: Callable[[str], None]) -> Begun:
+def load_or_init(
+    spec: RunSpec, folder: Path, device: torch.device, way: ExecutionMode, say: Callable[[str], None]
+) -> Begun:
     """What the newest checkpoint that is whole holds, or a beginning."""
     checkpoints.remove_partial(folder)
     left = checkpoints.list_checkpoints(folder)
@@ -38,7 +40,7 @@ def take_up(spec: RunSpec, folder: Path, device: torch.device, way: Way, say: Ca
     return _begin(spec, device, way)
 
 
-def save(folder: Path, position: Position, network: Network, optimizer: Optimizer) -> None:
+def save(folder: Path, position: TrainingState, network: Network, optimizer: Optimizer) -> None:
     """Write a checkpoint of all that `take_up` needs to go on as if nothing had happened."""
     weights = {name: p.data for name, p in network.named_parameters()}
     random = {"cpu": torch.get_rng_state()}
@@ -48,7 +50,7 @@ def save(folder: Path, position: Position, network: Network, optimizer: Optimize
     checkpoints.save(folder, position, weights, optimizer.state(), random)
 
 
-def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, way: Way) -> Begun:
+def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, way: ExecutionMode) -> Begun:
     position = saved.position()
     weights, state, random = saved.load(device)
     if position.run != spec.hash:
@@ -62,19 +64,19 @@ def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, way: Way) -> B
     return network, optimizer, replace(position, resumed=position.resumed + 1)
 
 
-def _begin(spec: RunSpec, device: torch.device, way: Way) -> Begun:
+def _begin(spec: RunSpec, device: torch.device, way: ExecutionMode) -> Begun:
     network, optimizer = _build(spec, spec.schedule.initial, device, way)
     hyper = spec.hyperparameters
     # For blocks of a user's own that draw numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, "run"))
-    initialise(network, embedding_std=hyper.wte, input_scale=hyper.uis, seed=spec.seed)
-    return network, optimizer, Position(run=spec.hash, step=0, passes=network.passes)
+    initialise(network, embedding_std=hyper.embedding_init_std, input_scale=hyper.init_scale, seed=spec.seed)
+    return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 
 
-def _build(spec: RunSpec, passes: int, device: torch.device, way: Way) -> tuple[Network, Optimizer]:
+def _build(spec: RunSpec, passes: int, device: torch.device, way: ExecutionMode) -> tuple[Network, Optimizer]:
     """A network on the device, its weights still to come, and its optimizer."""
     hyper = spec.hyperparameters
     bare = on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
     network = with_memory(bare, device)
-    prepare(network, spec.precision, fast=way.fast, compiled=way.compiled)
+    apply_execution_mode(network, spec.precision, fast=way.fused, compiled=way.compiled)
     return network, Optimizer(network, hyper, spec.optimizer)

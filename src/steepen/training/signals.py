@@ -22,7 +22,7 @@ class Interrupted(SteepenError):
         self.exit_code = 128 + number
 
 
-class Stopping:
+class StopSignals:
     """Remembers the signal that asked for a stop."""
 
     def __init__(self) -> None:

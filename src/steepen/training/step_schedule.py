@@ -22,7 +22,7 @@ from steepen.runs.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepSchedule:
     """Row t: the learning rate's factor and the passes of step t, and the passes the network is grown to."""
 
     factor: npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ def learning_rate_factors(steps: int, warmup: int, warmdown_share: float) -> npt
     return np.minimum(1.0, np.minimum(up, down))
 
 
-def build_schedule(spec: RunSpec) -> Schedule:
+def build_schedule(spec: RunSpec) -> StepSchedule:
     """The table of a run. Random recurrence is drawn here, once per optimizer step, from the run's seed."""
     steps, hyper = spec.steps, spec.hyperparameters
     starts = stage_starts(spec.schedule, steps)
@@ -89,6 +89,8 @@ def build_schedule(spec: RunSpec) -> Schedule:
         rows = slice(starts[index], starts[index + 1] if index + 1 < len(starts) else steps)
         draws = np.random.default_rng([spec.seed, index, 0x5EED]).integers(len(stage.passes), size=steps)
         passes[rows] = np.asarray(stage.passes)[draws[rows]]
-        most = max(most, stage.most)
-        grown[rows], evaluated[rows] = most, stage.middle
-    return Schedule(learning_rate_factors(steps, hyper.wu, hyper.wdr), passes, grown, evaluated)
+        most = max(most, stage.max_passes)
+        grown[rows], evaluated[rows] = most, stage.median_passes
+    return StepSchedule(
+        learning_rate_factors(steps, hyper.warmup_steps, hyper.warmdown_fraction), passes, grown, evaluated
+    )

@@ -20,7 +20,7 @@ def process_seconds() -> float | None:
         return None
 
 
-class Clock:
+class TrainingTimer:
     """Runs while steps are made. `lap` waits for the device, so the time includes what was asked of it."""
 
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:

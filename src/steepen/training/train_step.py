@@ -15,7 +15,7 @@ from torch import Tensor
 
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
-from steepen.training.gradient_accumulation import Accumulator, accumulate
+from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 
 
 @dataclass
@@ -29,14 +29,14 @@ class _Graph:
     norm: Tensor
 
 
-class Stepper:
+class TrainStep:
     """Makes steps; with `graphs`, by replaying one recorded for each number of passes."""
 
     def __init__(
         self,
         network: Network,
         optimizer: Optimizer,
-        accumulator: Accumulator,
+        accumulator: GradientAccumulator,
         *,
         graphs: bool,
         say: Callable[[str], None],
@@ -62,7 +62,7 @@ class Stepper:
             self._record(inputs, targets, passes)
         return loss, norm
 
-    def rehearse(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
+    def warmup_and_capture(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
         """Make a step and undo it, so that kernels are compiled and the step recorded before it counts.
 
         Only where steps are recorded: the copies of weights and state that it takes are then small.

@@ -10,36 +10,36 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from steepen.data import Batches, Dataset, Prefetcher, Validation
+from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.errors import UsageError, is_out_of_memory
-from steepen.execution.select import check_way, choose_way, compile_blocks
+from steepen.execution.select import check_execution_mode, choose_execution_mode, compile_blocks
 from steepen.model.arms import code_digest
 from steepen.model.mean_loss import mean_loss
-from steepen.runs.codec import from_plain, to_plain
-from steepen.runs.record import RunRecord, Score
+from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunDirectory, Store, write_json
+from steepen.runs.store import RunDirectory, RunStore, write_json
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
-from steepen.training.checkpoint import Position
-from steepen.training.data_loaders import text_of
+from steepen.training.checkpoint import TrainingState
+from steepen.training.data_loaders import make_loaders
 from steepen.training.divergence import Diverged, diverged
 from steepen.training.finished_record import make_record
-from steepen.training.gradient_accumulation import Accumulator, OutOfMemory
-from steepen.training.live_display import Display
-from steepen.training.metric_buffer import Losses
+from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
+from steepen.training.live_display import LiveDisplay
+from steepen.training.metric_buffer import MetricBuffer
 from steepen.training.metrics import Metrics
-from steepen.training.resume import save, take_up
-from steepen.training.signals import Interrupted, Stopping
+from steepen.training.resume import load_or_init, save
+from steepen.training.signals import Interrupted, StopSignals
 from steepen.training.step_schedule import build_schedule
-from steepen.training.timer import Clock
+from steepen.training.timer import TrainingTimer
 from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
-from steepen.training.train_step import Stepper
+from steepen.training.train_step import TrainStep
 from steepen.training.warmup import warm_up
+from steepen.utils.codec import from_builtins, to_builtins
 
 
-def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions | None = None) -> RunRecord:
+def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOptions | None = None) -> RunRecord:
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
     device = machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
@@ -58,8 +58,8 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
     if finished is not None:  # looked for before the lock, which could not be written on read-only storage
         return finished
     # What cannot be trained here, or on this data, leaves nothing behind.
-    check_way(spec, device, fast=options.fast, compile=options.compile)
-    batches, validation = text_of(spec, dataset)
+    check_execution_mode(spec, device, fast=options.fast, compile=options.compile)
+    batches, validation = make_loaders(spec, dataset)
     with directory.lock(options.wait):
         finished = directory.record()
         if finished is not None:
@@ -67,7 +67,7 @@ def train(spec: RunSpec, dataset: Dataset, store: Store, options: TrainOptions |
         if not directory.spec_file.exists():
             write_json(directory.spec_file, spec.to_dict())
         directory.failure_file.unlink(missing_ok=True)
-        display = Display(spec, options.quiet)
+        display = LiveDisplay(spec, options.quiet)
         try:
             return _Run(spec, batches, validation, directory, options, display).go()
         except Exception as error:
@@ -96,24 +96,24 @@ class _Run:
     def __init__(
         self,
         spec: RunSpec,
-        batches: Batches,
-        validation: Validation,
+        batches: BatchLoader,
+        validation: ValidationSet,
         directory: RunDirectory,
         options: TrainOptions,
-        display: Display,
+        display: LiveDisplay,
     ) -> None:
         self.spec, self.batches, self.validation = spec, batches, validation
         self.directory, self.options, self.display = directory, options, display
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
-        self.way = choose_way(spec, self.device, fast=options.fast, compile=options.compile)
+        self.way = choose_execution_mode(spec, self.device, fast=options.fast, compile=options.compile)
         # A look at the losses makes the device wait, so short steps are looked at less often.
         self.log_every = options.log_every or (50 if self.way.graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         self.schedule = build_schedule(spec)
         self.peak = machine.peak_flops(self.device)
-        self.scores: list[Score] = []
-        self.stopping = Stopping()
+        self.scores: list[ValidationScore] = []
+        self.stopping = StopSignals()
         self.step = 0  # steps done
         self.save_seconds = 0.0  # that the last checkpoint took
 
@@ -123,20 +123,22 @@ class _Run:
         spec, options, say = self.spec, self.options, self.display.say
         folder = self.directory.checkpoints
         with machine.fast_kernels(self.device), self.stopping.listening():
-            self.network, self.optimizer, position = take_up(spec, folder, self.device, self.way, say)
+            self.network, self.optimizer, position = load_or_init(spec, folder, self.device, self.way, say)
             self.step, self.resumed = position.step, position.resumed
-            self.clock = Clock(self.device, position.seconds_training)
+            self.clock = TrainingTimer(self.device, position.seconds_training)
             self.total_before = position.seconds_total - begun
-            self.scores = [from_plain(Score, score) for score in position.scores]
+            self.scores = [from_builtins(ValidationScore, score) for score in position.scores]
             self.saved_at = time.monotonic()
-            self.accumulator = Accumulator(self.network, spec.rows, options.micro_batch, say)
-            self.stepper = Stepper(
+            self.accumulator = GradientAccumulator(
+                self.network, spec.batch_sequences, options.micro_batch, say
+            )
+            self.stepper = TrainStep(
                 self.network, self.optimizer, self.accumulator, graphs=self.way.graphs, say=say
             )
             self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
             listeners = (self.metrics, self.trackers, self.display)
-            self.losses = Losses(spec, self.schedule, self.peak, self.clock, listeners, folder)
+            self.losses = MetricBuffer(spec, self.schedule, self.peak, self.clock, listeners, folder)
             try:
                 if (self.way.compiled or self.device.type == "cuda") and self.step < spec.steps:
                     warm_up(self.stepper, spec, int(self.schedule.passes[self.step]), say)
@@ -208,7 +210,7 @@ class _Run:
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
             )
-        score = Score(self.step, loss, self.validation.bits_per_byte(loss), passes)
+        score = ValidationScore(self.step, loss, self.validation.bits_per_byte(loss), passes)
         self.scores.append(score)
         values = {"validation_loss": loss, "bits_per_byte": score.bits_per_byte}
         self.metrics.write(step=self.step, **values)
@@ -239,9 +241,9 @@ class _Run:
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
 
-    def _position(self, kind: str) -> Position:
+    def _position(self, kind: str) -> TrainingState:
         """Where the run stands now."""
-        return Position(
+        return TrainingState(
             run=self.spec.hash,
             step=self.step,
             passes=self.network.passes,
@@ -249,7 +251,7 @@ class _Run:
             seconds_total=self.total_before + time.monotonic(),
             resumed=self.resumed,
             kind=kind,
-            scores=[to_plain(score) for score in self.scores],
+            scores=[to_builtins(score) for score in self.scores],
         )
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Scorer:
         tree = None
         if batch.branches is not None and batch.positions is not None:
             tree = Tree(self._send(batch.positions), tree_mask(self._send(batch.branches)))
-        stream = self.network.features(self._send(batch.tokens), self.passes, tree=tree)
+        stream = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
         asked = stream[self._send(batch.rows), self._send(batch.places)]
         targets = self._send(batch.targets)
         losses: list[Tensor] = []

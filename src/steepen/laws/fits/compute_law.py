@@ -17,7 +17,7 @@ from steepen.laws.fits.law import (
     ArmLaw,
     ComputeFit,
     Estimate,
-    Settings,
+    FitSettings,
     around,
     default_c0,
     flops_range,
@@ -29,13 +29,13 @@ from steepen.laws.hypotheses.nested_models import ROUNDING, t_quantile
 from steepen.laws.ladder import Ladder, check_ladders
 
 
-def fit_compute(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
+def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     """Fit every arm's law in the way the settings name."""
     check_ladders(ladders, settings.reference)
     return _fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
 
 
-def _fit_joint(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
+def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     c0 = settings.c0 or default_c0(ladders[settings.reference])
     names = list(ladders)
     group = np.concatenate([np.full(len(ladders[name].flops), i) for i, name in enumerate(names)])
@@ -81,7 +81,7 @@ def _fit_joint(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
     return ComputeFit(settings, c0, arms, sigma, freedom, rss, bound, covariance * variance)
 
 
-def _variance(rss: float, freedom: int, y: Array, settings: Settings) -> float:
+def _variance(rss: float, freedom: int, y: Array, settings: FitSettings) -> float:
     scale = float(y.mean()) if settings.log else 1.0
     if settings.noise:
         return (settings.noise / scale) ** 2

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.fits.paper_method import fit_floors
+from steepen.laws.fits.paper_method import fit_irreducible_losses
 from steepen.laws.fits.solver import Array
 
 PAPER_C0 = 1e18
@@ -161,7 +161,7 @@ def fit_downstream(
                 known = ", ".join(points.nll)
                 raise UsageError(f"series '{name}' has no task '{task}'; its tasks are {known}.")
         losses = np.stack([np.asarray(points.nll[task], float) for task in chosen])
-        found = fit_floors(np.asarray(points.flops, float), losses, c0, "huber", delta)
+        found = fit_irreducible_losses(np.asarray(points.flops, float), losses, c0, "huber", delta)
         laws[name] = {task: TaskLaw(*theta) for task, theta in zip(chosen, found.tolist(), strict=True)}
     sigmoids = {
         task: fit_sigmoid(

@@ -55,7 +55,7 @@ class ArmLaw:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FitSettings:
     """Everything that decides a compute-law fit. `c0` None means the reference's geometric-mean compute."""
 
     reference: str
@@ -85,7 +85,7 @@ class Settings:
 class ComputeFit:
     """The laws of every arm by one method, with the settings that made them."""
 
-    settings: Settings
+    settings: FitSettings
     c0: float
     arms: dict[str, ArmLaw]
     sigma: float

@@ -12,8 +12,8 @@ from steepen.laws.fits.law import (
     ArmLaw,
     ComputeFit,
     Estimate,
+    FitSettings,
     Loss,
-    Settings,
     around,
     default_c0,
     flops_range,
@@ -24,11 +24,11 @@ from steepen.laws.hypotheses.nested_models import ROUNDING, t_quantile
 from steepen.laws.ladder import Ladder
 
 
-def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
+def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     """Fit every arm's law with the reference's E; intervals with and without E's own error."""
     base = ladders[settings.reference]
     c0 = settings.c0 or default_c0(base)
-    fit = fit_floor(base, c0, settings.loss, settings.delta, settings.noise)
+    fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
     e = float(fit.theta[0])
     for ladder in ladders.values():
         for loss, place in zip(ladder.loss, ladder.places, strict=True):
@@ -91,7 +91,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: Settings) -> ComputeFit:
 
 
 @dataclass(frozen=True, eq=False)
-class FloorFit:
+class IrreducibleLossFit:
     """E, log A, γ of one ladder with their covariance."""
 
     theta: Array
@@ -101,9 +101,9 @@ class FloorFit:
     at_bound: tuple[str, ...]
 
 
-def fit_floor(
+def fit_irreducible_loss(
     ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3, noise: float | None = None
-) -> FloorFit:
+) -> IrreducibleLossFit:
     """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses).
 
     `noise` is a known standard deviation of the loss; without it the scatter about the law is used.
@@ -131,10 +131,12 @@ def fit_floor(
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=log)[0] * variance
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
-    return FloorFit(theta, covariance, sigma, float(best.objective[0]), bound)
+    return IrreducibleLossFit(theta, covariance, sigma, float(best.objective[0]), bound)
 
 
-def fit_floors(flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3) -> Array:
+def fit_irreducible_losses(
+    flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3
+) -> Array:
     """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
     return _three_parameters(np.log(flops / c0), losses, loss, delta, None)[1].theta
 

@@ -11,11 +11,11 @@ from steepen.laws.fits.intervals import Interval
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
+    DecisionRule,
     PairFits,
-    Rule,
     VerdictWord,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
 )
 from steepen.laws.ladder import Ladder
@@ -36,7 +36,7 @@ class Resampling:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeaveOneOut:
     """The outcome without one rung."""
 
     place: str
@@ -47,7 +47,9 @@ class LeftOut:
     verdict: VerdictWord
 
 
-def residual_draws(fits: PairFits, y: Array, rule: Rule, draws: int, rng: np.random.Generator) -> Array:
+def residual_draws(
+    fits: PairFits, y: Array, rule: DecisionRule, draws: int, rng: np.random.Generator
+) -> Array:
     """Ladders made of the free reading plus its residuals, shuffled with replacement.
 
     Residuals are first scaled by their leverage, or the draws would scatter less than the measurements do.
@@ -89,7 +91,7 @@ def resample(
     ladders: tuple[Ladder, Ladder],
     fits: PairFits,
     y: Array,
-    rule: Rule,
+    rule: DecisionRule,
     *,
     confidence: float,
     draws: int,
@@ -107,9 +109,9 @@ def resample(
     ):
         if data is None:
             continue
-        drawn = fit_readings(fits.pair, data, rule, warm=fits)
+        drawn = fit_hypotheses(fits.pair, data, rule, warm=fits)
         kept = drawn if kind == "residuals" else kept
-        tests = compare_readings(drawn, rule)
+        tests = compare_hypotheses(drawn, rule)
         words = judge(tests, rule)
         tail = (1 - confidence) / 2
         low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
@@ -118,7 +120,9 @@ def resample(
     return tuple(found), kept
 
 
-def leave_out(ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: Rule) -> tuple[LeftOut, ...]:
+def leave_out(
+    ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: DecisionRule
+) -> tuple[LeaveOneOut, ...]:
     """Every rung left out in turn, by giving it no weight."""
     count = len(y)
     if count - 1 < 7:
@@ -128,7 +132,7 @@ def leave_out(ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: Ru
     chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < ENDS_LEFT_OUT]
     chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < ENDS_LEFT_OUT]
     weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)
-    tests = compare_readings(fit_readings(fits.pair, y, rule, weights=weights, warm=fits), rule)
+    tests = compare_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm=fits), rule)
     words = judge(tests, rule)
     rungs = [
         (place, ladder.arm, float(flops))
@@ -136,7 +140,7 @@ def leave_out(ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: Ru
         for place, flops in zip(ladder.places, ladder.flops, strict=True)
     ]
     return tuple(
-        LeftOut(
+        LeaveOneOut(
             *rungs[row],
             float(tests.delta_gamma[i]),
             float(tests.p_slope[i]),

@@ -48,7 +48,7 @@ def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
 
 
 @dataclass(frozen=True, eq=False)
-class SharedFloor:
+class SharedIrreducibleLoss:
     """F-tests of one floor for all arms against a floor for each; the variance is that of the free laws.
 
     `p` is for all arms at once (None without the points for it), `by_arm` for each arm sharing the
@@ -60,7 +60,7 @@ class SharedFloor:
     theta: Array
 
 
-def shared_floor(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedFloor:
+def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedIrreducibleLoss:
     """Test whether the arms can share one E."""
     settings = fit.settings
 
@@ -73,7 +73,7 @@ def shared_floor(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedFloor:
     freedom = points - 3.0 * len(ladders)
     free = sum(rss for rss, _ in alone.values())
     if len(ladders) < 2 or (freedom < 1 and not settings.noise):
-        return SharedFloor(None, {}, theta)
+        return SharedIrreducibleLoss(None, {}, theta)
     mean = float(np.concatenate([ladder.loss for ladder in ladders.values()]).mean())
     if settings.noise:
         variance = (settings.noise / (mean if settings.log else 1.0)) ** 2
@@ -89,11 +89,15 @@ def shared_floor(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedFloor:
     reference = settings.reference
     by_arm = {name: p_value([reference, name]) for name in ladders if name != reference}
     together = next(iter(by_arm.values())) if len(by_arm) == 1 else p_value(list(ladders))
-    return SharedFloor(together, by_arm, theta)
+    return SharedIrreducibleLoss(together, by_arm, theta)
 
 
 def warnings_of(
-    ladders: dict[str, Ladder], fit: ComputeFit, p_lack: float | None, floors: SharedFloor, level: float
+    ladders: dict[str, Ladder],
+    fit: ComputeFit,
+    p_lack: float | None,
+    floors: SharedIrreducibleLoss,
+    level: float,
 ) -> tuple[str, ...]:
     """Everything about the table and its fit that a reader should be told."""
     found = [

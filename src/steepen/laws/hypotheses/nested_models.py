@@ -34,11 +34,11 @@ from steepen.laws.fits.solver import (
     unscaled_covariance,
 )
 
-Reading = Literal["same", "constant", "exponent", "floor", "free"]
+Hypothesis = Literal["same", "constant", "exponent", "floor", "free"]
 Own = Literal["exponent", "floor"]
 VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"]
 
-READINGS: tuple[Reading, ...] = ("same", "constant", "exponent", "floor", "free")
+HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "floor", "free")
 VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 # Below this share of the loss, scatter is the rounding of the table, not noise of the runs.
@@ -46,7 +46,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Rule:
+class DecisionRule:
     """How verdicts are reached. `margin` is the largest |Δγ|/γ that may still be called a constant gain.
 
     The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
@@ -70,7 +70,7 @@ class Pair:
     arm: NDArray[np.bool_]
     weights: Array
 
-    def designs(self) -> dict[Reading, Design]:
+    def designs(self) -> dict[Hypothesis, Design]:
         """The five readings; constants and exponents are (reference, arm − reference), floors one per
         ladder.
         """
@@ -92,19 +92,19 @@ class PairFits:
 
     pair: Pair
     weights: Array
-    designs: dict[Reading, Design]
-    solutions: dict[Reading, Solution]
+    designs: dict[Hypothesis, Design]
+    solutions: dict[Hypothesis, Solution]
     scale: Array
 
-    def rss(self, reading: Reading) -> Array:
+    def rss(self, reading: Hypothesis) -> Array:
         """Weighted residual sum of squares of one reading, one value per data set."""
         return self.solutions[reading].objective
 
-    def freedom(self, reading: Reading) -> Array:
+    def freedom(self, reading: Hypothesis) -> Array:
         """Points that count, less the reading's parameters."""
         return (self.weights > 0).sum(axis=1) - float(self.designs[reading].parameters)
 
-    def variance(self, reading: Reading, rule: Rule) -> Array:
+    def variance(self, reading: Hypothesis, rule: DecisionRule) -> Array:
         """The noise variance a test against `reading` divides by."""
         if rule.noise is not None:
             return np.full(len(self.scale), (rule.noise / (self.scale if rule.log else 1.0)) ** 2)
@@ -118,8 +118,8 @@ class Comparison:
 
     p_shift: Array
     p_slope: Array
-    p_exponent_reading: Array
-    p_floor_reading: Array
+    p_exponent_hypothesis: Array
+    p_irreducible_hypothesis: Array
     delta_gamma: Array
     delta_gamma_error: Array
     gamma: Array
@@ -129,8 +129,8 @@ class Comparison:
     freedom: Array
 
 
-def fit_readings(
-    pair: Pair, y: Array, rule: Rule, *, weights: Array | None = None, warm: PairFits | None = None
+def fit_hypotheses(
+    pair: Pair, y: Array, rule: DecisionRule, *, weights: Array | None = None, warm: PairFits | None = None
 ) -> PairFits:
     """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts.
 
@@ -140,14 +140,14 @@ def fit_readings(
     y, w = np.broadcast_arrays(np.atleast_2d(y), np.atleast_2d(pair.weights if weights is None else weights))
     designs = pair.designs()
 
-    def run(reading: Reading, start: Array) -> Solution:
+    def run(reading: Hypothesis, start: Array) -> Solution:
         return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
-    def anew(reading: Reading, rows: Mask) -> Solution:
+    def anew(reading: Hypothesis, rows: Mask) -> Solution:
         return solve_anew(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
 
-    found: dict[Reading, Solution] = {}
-    for reading in READINGS:
+    found: dict[Hypothesis, Solution] = {}
+    for reading in HYPOTHESES:
         if warm is None:
             found[reading] = anew(reading, np.ones(len(y), bool))
             continue
@@ -164,9 +164,9 @@ def _widened(theta: Array, by: Own) -> Array:
     return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
 
 
-def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Solution]) -> None:
+def _mend(found: dict[Hypothesis, Solution], run: Callable[[Hypothesis, Array], Solution]) -> None:
     """Where a larger reading came out worse than one it contains, start it from that one."""
-    pairs: list[tuple[Reading, Reading, Own]] = [
+    pairs: list[tuple[Hypothesis, Hypothesis, Own]] = [
         ("constant", "exponent", "exponent"),
         ("constant", "floor", "floor"),
         ("exponent", "free", "floor"),
@@ -177,7 +177,7 @@ def _mend(found: dict[Reading, Solution], run: Callable[[Reading, Array], Soluti
             found[large] = better_of(found[large], run(large, _widened(found[small].theta, by)))
 
 
-def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
+def compare_hypotheses(fits: PairFits, rule: DecisionRule) -> Comparison:
     """Compare nested readings. Each test has one degree of freedom above and the larger model's below."""
     free = fits.solutions["free"].theta
     exponent = fits.solutions["exponent"].theta
@@ -188,8 +188,8 @@ def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
     return Comparison(
         p_shift=_p_value(fits, "same", "constant", rule),
         p_slope=_p_value(fits, "constant", "exponent", rule),
-        p_exponent_reading=_p_value(fits, "exponent", "free", rule),
-        p_floor_reading=_p_value(fits, "floor", "free", rule),
+        p_exponent_hypothesis=_p_value(fits, "exponent", "free", rule),
+        p_irreducible_hypothesis=_p_value(fits, "floor", "free", rule),
         delta_gamma=exponent[:, 4],
         delta_gamma_error=np.sqrt(covariance[:, 4, 4] * variance),
         gamma=exponent[:, 3],
@@ -200,7 +200,7 @@ def compare_readings(fits: PairFits, rule: Rule) -> Comparison:
     )
 
 
-def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
+def judge(tests: Comparison, rule: DecisionRule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
     1. Slopes (given one floor) differ: if the reference gains on the arm with compute the arm is *shallower*,
@@ -214,8 +214,8 @@ def judge(tests: Comparison, rule: Rule) -> NDArray[np.str_]:
     """
     level = rule.level
     steep = tests.p_slope < level
-    twin_out = tests.p_floor_reading < level
-    exponent_out = tests.p_exponent_reading < level
+    twin_out = tests.p_irreducible_hypothesis < level
+    exponent_out = tests.p_exponent_hypothesis < level
     quantile = t_quantile(
         1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf)
     )
@@ -261,7 +261,7 @@ def f_p_value(statistic: Array, above: float, below: Array) -> Array:
     return np.where(below > 0, p, 1.0)
 
 
-def _p_value(fits: PairFits, small: Reading, large: Reading, rule: Rule) -> Array:
+def _p_value(fits: PairFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
     statistic = (fits.rss(small) - fits.rss(large)) / fits.variance(large, rule)
     below = fits.freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)
     return f_p_value(statistic, 1.0, below)

@@ -11,11 +11,11 @@ from scipy import special
 from steepen.laws.fits.solver import Array, Design, Mask, better_of, solve, solve_anew
 from steepen.laws.hypotheses.nested_models import (
     Comparison,
+    DecisionRule,
     Pair,
     PairFits,
-    Rule,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
 )
 
@@ -27,7 +27,7 @@ SAMPLE = 4  # times the rungs, from which it is told what other multiples of the
 
 
 @dataclass(frozen=True)
-class Decider:
+class Separation:
     """What it would take to tell the two readings apart with 90% power, each remedy alone.
 
     `seeds_factor`: that many times the seeds; they narrow every rung's mean, but how far rungs scatter about
@@ -44,11 +44,11 @@ class Decider:
     extra_decades: float | None
     extra_rungs: int | None
     extra_runs: int | None
-    apart_flops: float | None
+    three_sigma_flops: float | None
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class MistuningTolerance:
     """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
     to 3%.
 
@@ -124,7 +124,7 @@ def denser(pair: Pair, factor: int) -> Pair:
     return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
 
 
-def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
+def needed_to_separate(fits: PairFits, rule: DecisionRule, c0: float) -> Separation:
     """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
@@ -174,24 +174,24 @@ def what_would_decide(fits: PairFits, rule: Rule, c0: float) -> Decider:
     ]
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
-    return Decider(
+    return Separation(
         seeds_factor=max(1.0, seeds),
         rungs_factor=next(enough_rungs, None),
         top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
         extra_decades=decades,
         extra_rungs=rungs,
         extra_runs=runs,
-        apart_flops=c0 * math.exp(float(line[far[0]])) if len(far) else None,
+        three_sigma_flops=c0 * math.exp(float(line[far[0]])) if len(far) else None,
     )
 
 
 def top_rung_tolerance(
-    fits: PairFits, y: Array, rule: Rule, names: tuple[str, str], c0: float
-) -> tuple[Tolerance, Tolerance]:
+    fits: PairFits, y: Array, rule: DecisionRule, names: tuple[str, str], c0: float
+) -> tuple[MistuningTolerance, MistuningTolerance]:
     """For each ladder, how much too high its top loss would have to be to explain the slope by itself,
     or to change the verdict.
     """
-    found: list[Tolerance] = []
+    found: list[MistuningTolerance] = []
     for name, flag in zip(names, (False, True), strict=True):
         own = np.flatnonzero(fits.pair.arm == flag)
         index = int(own[np.argmax(fits.pair.x[own])])
@@ -199,7 +199,7 @@ def top_rung_tolerance(
         def lowered(excess: Array, index: int = index) -> Comparison:
             data = np.repeat(y[None], len(excess), axis=0)
             data[:, index] *= 1.0 - excess
-            return compare_readings(fit_readings(fits.pair, data, rule, warm=fits), rule)
+            return compare_hypotheses(fit_hypotheses(fits.pair, data, rule, warm=fits), rule)
 
         excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
         tests = lowered(excess)
@@ -222,7 +222,7 @@ def top_rung_tolerance(
         zero = _crossing(fits, y, index, sign, log=rule.log) if may else None
         loss = float(y[index])
         found.append(
-            Tolerance(
+            MistuningTolerance(
                 ladder=name,
                 flops=c0 * math.exp(float(fits.pair.x[index])),
                 may_fake_slope=may,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from steepen.laws.verdict.sensitivity import FURTHEST_DECADES, MOST_EXCESS, MOST_RUNS
 
 if TYPE_CHECKING:
-    from steepen.laws.verdict.verdict import ReadingFit, Verdict
+    from steepen.laws.verdict.verdict import HypothesisFit, Verdict
 
 
 def sentence(verdict: Verdict) -> str:
@@ -18,20 +18,20 @@ def sentence(verdict: Verdict) -> str:
     gain = f"Δγ = {v.delta_gamma:+.4f} ({low:+.4f} to {high:+.4f})"
     lead = f"{v.arm} against {v.reference}: {v.word}"
     sloped = v.p_slope < v.rule.level
-    own_floors = v.p_exponent_reading < v.rule.level
+    own_floors = v.p_exponent_hypothesis < v.rule.level
     if v.word in ("steeper", "floor") and _both_refuted(v):
         return f"{lead}. {_each_its_own(v)}{_behind(v)}."
     if v.word == "steeper":
-        more = f"; a lower floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
+        more = f"; a lower floor with the same exponent is refuted (p = {v.p_irreducible_hypothesis:.2g})"
         return f"{lead}. {gain}{more}{_behind(v)}."
     if v.word == "floor":
         return (
             f"{lead}. It gains with {_cost(v)} because its floor is lower (ΔE = {v.delta_e:+.4f}); a better"
             " exponent above a"
-            f" common floor is refuted (p = {v.p_exponent_reading:.2g})."
+            f" common floor is refuted (p = {v.p_exponent_hypothesis:.2g})."
         )
     if v.word == "lower (constant)":
-        drift = max(abs(low), abs(high)) / v.readings["constant"].gamma[0]
+        drift = max(abs(low), abs(high)) / v.hypotheses["constant"].gamma[0]
         return (
             f"{lead}. It needs {_times(_constant(v))} less {_cost(v)} at every rung; {gain}, so the factor"
             " drifts by no more than"
@@ -42,22 +42,23 @@ def sentence(verdict: Verdict) -> str:
     if v.word == "worse":
         return f"{lead}. It needs {_times(1 / _constant(v))} the {_cost(v)} at every rung, and {gain}."
     if sloped:
-        far = [(name, v.readings[name].predictions[-1]) for name in ("exponent", "floor")]
+        far = [(name, v.hypotheses[name].predictions[-1]) for name in ("exponent", "floor")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
         return (
             f"{lead}. It gains with {_cost(v)}, but a better exponent"
-            f" ({gain}; p = {v.p_exponent_reading:.2g}) and a lower floor"
-            f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_floor_reading:.2g}) are both"
+            f" ({gain}; p = {v.p_exponent_hypothesis:.2g}) and a lower floor"
+            f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}) are both"
             " tenable; at"
             f" {plain(far[0][1].flops)} {v.unit} they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
-        constant = v.readings["constant"]
+        constant = v.hypotheses["constant"]
         side = "lower" if constant.log_a[1] < constant.log_a[0] else "higher"
         if own_floors:
             return (
                 f"{lead}. It is {side} where it was measured ({_multiplier(v)}), but one floor for both is"
-                f" refuted (p = {v.p_exponent_reading:.2g}): floor and exponent both seem to differ, and may"
+                f" refuted (p = {v.p_exponent_hypothesis:.2g}): floor and exponent both seem to differ,"
+                " and may"
                 " make up for each other here and not further on."
             )
         return (
@@ -67,7 +68,7 @@ def sentence(verdict: Verdict) -> str:
     return f"{lead}. No difference is resolved: {_multiplier(v)}, {gain}."
 
 
-def deciders(verdict: Verdict) -> list[str]:
+def what_would_change(verdict: Verdict) -> list[str]:
     """What would decide it, what would undo it, and which rungs it hangs on."""
     v = verdict
     lines: list[str] = []
@@ -75,7 +76,7 @@ def deciders(verdict: Verdict) -> list[str]:
         lines += _tie_breakers(v)
     elif v.word == "undecided":
         reach = 0.5 * (v.delta_gamma_interval[1] - v.delta_gamma_interval[0])
-        goal = v.rule.margin * abs(v.readings["constant"].gamma[0])
+        goal = v.rule.margin * abs(v.hypotheses["constant"].gamma[0])
         room = goal - abs(v.delta_gamma)  # which more runs may narrow, if the slopes are equal, and not move
         if reach > room > 0 and math.isfinite(reach):
             times = (reach / room) ** 2
@@ -107,19 +108,19 @@ def deciders(verdict: Verdict) -> list[str]:
                 f"no error up to {MOST_EXCESS:.0%} of the loss at the {where} would by itself explain the"
                 " difference in slope"
             )
-    changed = [out for out in v.left_out if out.verdict != v.word]
+    changed = [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
         each = "; ".join(f"without {o.arm} at {plain(o.flops)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         lines.append(f"it hangs on single rungs ({each}{more})")
-    elif v.left_out:
+    elif v.leave_one_out:
         lines.append("leaving out any one rung does not change it")
     return lines
 
 
 def _tie_breakers(v: Verdict) -> list[str]:
     lines: list[str] = []
-    d = v.decider
+    d = v.separation
     if d.top_flops is not None and d.extra_decades:
         lines.append(
             f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} {v.unit}"
@@ -127,9 +128,10 @@ def _tie_breakers(v: Verdict) -> list[str]:
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
-    if d.apart_flops is not None:
+    if d.three_sigma_flops is not None:
         lines.append(
-            f"one further rung of each at {plain(d.apart_flops)} {v.unit}: there the readings differ by 3σ"
+            f"one further rung of each at {plain(d.three_sigma_flops)} {v.unit}: there the readings"
+            " differ by 3σ"
         )
     dense = [
         f"about {math.ceil(factor)} times the {what}"
@@ -145,15 +147,15 @@ def _tie_breakers(v: Verdict) -> list[str]:
 
 def _both_refuted(v: Verdict) -> bool:
     """Whether the arm has a floor and an exponent of its own."""
-    return max(v.p_exponent_reading, v.p_floor_reading) < v.rule.level
+    return max(v.p_exponent_hypothesis, v.p_irreducible_hypothesis) < v.rule.level
 
 
 def _each_its_own(v: Verdict) -> str:
     """Why neither reading holds, and the Δγ that needs neither."""
     low, high = v.delta_gamma_free_interval
     return (
-        f"A common floor is refuted (p = {v.p_exponent_reading:.2g}) and so is a common exponent"
-        f" (p = {v.p_floor_reading:.2g}); each with its own, Δγ = {v.delta_gamma_free:+.4f}"
+        f"A common floor is refuted (p = {v.p_exponent_hypothesis:.2g}) and so is a common exponent"
+        f" (p = {v.p_irreducible_hypothesis:.2g}); each with its own, Δγ = {v.delta_gamma_free:+.4f}"
         f" ({low:+.4f} to {high:+.4f})"
     )
 
@@ -161,14 +163,16 @@ def _each_its_own(v: Verdict) -> str:
 def _loses(v: Verdict, gain: str) -> str:
     """Why the reference gains on a shallower arm: its exponent, its floor, or one of the two."""
     if _both_refuted(v):
-        e, arm_e = v.readings["free"].e
+        e, arm_e = v.hypotheses["free"].e
         return f"{_each_its_own(v)} and ΔE = {arm_e - e:+.4f}"
-    if v.p_floor_reading < v.rule.level:
-        return f"{gain}; a higher floor with the same exponent is refuted (p = {v.p_floor_reading:.2g})"
-    if v.p_exponent_reading < v.rule.level:
+    if v.p_irreducible_hypothesis < v.rule.level:
+        return (
+            f"{gain}; a higher floor with the same exponent is refuted (p = {v.p_irreducible_hypothesis:.2g})"
+        )
+    if v.p_exponent_hypothesis < v.rule.level:
         return (
             f"It loses with {_cost(v)} because its floor is higher (ΔE = {v.delta_e:+.4f}); a smaller"
-            f" exponent above a common floor is refuted (p = {v.p_exponent_reading:.2g})"
+            f" exponent above a common floor is refuted (p = {v.p_exponent_hypothesis:.2g})"
         )
     return f"{gain}, or a higher floor with the same exponent (ΔE = {v.delta_e:+.4f})"
 
@@ -182,18 +186,18 @@ def _standing(v: Verdict) -> str:
     now = f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_where(v)}"
     if _both_refuted(v):
         return f"{now}; whether the saving lasts is open"
-    exponent, floor = (_overtaken(v, v.readings[name]) for name in ("exponent", "floor"))
-    if v.p_floor_reading < v.rule.level:
+    exponent, floor = (_overtaken(v, v.hypotheses[name]) for name in ("exponent", "floor"))
+    if v.p_irreducible_hypothesis < v.rule.level:
         return f"{now}; the saving is gone {exponent}"
-    if v.p_exponent_reading < v.rule.level:
+    if v.p_exponent_hypothesis < v.rule.level:
         return f"{now}; by its floor the saving is gone {floor}"
     return f"{now}; the saving is gone {exponent} (exponent) or {floor} (floor)"
 
 
-def _overtaken(v: Verdict, reading: ReadingFit) -> str:
+def _overtaken(v: Verdict, reading: HypothesisFit) -> str:
     """Where the laws of the exponent reading, or of the floor reading, meet."""
     (a, arm_a), gamma = reading.log_a, reading.gamma[0]
-    if reading.reading == "exponent":
+    if reading.hypothesis == "exponent":
         x = (arm_a - a) / v.delta_gamma
     else:
         # A higher floor uses up a smaller constant as that shrinks; without one the arm was never ahead.
@@ -236,13 +240,13 @@ def _where(v: Verdict) -> str:
 
 def _constant(v: Verdict) -> float:
     """The one multiplier of the constant reading, the same at every compute."""
-    return v.readings["constant"].predictions[0].multiplier
+    return v.hypotheses["constant"].predictions[0].multiplier
 
 
 def _small(v: Verdict) -> str:
     """A remark where a slope is resolved but no larger than what may pass for a constant."""
     reach = max(abs(end) for end in v.delta_gamma_interval)
-    share = reach / abs(v.readings["constant"].gamma[0])
+    share = reach / abs(v.hypotheses["constant"].gamma[0])
     return f" Either way it is small: at most {share:.1%} of γ." if share < v.rule.margin else ""
 
 

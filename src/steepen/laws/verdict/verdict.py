@@ -9,25 +9,30 @@ from typing import Any, cast
 import numpy as np
 
 from steepen.laws.fits.intervals import Fitted, Interval, profile_intervals
-from steepen.laws.fits.law import Settings, default_c0
+from steepen.laws.fits.law import FitSettings, default_c0
 from steepen.laws.fits.solver import Array, unscaled_covariance
-from steepen.laws.hypotheses.bootstrap import LeftOut, Resampling, leave_out, resample
+from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling, leave_out, resample
 from steepen.laws.hypotheses.nested_models import (
-    READINGS,
+    HYPOTHESES,
     Comparison,
+    DecisionRule,
+    Hypothesis,
     Pair,
     PairFits,
-    Reading,
-    Rule,
     VerdictWord,
-    compare_readings,
-    fit_readings,
+    compare_hypotheses,
+    fit_hypotheses,
     judge,
     t_quantile,
 )
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.sensitivity import Decider, Tolerance, top_rung_tolerance, what_would_decide
-from steepen.laws.verdict.sentences import deciders, sentence
+from steepen.laws.verdict.sensitivity import (
+    MistuningTolerance,
+    Separation,
+    needed_to_separate,
+    top_rung_tolerance,
+)
+from steepen.laws.verdict.sentences import sentence, what_would_change
 
 FLAT = 1e-6  # an exponent up to which a curve does not fall
 LARGEST = 1e30  # a multiplier beyond which it is no number anyone could use
@@ -46,10 +51,10 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class ReadingFit:
+class HypothesisFit:
     """One reading of the two ladders. `p_against_free` is small where the measurements refute it."""
 
-    reading: Reading
+    hypothesis: Hypothesis
     gamma: tuple[float, float]
     log_a: tuple[float, float]
     e: tuple[float, float]
@@ -71,27 +76,27 @@ class Verdict:
     reference: str
     word: VerdictWord
     sentence: str
-    rule: Rule
+    rule: DecisionRule
     delta_gamma: float
     delta_gamma_interval: Interval
     delta_e: float
     p_slope: float
     p_slope_one_sided: float
     p_shift: float
-    p_exponent_reading: float
-    p_floor_reading: float
+    p_exponent_hypothesis: float
+    p_irreducible_hypothesis: float
     delta_gamma_free: float
     delta_gamma_free_interval: Interval
     sigma: float
     multiplier: float
     multiplier_flops: float
     c0: float
-    readings: dict[Reading, ReadingFit]
+    hypotheses: dict[Hypothesis, HypothesisFit]
     bootstraps: tuple[Resampling, ...]
-    left_out: tuple[LeftOut, ...]
-    decider: Decider
-    tolerance: tuple[Tolerance, Tolerance]
-    would_decide: tuple[str, ...]
+    leave_one_out: tuple[LeaveOneOut, ...]
+    separation: Separation
+    tolerance: tuple[MistuningTolerance, MistuningTolerance]
+    what_would_change: tuple[str, ...]
     unit: str = "FLOPs"  # of every `flops` here: what the ladders were measured along
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,14 +105,14 @@ class Verdict:
 
     def summary(self) -> str:
         """The verdict, then what would decide or undo it, as text."""
-        return "\n".join([self.sentence, *(f"  · {line}" for line in self.would_decide)])
+        return "\n".join([self.sentence, *(f"  · {line}" for line in self.what_would_change)])
 
 
 def give_verdict(
     reference: Ladder,
     arm: Ladder,
-    settings: Settings,
-    rule: Rule,
+    settings: FitSettings,
+    rule: DecisionRule,
     *,
     draws: int = 2000,
     seed: int = 0,
@@ -124,8 +129,8 @@ def give_verdict(
         np.concatenate([reference.seeds, arm.seeds]),
     )
     y = np.concatenate([reference.loss, arm.loss])
-    fits = fit_readings(pair, y, rule)
-    tests = compare_readings(fits, rule)
+    fits = fit_hypotheses(pair, y, rule)
+    tests = compare_hypotheses(fits, rule)
     word = cast(VerdictWord, str(judge(tests, rule)[0]))
     sigma = math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0)
 
@@ -136,12 +141,12 @@ def give_verdict(
     where = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
     if budget is not None:
         where.append((f"{budget:.3g} {unit}", budget))
-    readings: dict[Reading, ReadingFit] = {
+    readings: dict[Hypothesis, HypothesisFit] = {
         name: _describe(name, fits, drawn, tests, where=where, c0=c0, confidence=settings.confidence)
-        for name in READINGS
+        for name in HYPOTHESES
         if name != "same"
     }
-    decider = what_would_decide(fits, rule, c0)
+    decider = needed_to_separate(fits, rule, c0)
     tolerance = top_rung_tolerance(fits, y, rule, (reference.arm, arm.arm), c0)
     left_out = leave_out((reference, arm), fits, y, rule)
     delta = float(tests.delta_gamma[0])
@@ -154,16 +159,16 @@ def give_verdict(
         arm=arm.arm, reference=reference.arm, word=word, sentence="", rule=rule,
         delta_gamma=delta, delta_gamma_interval=interval, delta_e=float(tests.delta_e[0]),
         p_slope=p_slope, p_slope_one_sided=p_slope / 2 if delta > 0 else 1 - p_slope / 2,
-        p_shift=float(tests.p_shift[0]), p_exponent_reading=float(tests.p_exponent_reading[0]),
-        p_floor_reading=float(tests.p_floor_reading[0]),
+        p_shift=float(tests.p_shift[0]), p_exponent_hypothesis=float(tests.p_exponent_hypothesis[0]),
+        p_irreducible_hypothesis=float(tests.p_irreducible_hypothesis[0]),
         delta_gamma_free=float(tests.delta_gamma_free[0]),
         delta_gamma_free_interval=_delta_gamma_interval("free", 5, fits, y, settings, rule),
         sigma=sigma, multiplier=multiplier,
         multiplier_flops=end, c0=c0,
-        readings=readings, bootstraps=resampled, left_out=left_out, decider=decider,
-        tolerance=tolerance, would_decide=(), unit=unit,
+        hypotheses=readings, bootstraps=resampled, leave_one_out=left_out, separation=decider,
+        tolerance=tolerance, what_would_change=(), unit=unit,
     )  # fmt: skip
-    return replace(draft, sentence=sentence(draft), would_decide=tuple(deciders(draft)))
+    return replace(draft, sentence=sentence(draft), would_decide=tuple(what_would_change(draft)))
 
 
 def _common_top(reference: Ladder, arm: Ladder) -> float:
@@ -172,7 +177,7 @@ def _common_top(reference: Ladder, arm: Ladder) -> float:
     return float(high if low < high else reference.flops[-1])
 
 
-def _log_multiplier(reading: Reading, theta: Array, x: Array) -> Array:
+def _log_multiplier(reading: Hypothesis, theta: Array, x: Array) -> Array:
     """log of the compute the arm saves at the reference's compute x; data sets in rows, x in columns."""
     pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     design = pair.designs()[reading]
@@ -194,7 +199,7 @@ def _worth_saying(log_multiplier: Array) -> Array:
 
 
 def _describe(
-    name: Reading,
+    name: Hypothesis,
     fits: PairFits,
     drawn: PairFits,
     tests: Comparison,
@@ -202,7 +207,7 @@ def _describe(
     where: list[tuple[str, float]],
     c0: float,
     confidence: float,
-) -> ReadingFit:
+) -> HypothesisFit:
     design, theta = fits.designs[name], fits.solutions[name].theta
     floor, constant, exponent = (part[0] for part in design.split(theta))
     x = np.log(np.array([flops for _, flops in where]) / c0)
@@ -213,9 +218,9 @@ def _describe(
         spread = np.exp(_log_multiplier(name, drawn.solutions[name].theta, x))
     tail = (1 - confidence) / 2
     bands = np.quantile(spread, [tail, 1 - tail], axis=0, method="nearest")
-    p = {"exponent": tests.p_exponent_reading, "floor": tests.p_floor_reading}.get(name)
-    return ReadingFit(
-        reading=name,
+    p = {"exponent": tests.p_exponent_hypothesis, "floor": tests.p_irreducible_hypothesis}.get(name)
+    return HypothesisFit(
+        hypothesis=name,
         gamma=(float(exponent[0]), float(exponent.sum())),
         log_a=(float(constant[0]), float(constant.sum())),
         e=(float(floor[0]), float(floor[-1])),
@@ -236,7 +241,7 @@ def _describe(
 
 
 def _delta_gamma_interval(
-    reading: Reading, index: int, fits: PairFits, y: Array, settings: Settings, rule: Rule
+    reading: Hypothesis, index: int, fits: PairFits, y: Array, settings: FitSettings, rule: DecisionRule
 ) -> Interval:
     """The profile interval of a reading's Δγ: floors, constants and the common exponent are all fitted
     again.

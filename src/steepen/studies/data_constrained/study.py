@@ -16,7 +16,7 @@ from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vani
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Bench, loss_of
+from steepen.studies.context import StudyContext, loss_of
 from steepen.studies.design.pass_families import (
     Cell,
     cut_families,
@@ -26,7 +26,7 @@ from steepen.studies.design.pass_families import (
     loss_panel,
     range_sentence,
 )
-from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import levels, line, points
 from steepen.utils.json_values import plain
 
@@ -48,7 +48,7 @@ class Found:
 Family = Callable[[int], Arm]
 
 
-def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
+def data_constrained(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Section "Looped Transformers in the Data-Constrained Regime" (5) and its appendix.
 
     `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: cuts at
@@ -70,7 +70,7 @@ def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
             names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
             works.append(_family(bench, found, names, tied, _recipe(bench), epochs))
     if "controls" in wanted:
-        plain_recipe = replace(bench.recipe(find_arm("vanilla")), glr_exponent=0.0)
+        plain_recipe = replace(bench.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
         for name, family, recipe in (
             ("tied vanilla", tied_vanilla, plain_recipe),
             ("untied vanilla", _untied_plain, plain_recipe),
@@ -78,7 +78,7 @@ def data_constrained(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
         ):
             names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
             works.append(_family(bench, found, names, family, recipe, grid.epochs[-1]))
-    yield from together(works)
+    yield from run_concurrently(works)
     return Answer(
         study="data-constrained",
         question="With repeated data, is compute better spent on parameters or on passes?",
@@ -109,15 +109,15 @@ def _untied_plain(count: int) -> Arm:
     return tied_vanilla(1) if count == 1 else untied_vanilla(count)
 
 
-def _recipe(bench: Bench) -> Recipe:
-    return replace(bench.recipe(find_arm("operator-1")), glr_exponent=0.0)
+def _recipe(bench: StudyContext) -> Recipe:
+    return replace(bench.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
 
 
 def _regime(epochs: int) -> str:
     return "fresh data" if epochs == 1 else f"{epochs} epochs"
 
 
-def _spec(bench: Bench, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
+def _spec(bench: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
     preset = bench.preset
     pool = None if epochs == 1 else preset.base_tokens // epochs
     tokens = float(preset.base_tokens)
@@ -130,7 +130,7 @@ def _spec(bench: Bench, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay
 
 
 def _cells(
-    bench: Bench, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
+    bench: StudyContext, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
 ) -> Work:
     depths = bench.preset.grids.data_constrained.depths
     keys = [(depth, count) for depth in depths for count in sorted(passes)]
@@ -142,7 +142,7 @@ def _cells(
     ]
 
 
-def _flops(bench: Bench, spec: RunSpec) -> float:
+def _flops(bench: StudyContext, spec: RunSpec) -> float:
     return spec.tokens * bench.cost(spec.arm, spec.shape.depth)
 
 
@@ -160,7 +160,7 @@ def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str)
 
 
 def _family(
-    bench: Bench, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
+    bench: StudyContext, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
 ) -> Work:
     """One family of passes at one decay: its cuts, under a title and a key."""
     grid = bench.preset.grids.data_constrained
@@ -168,11 +168,11 @@ def _family(
     _cut(found, names[0], cells, grid.budgets, names[1])
 
 
-def _grid(bench: Bench, found: Found) -> Work:
+def _grid(bench: StudyContext, found: Found) -> Work:
     grid = bench.preset.grids.data_constrained
     epochs = grid.epochs[-1]
     decays = sorted(grid.decays)
-    swept: list[list[Cell]] = yield from together(
+    swept: list[list[Cell]] = yield from run_concurrently(
         [_cells(bench, tied, _recipe(bench), epochs, grid.passes, decay) for decay in decays]
     )
     by_decay = dict(zip(decays, swept, strict=True))

@@ -11,9 +11,9 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import PowerLine, fit_power_line
 from steepen.laws.fits.vertex import Vertex, find_vertex
-from steepen.model.arm import Arm, SplitRule
+from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.plotting import finite, levels, line, parabola, points, star
 from steepen.utils.json_values import plain
 
@@ -36,7 +36,7 @@ class Cell:
         return self.core / self.depth
 
 
-def allocation(bench: Bench, *, arms: Arms = ()) -> Study:
+def allocation(bench: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Allocating Blocks across the Prelude, Core, and Coda".
 
     Tied two-pass models of several stored depths, with every core size, on the base tokens under the base
@@ -49,7 +49,7 @@ def allocation(bench: Bench, *, arms: Arms = ()) -> Study:
     if len(chosen) != 1:
         raise UsageError("allocation works on one arm at a time, e.g. --arms loop-2.")
     arm = chosen[0]
-    recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+    recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
     tokens = bench.preset.base_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
     # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
@@ -86,7 +86,7 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
     prelude = (depth - core) // 2
     coda = depth - core - prelude
     name = f"{arm.name}-{prelude}-{core}-{coda}"
-    split = SplitRule(prelude=prelude, coda=coda)
+    split = AllocationRule(prelude=prelude, coda=coda)
     return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", split=split)
 
 
@@ -103,7 +103,7 @@ def _frontier(cells: Sequence[Cell]) -> PowerLine:
 
 
 def _answer(
-    bench: Bench,
+    bench: StudyContext,
     arm: Arm,
     cells: Sequence[Cell],
     edge: PowerLine,

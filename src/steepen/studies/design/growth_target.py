@@ -13,7 +13,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.plotting import flops_text, levels, line, points
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
@@ -32,7 +32,7 @@ class Cell:
     fixed: bool = False
 
 
-def growth_target(bench: Bench, *, arms: Arms = ()) -> Study:
+def growth_target(bench: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Choosing the Growth Target and Transition": targets of growth from two passes.
 
     At the base size and tokens, growth to each target is placed so that all meet a budget: a larger target
@@ -44,7 +44,7 @@ def growth_target(bench: Bench, *, arms: Arms = ()) -> Study:
     if len(chosen) != 1 or not chosen[0].passes.grows:
         raise UsageError("growth-target works on one growing arm, e.g. --arms loop-grow.")
     arm = chosen[0]
-    recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+    recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
     depth, tokens = bench.preset.base_depth, bench.preset.base_tokens
     first = arm.passes.initial
     base, four = bench.cost(arm, depth, first), bench.cost(arm, depth, 2 * first)

@@ -13,8 +13,8 @@ from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, loss_of
-from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import levels, line, points, sweep
 from steepen.utils.json_values import plain
 
@@ -39,7 +39,7 @@ class Anchor:
         return 1 + self.vertex.x * (self.full - 1)
 
 
-def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
+def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Choosing the Growth Target and Transition", figure "Growth timing, token allocation…".
 
     At anchor depths and budgets ρ is swept with tokens adjusted to fixed compute. Parabolas of loss against
@@ -105,7 +105,7 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
             ],
         }  # fmt: skip
 
-    yield from together([measured(arm) for arm in find_arms(arms or ("loop-grow", "untied-grow"))])
+    yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("loop-grow", "untied-grow"))])
     return Answer(
         study="growth-timing",
         question="When should a network grow, at fixed size and compute?",
@@ -130,7 +130,7 @@ def growth_timing(bench: Bench, *, arms: Arms = ()) -> Study:
     )
 
 
-def _full(bench: Bench, arm: Arm, depth: int) -> float:
+def _full(bench: StudyContext, arm: Arm, depth: int) -> float:
     shape = arm.shape(depth, bench.scale)
     first, last = arm.passes.initial, arm.passes.final
     return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)

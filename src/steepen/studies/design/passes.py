@@ -18,7 +18,7 @@ from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Bench, loss_of
+from steepen.studies.context import StudyContext, loss_of
 from steepen.studies.design.pass_families import (
     Cell,
     cut_families,
@@ -28,7 +28,7 @@ from steepen.studies.design.pass_families import (
     loss_panel,
     range_sentence,
 )
-from steepen.studies.driver.run_concurrently import together
+from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.plotting import levels, line, points, sweep
 from steepen.utils.json_values import plain
 
@@ -65,7 +65,7 @@ class Part:
 PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Part]
 
 
-def passes(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
+def passes(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Appendix "Choosing the Number of Core Passes": fixed-token ladders, and fixed anchors.
 
     `tokens`: for every K a ladder of depths on the base tokens, tied and untied, cut at common budgets.
@@ -80,7 +80,7 @@ def passes(bench: Bench, *, parts: Sequence[str] = ()) -> Study:
         for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
         if name in (parts or PARTS)
     }
-    done: list[Part] = yield from together(list(works.values()))
+    done: list[Part] = yield from run_concurrently(list(works.values()))
     values = {name: part.values for name, part in zip(works, done, strict=True)}
     return Answer(
         study="passes",
@@ -105,11 +105,11 @@ def family_arm(family: str, count: int) -> Arm:
     return find_arm("operator-1") if count == 1 else FAMILIES[family](count)
 
 
-def _recipe(bench: Bench) -> Recipe:
-    return replace(bench.recipe(find_arm("operator-1")), glr_exponent=0.0)
+def _recipe(bench: StudyContext) -> Recipe:
+    return replace(bench.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
 
 
-def _fixed_tokens(bench: Bench, recipe: Recipe) -> PartRun:
+def _fixed_tokens(bench: StudyContext, recipe: Recipe) -> PartRun:
     grid = bench.preset.grids.passes
     part = Part([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
@@ -136,7 +136,7 @@ def _fixed_tokens(bench: Bench, recipe: Recipe) -> PartRun:
     return part
 
 
-def _fixed_anchor(bench: Bench, recipe: Recipe) -> PartRun:
+def _fixed_anchor(bench: StudyContext, recipe: Recipe) -> PartRun:
     grid = bench.preset.grids.passes
     part = Part([], [], [], [], {})
     one = find_arm("operator-1")
@@ -166,7 +166,7 @@ def _fixed_anchor(bench: Bench, recipe: Recipe) -> PartRun:
 
 
 def _anchor(
-    bench: Bench, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
+    bench: StudyContext, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
 ) -> Anchor:
     counts, losses, runs = zip(*own, strict=True)
     vertex = find_vertex(np.array(counts, float), np.array(losses))

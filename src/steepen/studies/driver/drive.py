@@ -17,7 +17,7 @@ from steepen.launch.cost_estimate import flops_left
 from steepen.launch.progress import Progress
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 from steepen.studies.driver.journal import Journal
 
 A = TypeVar("A")
@@ -57,7 +57,7 @@ class Stopped(SteepenError):
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRunStep:
     """How far a study comes with what is finished, and the runs it would make next."""
 
     finished: int  # runs it asked for that are in the store
@@ -69,7 +69,7 @@ class Rehearsal:
 
 def drive(
     study: Study[A],
-    store: Store,
+    store: RunStore,
     launcher: Launcher,
     *,
     journal: Journal | None = None,
@@ -107,7 +107,7 @@ def drive(
             raise Stopped(signal.SIGINT) from None
 
 
-def rehearse(study: Study[Any], store: Store, *, gaps: bool = False) -> Rehearsal:
+def simulate_study(study: Study[Any], store: RunStore, *, gaps: bool = False) -> DryRunStep:
     """Walk a study on what is finished, as far as that goes; starts nothing and writes nothing."""
     finished: set[str] = set()
     try:
@@ -122,25 +122,25 @@ def rehearse(study: Study[Any], store: Store, *, gaps: bool = False) -> Rehearsa
             finished |= {spec.hash for spec in specs} - missing.keys()
             if missing:
                 study.close()
-                return Rehearsal(len(finished), list(missing.values()), complete=False)
+                return DryRunStep(len(finished), list(missing.values()), complete=False)
             specs = study.send(found)
     except StopIteration as end:
-        return Rehearsal(len(finished), [], complete=True, answer=end.value)
+        return DryRunStep(len(finished), [], complete=True, answer=end.value)
 
 
 def look_ahead(
     make_study: Callable[[], Study[Any]],
-    store: Store,
+    store: RunStore,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
     *,
     gaps: bool = False,
-) -> Rehearsal:
+) -> DryRunStep:
     """Rehearse a study to its end, with made-up results for the runs that are not finished.
 
     Runs that every stand-in leads to are known, whatever comes out; those only the first leads to are an
     estimate of how many more there will be. Without stand-ins this is `rehearse`.
     """
-    first = rehearse(make_study(), store, gaps=gaps)
+    first = simulate_study(make_study(), store, gaps=gaps)
     if first.complete or not stand_ins:
         return first
     walks = [_asked(make_study(), store, stand_in, gaps) for stand_in in stand_ins]
@@ -151,7 +151,7 @@ def look_ahead(
 
 
 def _asked(
-    study: Study[Any], store: Store, stand_in: Callable[[RunSpec], RunRecord], gaps: bool
+    study: Study[Any], store: RunStore, stand_in: Callable[[RunSpec], RunRecord], gaps: bool
 ) -> dict[str, RunSpec]:
     """Every unfinished run a study asks for, were they to come out like the stand-in."""
     asked: dict[str, RunSpec] = {}
@@ -174,7 +174,7 @@ class _Missing:
     """Nothing is known of a run yet."""
 
 
-def _known(store: Store, spec: RunSpec, gaps: bool) -> RunRecord | _Missing | None:
+def _known(store: RunStore, spec: RunSpec, gaps: bool) -> RunRecord | _Missing | None:
     """A finished run's record, None for one that diverged where that counts as a result, or `_Missing`."""
     run = store.run(spec)
     record = run.record()
@@ -190,7 +190,7 @@ def _known(store: Store, spec: RunSpec, gaps: bool) -> RunRecord | _Missing | No
 class _Batch:
     """Gets one batch of records after another."""
 
-    store: Store
+    store: RunStore
     launcher: Launcher
     budget: Budget | None
     gaps: bool

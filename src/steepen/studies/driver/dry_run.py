@@ -12,8 +12,8 @@ from steepen.launch.base import saved_step
 from steepen.launch.cost_estimate import Speed, expected_flops, flops_left, makespan
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import STATUSES, Row
-from steepen.runs.store import RunDirectory, Store
-from steepen.studies.driver.drive import Rehearsal
+from steepen.runs.store import RunDirectory, RunStore
+from steepen.studies.driver.drive import DryRunStep
 from steepen.studies.driver.journal import Asked, Journal
 
 
@@ -31,7 +31,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class DryRunReport:
     """The runs of a study that are known, before anything is spent, and about how many follow."""
 
     finished: int  # runs that are done already
@@ -71,21 +71,21 @@ class Forecast:
 
     @staticmethod
     def of(
-        rehearsal: Rehearsal,
-        store: Store,
+        rehearsal: DryRunStep,
+        store: RunStore,
         speed: Speed,
         slots: int,
         dollars_per_hour: float | None = None,
-    ) -> Forecast:
+    ) -> DryRunReport:
         """Of a study that has been walked as far as its finished runs go."""
         runs = tuple(_planned(spec, store, speed) for spec in rehearsal.batch)
-        return Forecast(
+        return DryRunReport(
             rehearsal.finished, rehearsal.complete, runs, slots, speed.source, dollars_per_hour,
             len(rehearsal.later), sum(map(expected_flops, rehearsal.later)),
         )  # fmt: skip
 
 
-def _planned(spec: RunSpec, store: Store, speed: Speed) -> PlannedRun:
+def _planned(spec: RunSpec, store: RunStore, speed: Speed) -> PlannedRun:
     flops = flops_left(spec, store.run(spec))
     seconds = speed.seconds(spec, flops)
     return PlannedRun(spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, seconds)
@@ -117,7 +117,7 @@ class StudyStatus:
 def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyStatus:
     """From the journal and the run directories; also while the study runs elsewhere."""
     entry = journal.entry
-    store = Store(runs_directory or Path(entry.runs_directory))
+    store = RunStore(runs_directory or Path(entry.runs_directory))
     names = {asked.run for asked in entry.runs}
     known = {row.run: row for row in store.rows() if row.run in names}
     rows = tuple(known.get(asked.run) or _not_begun(asked) for asked in entry.runs)
@@ -145,7 +145,7 @@ def _not_begun(asked: Asked) -> Row:
     return Row(**asdict(asked), status="waiting")
 
 
-def _share(row: Row, store: Store) -> float:
+def _share(row: Row, store: RunStore) -> float:
     """How much of a run is done: of one that does not run now, what it has saved and goes on from."""
     if row.status == "finished":
         return 1.0

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.launch.cost_estimate import expected_flops
-from steepen.runs.codec import from_plain, to_plain
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import write_json
+from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.lock import held, hold
 
 JOURNAL = "study.json"
@@ -81,7 +81,7 @@ class Journal:
         """
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
-        plain: dict[str, Any] = json.loads(json.dumps(to_plain(options)))
+        plain: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
         folder = studies / name
         began = _now()
         if (folder / JOURNAL).exists():
@@ -103,7 +103,7 @@ class Journal:
         """The journal in a study's folder."""
         file = folder / JOURNAL
         try:
-            return Journal(folder, from_plain(Entry, json.loads(file.read_text()), "study"))
+            return Journal(folder, from_builtins(Entry, json.loads(file.read_text()), "study"))
         except FileNotFoundError as error:
             raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
         except (OSError, ValueError, SteepenError) as error:
@@ -132,7 +132,7 @@ class Journal:
 
     def answer(self, value: Any) -> None:
         """Note the answer."""
-        self._write(status="finished", answer=to_plain(value), message="")
+        self._write(status="finished", answer=to_builtins(value), message="")
 
     @property
     def driven(self) -> bool:
@@ -147,7 +147,7 @@ class Journal:
 
     def _write(self, **changes: Any) -> None:
         self.entry = replace(self.entry, changed=_now(), **changes)
-        write_json(self.file, to_plain(self.entry))
+        write_json(self.file, to_builtins(self.entry))
 
 
 def find_study_folder(study: str, studies: Path) -> Path:

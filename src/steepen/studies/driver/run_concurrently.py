@@ -11,7 +11,7 @@ from steepen.runs.spec import RunSpec
 Work: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
-def together(works: Sequence[Work]) -> Work:
+def run_concurrently(works: Sequence[Work]) -> Work:
     """What each part returns, in their order.
 
     The parts go in step: what they ask for at a time is one batch, so that a dry run can list it, and as many

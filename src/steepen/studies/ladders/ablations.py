@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arms import find_arm
-from steepen.runs.spec import OptimizerChoice
+from steepen.runs.spec import OptimizerConfig
 from steepen.studies.answer import Answer, Study
-from steepen.studies.context import Bench
-from steepen.studies.driver.run_concurrently import together
+from steepen.studies.context import StudyContext
+from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import judged_ladders
-from steepen.studies.ladders.ladder_runs import Entry, entry_of
+from steepen.studies.ladders.ladder_runs import LadderEntry, entry_of
 
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
@@ -59,7 +59,7 @@ PARTS = tuple(group.part for group in GROUPS)
 
 
 def ablations(
-    bench: Bench, *, parts: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = ()
+    bench: StudyContext, *, parts: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = ()
 ) -> Study:
     """Appendix "Additional Results for Compute-Optimal Scalings": its ablation ladders, a part each.
 
@@ -78,32 +78,34 @@ def ablations(
         if group.part in (parts or PARTS)
         for name, entries in _ladders(bench, group, rungs).items()
     }  # fmt: skip
-    answers: list[Answer] = yield from together(list(works.values()))
+    answers: list[Answer] = yield from run_concurrently(list(works.values()))
     return _joined(dict(zip(works, answers, strict=True)))
 
 
-def _ladders(bench: Bench, group: Group, rungs: Sequence[int]) -> dict[str, list[Entry]]:
+def _ladders(bench: StudyContext, group: Group, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
     if group.part == "optimizer":
         return _optimizers(bench, rungs)
     entries = [entry_of(bench, find_arm(name), rungs) for name in group.arms]
     if group.part == "constant":
-        entries = [replace(entry, recipe=replace(entry.recipe, glr_exponent=0.0)) for entry in entries]
+        entries = [
+            replace(entry, recipe=replace(entry.recipe, learning_rate_exponent=0.0)) for entry in entries
+        ]
     return {group.part: entries}
 
 
-def _optimizers(bench: Bench, rungs: Sequence[int]) -> dict[str, list[Entry]]:
+def _optimizers(bench: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
     """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
     grid = bench.preset.grids.ablations
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[LadderEntry]] = {}
     for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
         muon = entry_of(bench, find_arm(name), rungs)
-        base = replace(muon.recipe.base, glr=grid.adam_glr)
-        adam = Entry(
+        base = replace(muon.recipe.base, learning_rate=grid.adam_learning_rate)
+        adam = LadderEntry(
             f"{name} (adamw)",
             muon.arm,
-            replace(muon.recipe, base=base, glr_base=None),
+            replace(muon.recipe, base=base, learning_rate_base=None),
             muon.depths,
-            OptimizerChoice(kind="adamw"),
+            OptimizerConfig(kind="adamw"),
         )
         found[f"optimizer, {regime}"] = [muon, adam]
     return found

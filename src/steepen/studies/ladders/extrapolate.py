@@ -8,15 +8,15 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import LadderReport
+from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HoldOut
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import mean_flops_per_token
 from steepen.studies.answer import Answer, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms
+from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
-    Entry,
     Judged,
+    LadderEntry,
     Measured,
     check_entries,
     entry_of,
@@ -33,7 +33,7 @@ SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
 
 
 def extrapolate(
-    bench: Bench,
+    bench: StudyContext,
     *,
     arms: Arms = (),
     rungs: Sequence[int] = (),
@@ -72,7 +72,7 @@ def extrapolate(
 
 
 def _answer(
-    own: Entry,
+    own: LadderEntry,
     depth: int,
     promised: float,
     judged: Judged,
@@ -125,7 +125,7 @@ def _answer(
     )
 
 
-def _beyond(own: Entry, score: HoldOut, report: LadderReport, panel: Panel) -> list[Series]:
+def _beyond(own: LadderEntry, score: HoldOut, report: LadderAnalysis, panel: Panel) -> list[Series]:
     """The held-out run as a square, and the laws dashed on the way to it."""
     floor = report.head.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
     added: list[Series] = []

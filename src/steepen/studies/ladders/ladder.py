@@ -10,9 +10,9 @@ from typing import Any
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Panel, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms
+from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
-    Entry,
+    LadderEntry,
     Measured,
     check_entries,
     entry_of,
@@ -34,7 +34,7 @@ SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
 
 
 def ladder(
-    bench: Bench,
+    bench: StudyContext,
     *,
     arms: Arms = (),
     rungs: Sequence[int] = (),
@@ -67,7 +67,7 @@ def ladder(
     return answer
 
 
-def _reference(bench: Bench, asked: str | None, names: list[str]) -> str:
+def _reference(bench: StudyContext, asked: str | None, names: list[str]) -> str:
     if asked is not None:
         return find_arm(asked).name
     wanted = find_arm(bench.preset.reference).name
@@ -75,8 +75,8 @@ def _reference(bench: Bench, asked: str | None, names: list[str]) -> str:
 
 
 def judged_ladders(
-    bench: Bench,
-    entries: Sequence[Entry],
+    bench: StudyContext,
+    entries: Sequence[LadderEntry],
     reference: str,
     *,
     study: str,

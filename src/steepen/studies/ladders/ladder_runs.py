@@ -8,14 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import LadderReport, Request, analyse
+from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import OptimizerChoice, RunSpec
-from steepen.studies.context import Bench, all_finished
+from steepen.runs.spec import OptimizerConfig, RunSpec
+from steepen.studies.context import StudyContext, all_finished
 
 DRAWS = 2000  # of the bootstraps behind a verdict
 
@@ -23,21 +23,21 @@ Runs = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class LadderEntry:
     """One ladder of a study: an arm under a recipe, at some depths. `label` tells it from its siblings."""
 
     label: str
     arm: Arm
     recipe: Recipe
     depths: tuple[int, ...]
-    optimizer: OptimizerChoice = field(default_factory=OptimizerChoice)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 
 @dataclass(frozen=True)
 class Measured:
     """A ladder's finished runs: by depth, all seeds."""
 
-    entry: Entry
+    entry: LadderEntry
     runs: dict[int, list[RunRecord]]
 
     def columns(self, by: str) -> dict[str, list[Any]]:
@@ -63,12 +63,14 @@ def spent(record: RunRecord, by: str) -> float:
     return record.flops if by == "flops" else record.seconds_training
 
 
-def entry_of(bench: Bench, arm: Arm, depths: Sequence[int] | None = None, label: str = "") -> Entry:
+def entry_of(
+    bench: StudyContext, arm: Arm, depths: Sequence[int] | None = None, label: str = ""
+) -> LadderEntry:
     """An arm's ladder under its own recipe."""
-    return Entry(label or arm.name, arm, bench.recipe(arm), tuple(depths or bench.preset.depths(arm)))
+    return LadderEntry(label or arm.name, arm, bench.recipe(arm), tuple(depths or bench.preset.depths(arm)))
 
 
-def possible(entry: Entry, bench: Bench) -> tuple[Entry, list[str]]:
+def possible(entry: LadderEntry, bench: StudyContext) -> tuple[LadderEntry, list[str]]:
     """The entry without depths at which its shape does not exist, and a warning where there were any."""
     kept: list[int] = []
     for depth in entry.depths:
@@ -83,7 +85,7 @@ def possible(entry: Entry, bench: Bench) -> tuple[Entry, list[str]]:
     return replace(entry, depths=tuple(kept)), warning
 
 
-def measure(bench: Bench, entries: Sequence[Entry], seeds: Sequence[int] | None = None) -> Runs:
+def measure(bench: StudyContext, entries: Sequence[LadderEntry], seeds: Sequence[int] | None = None) -> Runs:
     """Run ladders, longest runs first across all of them; returns a list of `Measured`."""
     seeds = seeds or bench.preset.seeds
     keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
@@ -125,12 +127,14 @@ def repeats(measured: Sequence[Measured]) -> list[str]:
     return [f"some runs repeat their data up to {most} times: this is not the fresh-data regime"]
 
 
-def check_entries(bench: Bench, entries: Sequence[Entry], reference: str) -> tuple[list[Entry], list[str]]:
+def check_entries(
+    bench: StudyContext, entries: Sequence[LadderEntry], reference: str
+) -> tuple[list[LadderEntry], list[str]]:
     """Ladders on the rungs at which they exist; one too short for a law is left out. Warnings tell of both.
 
     The reference is needed.
     """
-    kept: list[Entry] = []
+    kept: list[LadderEntry] = []
     warnings: list[str] = []
     for asked in entries:
         entry, lost = possible(asked, bench)
@@ -157,7 +161,7 @@ def check_entries(bench: Bench, entries: Sequence[Entry], reference: str) -> tup
 class Judged:
     """The laws' report on ladders, the ladders, and what to know about the fit."""
 
-    report: LadderReport
+    report: LadderAnalysis
     ladders: dict[str, Ladder]
     notes: tuple[str, ...] = ()
 
@@ -174,7 +178,7 @@ def judge(
     # Per second only the table and the curves are shown: fewer draws will do.
     draws = DRAWS if by == "flops" else max(100, DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
-    request = Request(reference=reference, noise=noise, draws=draws, unit=unit)
+    request = AnalysisRequest(reference=reference, noise=noise, draws=draws, unit=unit)
     try:
         return Judged(analyse(ladders, request, hold_out), ladders)
     except UsageError as problem:

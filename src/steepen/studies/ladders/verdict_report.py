@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steepen.laws.analysis import LadderReport
+from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.ladder import Ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.ladders.ladder_runs import Measured, spent
@@ -19,17 +19,19 @@ WORDS = {
 }
 
 
-def findings(report: LadderReport) -> list[str]:
+def findings(report: LadderAnalysis) -> list[str]:
     """The verdicts as sentences."""
     return [verdict.sentence for verdict in report.verdicts.values()]
 
 
-def would_decide(report: LadderReport) -> list[str]:
+def would_decide(report: LadderAnalysis) -> list[str]:
     """What would decide or undo each verdict."""
-    return [f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.would_decide]
+    return [
+        f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.what_would_change
+    ]
 
 
-def verdict_table(report: LadderReport, by: str = "flops") -> Table:
+def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
     """One row per ladder: its law, its verdict, and the multiplier at the bottom and the top."""
     _, noun, _ = WORDS[by]
     rows: list[tuple[object, ...]] = []
@@ -77,14 +79,14 @@ def verdict_table(report: LadderReport, by: str = "flops") -> Table:
     )
 
 
-def readings_table(report: LadderReport, by: str = "flops") -> Table:
+def readings_table(report: LadderAnalysis, by: str = "flops") -> Table:
     """What each arm would gain beyond the ladder if its exponent, or if only its floor, were better."""
     _, noun, _ = WORDS[by]
     rows: list[tuple[object, ...]] = []
     for name, verdict in report.verdicts.items():
         row: list[object] = [name]
         for reading in ("exponent", "floor"):
-            fit = verdict.readings[reading]
+            fit = verdict.hypotheses[reading]
             row += [finite(prediction.multiplier) for prediction in fit.predictions[:2]]
             row.append(finite(fit.p_against_free) if fit.p_against_free is not None else None)
         rows.append(tuple(row))
@@ -104,7 +106,7 @@ def readings_table(report: LadderReport, by: str = "flops") -> Table:
 
 
 def ladder_panels(
-    report: LadderReport, ladders: dict[str, Ladder], measured: Sequence[Measured], by: str = "flops"
+    report: LadderAnalysis, ladders: dict[str, Ladder], measured: Sequence[Measured], by: str = "flops"
 ) -> list[Panel]:
     """Loss against compute with fits, reducible loss, multipliers with bands, exponent against constant."""
     label, noun, _ = WORDS[by]
@@ -140,7 +142,7 @@ def ladder_panels(
     return panels
 
 
-def _multipliers(report: LadderReport, ladders: dict[str, Ladder], arms: dict[str, str], by: str) -> Panel:
+def _multipliers(report: LadderAnalysis, ladders: dict[str, Ladder], arms: dict[str, str], by: str) -> Panel:
     label, noun, _ = WORDS[by]
     series: list[Series] = []
     for name, found in report.multipliers.items():
@@ -172,7 +174,7 @@ def _multipliers(report: LadderReport, ladders: dict[str, Ladder], arms: dict[st
     )
 
 
-def _plane(report: LadderReport, arms: dict[str, str]) -> Panel:
+def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
     """Better is up and to the right: a larger exponent, a smaller constant."""
     series: list[Series] = []
     for name, law in report.head.arms.items():
@@ -199,7 +201,7 @@ def runs_table(measured: Sequence[Measured]) -> Table:
         (
             one.entry.label, record.spec.shape.depth, record.spec.seed, record.parameters.initial_stored,
             record.tokens, record.flops, record.validation_loss, record.seconds_training,
-            record.spec.hyperparameters.glr, record.run,
+            record.spec.hyperparameters.learning_rate, record.run,
         )
         for one in measured
         for record in one.records

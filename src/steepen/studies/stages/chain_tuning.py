@@ -14,8 +14,8 @@ from steepen.recipe.paper_tables import INITIAL
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, fixed_twin, loss_of
-from steepen.studies.driver.run_concurrently import together
+from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin, loss_of
+from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.grids import ChainGrid
 from steepen.studies.plotting import line, points
 
@@ -25,16 +25,26 @@ SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 # powers of √2, "centered at the optimal values": windows that are far from centred in round one (those that
 # start at the initial value, and weight decay's) are moved over it.
 WINDOWS: dict[str, tuple[int, int]] = {
-    "glr": (-4, 3), "rm": (-4, 3), "om": (-4, 3), "alpha": (-4, 3),
-    "wte": (-3, 4), "uis": (-3, 4),
-    "elrm": (0, 7), "hlrm": (0, 7),
-    "wd": (-5, 1),
-}  # fmt: skip
-CENTRED: dict[str, tuple[int, int]] = {**WINDOWS, "elrm": (-4, 3), "hlrm": (-4, 3), "wd": (-3, 3)}
-WITH_ZERO = {"wd"}
+    "learning_rate": (-4, 3),
+    "residual_multiplier": (-4, 3),
+    "output_multiplier": (-4, 3),
+    "injection_weight": (-4, 3),
+    "embedding_init_std": (-3, 4),
+    "init_scale": (-3, 4),
+    "embedding_lr_multiplier": (0, 7),
+    "head_lr_multiplier": (0, 7),
+    "weight_decay": (-5, 1),
+}
+CENTRED: dict[str, tuple[int, int]] = {
+    **WINDOWS,
+    "embedding_lr_multiplier": (-4, 3),
+    "head_lr_multiplier": (-4, 3),
+    "weight_decay": (-3, 3),
+}
+WITH_ZERO = {"weight_decay"}
 DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
-    "schedule": {"wu": (0, 5, 10, 20), "wdr": (0.2, 0.6, 0.8, 1.0)},
-    "adam": {"beta1": (0.9, 0.95), "beta2": (0.90, 0.98, 0.99), "eps": (1e-8, 1e-6)},
+    "schedule": {"warmup_steps": (0, 5, 10, 20), "warmdown_fraction": (0.2, 0.6, 0.8, 1.0)},
+    "adam": {"beta1": (0.9, 0.95), "beta2": (0.90, 0.98, 0.99), "adam_eps": (1e-8, 1e-6)},
 }
 
 
@@ -63,7 +73,7 @@ class Chain:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def chain_tuning(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+def chain_tuning(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
     """Appendix "Stage 1: Tune a Base Model", with its table "Tuning Grid for Chain Tuning".
 
     From the table's initial values, each sweep changes one hyperparameter (or, for schedule and Adam, one
@@ -73,17 +83,17 @@ def chain_tuning(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) ->
     grid = bench.preset.grids.chain
     chosen = [fixed_twin(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, bench.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
-    yield from together([tune(bench, chain, grid) for chain in chains])
+    yield from run_concurrently([tune(bench, chain, grid) for chain in chains])
     return _answer(bench, grid, chains)
 
 
 def tune(
-    bench: Bench, chain: Chain, grid: ChainGrid
+    bench: StudyContext, chain: Chain, grid: ChainGrid
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
     """Take a chain through all its rounds."""
     for number in range(1, grid.rounds + 1):
         for sweep in grid.sweeps:
-            if sweep != "alpha" or injects(chain.arm):
+            if sweep != "injection_weight" or injects(chain.arm):
                 yield from _sweep(bench, chain, grid, number, sweep)
     if not math.isfinite(chain.loss):  # the last sweep stacked settings that nothing has measured yet
         specs = [_spec(bench, chain.arm, chain.values)]
@@ -118,7 +128,7 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
 
 
 def _sweep(
-    bench: Bench, chain: Chain, grid: ChainGrid, number: int, sweep: str
+    bench: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
     options = candidates(chain.values, sweep, number, grid.points)
     tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
@@ -165,20 +175,20 @@ def _settle(chain: Chain, loss: float) -> None:
         )
 
 
-def _spec(bench: Bench, arm: Arm, values: Hyperparameters) -> RunSpec:
-    recipe = replace(bench.recipe(arm), base=values, glr_base=None)
+def _spec(bench: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
+    recipe = replace(bench.recipe(arm), base=values, learning_rate_base=None)
     return bench.spec(bench.at_base(arm, recipe))
 
 
 def _typed(name: str, value: float) -> float:
-    return int(value) if name == "wu" else value
+    return int(value) if name == "warmup_steps" else value
 
 
 def _words(adopted: dict[str, float]) -> str:
     return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
 
 
-def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
+def _answer(bench: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
     found: list[str] = []
     series: list[Series] = []
     rows: list[tuple[Any, ...]] = []
@@ -216,8 +226,15 @@ def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
                 "loss": chain.loss,
                 "initial_loss": chain.steps[0].baseline,
                 "steps": [
-                    {"round": s.round, "sweep": s.sweep, "baseline": s.baseline, "adopted": s.adopted,
-                     "stacked": s.stacked, "best": s.best, "tried": [list(row) for row in s.tried]}
+                    {
+                        "round": s.round,
+                        "sweep": s.sweep,
+                        "baseline": s.baseline,
+                        "adopted": s.adopted,
+                        "stacked": s.stacked,
+                        "best": s.best,
+                        "tried": [list(row) for row in s.tried],
+                    }
                     for s in chain.steps
                 ],
             }
@@ -225,15 +242,21 @@ def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
         },
         panels=(
             Panel(
-                "The chain", Axis("sweep"), Axis("best loss so far"), tuple(series),
+                "The chain",
+                Axis("sweep"),
+                Axis("best loss so far"),
+                tuple(series),
                 caption="Hollow: more than one discrete setting helped, and all were applied together.",
             ),
             *(panel for chain in chains for panel in _sweep_panels(chain)),
         ),
         tables=(
             Table("Tuned hyperparameters", ("arm", *chains[0].values.to_dict(), "loss"), tuple(tuned)),
-            Table("The chain, sweep by sweep", ("arm", "round", "sweep", "baseline", "adopted", "best"),
-                  tuple(rows)),
+            Table(
+                "The chain, sweep by sweep",
+                ("arm", "round", "sweep", "baseline", "adopted", "best"),
+                tuple(rows),
+            ),
         ),
         warnings=tuple(warning for chain in chains for warning in chain.warnings),
         method=(
@@ -243,7 +266,7 @@ def _answer(bench: Bench, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
             "The order of sweeps is the preset's: the paper does not print its own.",
         ),
         runs=tuple(dict.fromkeys(run for chain in chains for run in chain.runs)),
-    )  # fmt: skip
+    )
 
 
 def _sweep_panels(chain: Chain) -> list[Panel]:
@@ -261,11 +284,14 @@ def _sweep_panels(chain: Chain) -> list[Panel]:
                     Axis("validation loss"),
                     (
                         points(
-                            step.sweep, [row[1] for row in rows], [row[2] or math.inf for row in rows],
-                            [row[3] for row in rows], arm=chain.arm.name,
+                            step.sweep,
+                            [row[1] for row in rows],
+                            [row[2] or math.inf for row in rows],
+                            [row[3] for row in rows],
+                            arm=chain.arm.name,
                         ),
                     ),
                     lines=(("y", step.baseline, "current"),),
                 )
-            )  # fmt: skip
+            )
     return panels

@@ -7,19 +7,19 @@ from typing import Any
 
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import rounded_mean
-from steepen.runs.codec import to_plain
 from steepen.studies.answer import Answer, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, fixed_twin
+from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin
 from steepen.studies.recipe_file import RecipeFile
 from steepen.studies.stages.chain_tuning import chain_tuning
 from steepen.studies.stages.growth_fraction import LEAST_RHO, growth_fraction
 from steepen.studies.stages.lr_rule import inherited, lr_rule
 from steepen.studies.stages.tpp import tpp
+from steepen.utils.codec import to_builtins
 
 SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
 
 
-def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+def fit_recipe(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
     """Appendix "Compute-Optimal Recipe: Staged Sweeps and Fits": stages 1 to 4 in order for an arm.
 
     A growing arm is tuned, given its tokens per parameter and its learning-rate rule as the arm it starts as;
@@ -37,7 +37,9 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
     stages["chain-tuning"] = yield from chain_tuning(bench, arms=[fixed], from_recipe=from_recipe)
     tuned = stages["chain-tuning"].values[fixed.name]["hyperparameters"]
     recipe = bench.recipe(fixed)
-    recipe = replace(recipe, base=replace(recipe.base, **tuned), glr_base=None, glr_exponent=0.0)
+    recipe = replace(
+        recipe, base=replace(recipe.base, **tuned), learning_rate_base=None, learning_rate_exponent=0.0
+    )
     bench = bench.with_recipe(fixed, recipe)
 
     stages["tpp"] = yield from tpp(bench, arms=[fixed])
@@ -60,8 +62,8 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
     stages["lr-rule"] = yield from lr_rule(bench, arms=[fixed])
-    beta = stages["lr-rule"].values["rules"][fixed.name]["glr_exponent"]
-    recipe = replace(recipe, glr_exponent=beta)
+    beta = stages["lr-rule"].values["rules"][fixed.name]["learning_rate_exponent"]
+    recipe = replace(recipe, learning_rate_exponent=beta)
     bench = bench.with_recipe(fixed, recipe)
     if arm.passes.grows:
         recipe = replace(inherited(bench, arm), rho=rho, growth_law=None)
@@ -70,9 +72,10 @@ def fit_recipe(bench: Bench, *, arms: Arms = (), from_recipe: bool = False) -> S
 
     depths = bench.preset.grids.rate_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
-    if recipe.glr_exponent > 0:
+    if recipe.learning_rate_exponent > 0:
         notes.append(
-            f"the fitted learning rate rises with size (exponent {recipe.glr_exponent:+.1f}): such small "
+            f"the fitted learning rate rises with size (exponent "
+            f"{recipe.learning_rate_exponent:+.1f}): such small "
             "runs may be limited by their few steps, and the rule should not be carried far beyond them"
         )
     file = RecipeFile(arm.name, recipe, bench.preset.name)
@@ -88,14 +91,14 @@ def _edge(what: str, value: str, where: str) -> str:
 
 
 def _answer(
-    bench: Bench, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
+    bench: StudyContext, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
 ) -> Answer:
     arm = file.arm
     recipe = file.recipe
     after = f", ρ = {recipe.rho:g}" if recipe.rho is not None else ""
     told = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
     rows: list[tuple[Any, ...]] = [
-        *recipe.base.to_dict().items(), ("GLR exponent", recipe.glr_exponent),
+        *recipe.base.to_dict().items(), ("GLR exponent", recipe.learning_rate_exponent),
         ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
         ("batch tokens", recipe.batch_tokens),
     ]  # fmt: skip
@@ -107,13 +110,14 @@ def _answer(
         question=f"What is the compute-optimal recipe for {arm} at the preset {bench.preset.name}?",
         section=SECTION,
         findings=(
-            f"{arm}: GLR {recipe.base.glr:.4g} at d{recipe.base_depth}, exponent {recipe.glr_exponent:+.1f}, "
+            f"{arm}: GLR {recipe.base.learning_rate:.4g} at d{recipe.base_depth}, "
+            f"exponent {recipe.learning_rate_exponent:+.1f}, "
             f"{recipe.tpp:g} tokens per parameter{after}{told}.",
             *(finding for answer in stages.values() for finding in answer.findings),
         ),
         values={
             "arm": arm,
-            "recipe": to_plain(replace(file, fitted=fitted)),
+            "recipe": to_builtins(replace(file, fitted=fitted)),
             "stages": {name: answer.values for name, answer in stages.items()},
         },
         panels=tuple(panel for answer in stages.values() for panel in answer.panels),

@@ -12,8 +12,8 @@ from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, loss_of
-from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import finite, levels, parabola, points, star
 from steepen.utils.json_values import plain
 
@@ -21,7 +21,7 @@ SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
 LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
 
 
-def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
+def growth_fraction(bench: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 3: Choose a Fixed Growth Fraction".
 
     At three anchors, each at the compute its stage-2 TPP gives without growth, ρ (the share of tokens after
@@ -59,7 +59,7 @@ def growth_fraction(bench: Bench, *, arms: Arms = ()) -> Study:
         if finite(fit.rounded) is not None and fit.rounded < LEAST_RHO:
             notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {LEAST_RHO} is the least adopted")
 
-    yield from together([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
+    yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
     return Answer(
         study="growth-fraction",
         question="What share of the tokens should come after growth?",

@@ -15,18 +15,28 @@ from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
-from steepen.studies.context import Arms, Bench, find_arms, fixed_twin, loss_of
-from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin, loss_of
+from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.stages.lr_rule_report import Swept, drift_answer
 
 PARTS = ("drift", "screen")
-SCREENED = ("glr", "elrm", "hlrm", "rm", "om", "alpha", "wd", "wte", "uis")
+SCREENED = (
+    "learning_rate",
+    "embedding_lr_multiplier",
+    "head_lr_multiplier",
+    "residual_multiplier",
+    "output_multiplier",
+    "injection_weight",
+    "weight_decay",
+    "embedding_init_std",
+    "init_scale",
+)
 
 
 Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Swept]
 
 
-def lr_rule(bench: Bench, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
+def lr_rule(bench: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
     """Appendix "Stage 4: Fit the Learning-Rate Rule", table "Fitted hyperparameter drift and sensitivity".
 
     At each size the compute-optimal run is repeated with one hyperparameter at multiples of its base value.
@@ -44,19 +54,21 @@ def lr_rule(bench: Bench, *, arms: Arms = (), parts: Sequence[str] = ()) -> Stud
     def measured(arm: Arm) -> Work:
         works: list[Work] = []
         if "screen" in parts:
-            names = [name for name in SCREENED if name != "alpha" or arm.core_boundary != "identity"]
+            names = [
+                name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
+            ]
             depths = bench.preset.grids.rate_rule.screen_depths
-            recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+            recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
             works.append(_listed(sweep(bench, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
             works.append(fit_rule(bench, arm))
-        found: list[list[Swept]] = yield from together(works)
+        found: list[list[Swept]] = yield from run_concurrently(works)
         if "drift" in parts:
             rules[arm.name] = rule_of(found[-1], bench.recipe(arm), arm)
         return [one for part in found for one in part]
 
     chosen = find_arms(arms or ("vanilla",))
-    results: list[list[Swept]] = yield from together([measured(arm) for arm in chosen])
+    results: list[list[Swept]] = yield from run_concurrently([measured(arm) for arm in chosen])
     swept = [one for result in results for one in result]
     return drift_answer(bench, swept, rules)
 
@@ -65,26 +77,28 @@ def _listed(work: Sweep) -> Work:
     return [(yield from work)]
 
 
-def fit_rule(bench: Bench, arm: Arm) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:
+def fit_rule(
+    bench: StudyContext, arm: Arm
+) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
     grid = bench.preset.grids.rate_rule
     recipe = bench.recipe(arm)
     if arm.passes.grows:
         return [(yield from sweep(bench, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
-    constant = replace(recipe, glr_exponent=0.0)
+    constant = replace(recipe, learning_rate_exponent=0.0)
     first = yield from sweep(bench, arm, constant, "constant", grid.hyperparameters, grid.depths)
-    beta = rounded_exponent(first.drifts.get("glr"))
+    beta = rounded_exponent(first.drifts.get("learning_rate"))
     if beta is None:
         return [first]
-    ruled = replace(recipe, glr_exponent=beta)
+    ruled = replace(recipe, learning_rate_exponent=beta)
     second = yield from sweep(bench, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths)
     return [first, second]
 
 
 def rule_of(found: Sequence[Swept], recipe: Recipe, arm: Arm) -> float:
     """The exponent a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
-    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("glr"))
-    return recipe.glr_exponent if beta is None else beta
+    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("learning_rate"))
+    return recipe.learning_rate_exponent if beta is None else beta
 
 
 def rounded_exponent(drift: Drift | None) -> float | None:
@@ -93,7 +107,7 @@ def rounded_exponent(drift: Drift | None) -> float | None:
 
 
 def sweep(
-    bench: Bench, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
+    bench: StudyContext, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
 ) -> Sweep:
     """Slices of several hyperparameters at several sizes around a recipe."""
     multiples = bench.preset.grids.rate_rule.multiples
@@ -136,16 +150,16 @@ def sweep(
 
 
 def _scaled(recipe: Recipe) -> str:
-    return f"+GLR (β = {recipe.glr_exponent:+.1f})"
+    return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})"
 
 
-def inherited(bench: Bench, arm: Arm) -> Recipe:
+def inherited(bench: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
     source = bench.recipe(fixed_twin(arm))
     return replace(
         bench.recipe(arm),
         base=source.base,
-        glr_base=source.glr_base,
-        glr_exponent=source.glr_exponent,
+        learning_rate_base=source.learning_rate_base,
+        learning_rate_exponent=source.learning_rate_exponent,
         tpp=source.tpp,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLine
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
-from steepen.studies.context import Bench
+from steepen.studies.context import StudyContext
 from steepen.studies.plotting import finite, levels, line, parabola, points, star
 from steepen.utils.json_values import plain
 
@@ -29,7 +29,7 @@ class Swept:
     tokens: dict[int, int]
 
 
-def drift_answer(bench: Bench, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
+def drift_answer(bench: StudyContext, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
     """The answer of the learning-rate study; `rules` are the exponents to use, by arm."""
     found: list[str] = []
     notes: list[str] = []
@@ -58,7 +58,7 @@ def drift_answer(bench: Bench, swept: Sequence[Swept], rules: dict[str, float]) 
         findings=tuple(found),
         values=plain(
             {
-                "rules": {arm: {"glr_exponent": beta} for arm, beta in rules.items()},
+                "rules": {arm: {"learning_rate_exponent": beta} for arm, beta in rules.items()},
                 "drift": [_values(one) for one in swept],
             }
         ),
@@ -78,7 +78,7 @@ def drift_answer(bench: Bench, swept: Sequence[Swept], rules: dict[str, float]) 
 
 
 def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
-    drift = own[0].drifts.get("glr")
+    drift = own[0].drifts.get("learning_rate")
     if drift is None or drift.line is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
     fitted = _exponent(drift.line)
@@ -94,7 +94,7 @@ def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
             top = max(finished)
             more = scaled[top] - constant[top]
             gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
-        left = own[1].drifts["glr"].line if "glr" in own[1].drifts else None
+        left = own[1].drifts["learning_rate"].line if "learning_rate" in own[1].drifts else None
         if left is not None:
             gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
     return f"{arm}: GLR(N) ∝ N^{beta:+.1f} (fitted {fitted}){gain}."
@@ -219,7 +219,7 @@ def _panels(one: Swept) -> list[Panel]:
 
 
 def _drift_panel(one: Swept) -> Panel | None:
-    drift = one.drifts.get("glr")
+    drift = one.drifts.get("learning_rate")
     if drift is None or drift.line is None:
         return None
     inside = [v for v in drift.vertices if v.interior]

@@ -11,15 +11,15 @@ import numpy as np
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, Bench, find_arms, loss_of
-from steepen.studies.driver.run_concurrently import Work, together
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import finite, flops_text, levels, line, parabola, points, star
 from steepen.utils.json_values import plain
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
 
-def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
+def tpp(bench: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 2: Fit the Optimal Tokens per Parameter", table "Compute-optimal TPP by architecture".
 
     At each budget (the cost of an anchor depth at TPP 7) five sizes around the anchor are trained with
@@ -34,7 +34,7 @@ def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
     notes: list[str] = []
 
     def measured(arm: Arm) -> Work:
-        recipe = replace(bench.recipe(arm), glr_exponent=0.0)
+        recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
         budgets = {anchor: bench.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
         rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[anchor]) for anchor, depth in keys]
@@ -56,7 +56,7 @@ def tpp(bench: Bench, *, arms: Arms = ()) -> Study:
         notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
         panels.append(_panel(arm.name, fit, nominal.tolist(), x, losses, names))
 
-    yield from together([measured(arm) for arm in find_arms(arms or ("vanilla",))])
+    yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("vanilla",))])
     panels.append(_laws(found))
     return Answer(
         study="tpp",

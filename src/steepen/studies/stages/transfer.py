@@ -11,10 +11,10 @@ from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Study, Table
-from steepen.studies.context import Arms, Bench, all_finished, find_arms
-from steepen.studies.driver.run_concurrently import together
+from steepen.studies.context import Arms, StudyContext, all_finished, find_arms
+from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import judged_ladders
-from steepen.studies.ladders.ladder_runs import Entry, entry_of
+from steepen.studies.ladders.ladder_runs import LadderEntry, entry_of
 from steepen.studies.stages.chain_tuning import injects
 
 SECTION = (
@@ -24,7 +24,7 @@ PARTS = ("probe", "ladder")
 
 
 def transfer(
-    bench: Bench,
+    bench: StudyContext,
     *,
     arms: Arms = (),
     source: str = "vanilla",
@@ -52,7 +52,7 @@ def transfer(
         works.append(_probe(bench, giver, chosen))
     if "ladder" in wanted:
         works.append(_ladders(bench, giver, chosen, rungs, seeds))
-    answers: list[Answer] = yield from together(works)
+    answers: list[Answer] = yield from run_concurrently(works)
     if len(answers) == 1:
         return answers[0]
     probe, ladders = answers
@@ -66,7 +66,7 @@ def transfer(
     )
 
 
-def _probe(bench: Bench, giver: Arm, chosen: Sequence[Arm]) -> Study:
+def _probe(bench: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
     members = [giver, *chosen]
     specs = [
         bench.spec(bench.at_base(arm, recipe))
@@ -115,14 +115,14 @@ def _sentence(name: str, giver: str, regret: float) -> str:
 
 
 def _ladders(
-    bench: Bench, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
+    bench: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
 ) -> Study:
     entries = [entry_of(bench, giver, rungs)]
     for arm in chosen:
         own = entry_of(bench, arm, rungs)
         entries += [
             own,
-            Entry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
+            LadderEntry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
         ]
     return judged_ladders(
         bench, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
@@ -130,15 +130,17 @@ def _ladders(
     )  # fmt: skip
 
 
-def transferred(bench: Bench, giver: Arm, arm: Arm) -> Recipe:
+def transferred(bench: StudyContext, giver: Arm, arm: Arm) -> Recipe:
     """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
 
     α is the initial one where the giver injects nothing and so has none to give (the table's caption:
     "injection variants keep the default").
     """
     own, foreign = bench.recipe(arm), bench.recipe(giver)
-    alpha = foreign.base.alpha if injects(giver) else INITIAL.alpha
-    return replace(own, base=replace(foreign.base, alpha=alpha), glr_base=foreign.glr_base)
+    alpha = foreign.base.injection_weight if injects(giver) else INITIAL.injection_weight
+    return replace(
+        own, base=replace(foreign.base, alpha=alpha), learning_rate_base=foreign.learning_rate_base
+    )
 
 
 def _question(giver: Arm, chosen: Sequence[Arm]) -> str:

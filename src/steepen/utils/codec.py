@@ -27,18 +27,18 @@ class _Wrong(UsageError):
         self.path, self.says = "", says
 
 
-def to_plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """A dataclass as nested dicts and lists, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
+        return [to_builtins(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_builtins(item) for key, item in value.items()}
     return value
 
 
-def from_plain(kind: type[T], value: Any, where: str = "") -> T:
+def from_builtins(kind: type[T], value: Any, where: str = "") -> T:
     """The dataclass that `to_plain` made `value` of; a wrong field is refused by name."""
     try:
         return typing.cast("T", _decoder(kind)(value))
@@ -103,12 +103,15 @@ def _dataclass(kind: type) -> Decoder:
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
     known = set(names)
+    aliases: dict[str, str] = dict(getattr(kind, "ALIASES", {}))  # other spellings of fields, in lower case
 
     def decode(value: Any) -> Any:
         if type(value) is kind:  # decoded already
             return value
         if not isinstance(value, dict):
             _refuse(value, "an object with fields")
+        if aliases:
+            value = _without_aliases(value, aliases)
         for name in value:
             if name not in known:
                 raise _Wrong(f"has no field {name!r}; the nearest are {nearest(str(name), names)}.")
@@ -127,6 +130,17 @@ def _dataclass(kind: type) -> Decoder:
         return kind(**arguments)
 
     return decode
+
+
+def _without_aliases(value: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+    """The fields under their own names; one given under two names is refused."""
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        own = aliases.get(str(name).lower(), name)
+        if own in found:
+            raise _Wrong(f"has {own!r} twice, once as {name!r}.")
+        found[own] = item
+    return found
 
 
 def _union(options: tuple[Any, ...]) -> Decoder:
