@@ -264,7 +264,7 @@ def verdict(title: str, arm: str, law: Law, reference: Law) -> dict[str, Any]:
         "sentence": f"{title} is {word}: Δγ = {gain:+.4f} ± {reach:.4f} (90%) against Vanilla, "
         f"{low:.2f}× the compute at 1e18 and {high:.2f}× at 1e20.",
         "delta_gamma": gain,
-        "would_decide": more,
+        "what_would_change": more,
     }
 
 

@@ -205,8 +205,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     whole = prepare(request, tmp_path / "whole")
     code = (
         "from steepen.data import make_shards; from steepen.data.prepare import prepare; "
-        "from steepen.data.prepare_options import Request; make_shards.JOURNAL_SECONDS = 0.05; "
-        f"request = Request(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
+        "from steepen.data.prepare_options import PrepareRequest; make_shards.JOURNAL_SECONDS = 0.05; "
+        f"request = PrepareRequest(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
         f"prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
     )
     journal = tmp_path / "out.partial" / "journal.json"
@@ -316,8 +316,8 @@ def test_memory_does_not_grow_with_the_corpus(
 ) -> None:
     code = (
         "import re, sys; from steepen.data.prepare import prepare; "
-        "from steepen.data.prepare_options import Request; "
-        "prepare(Request((sys.argv[1],)), sys.argv[2], threads=1); "
+        "from steepen.data.prepare_options import PrepareRequest; "
+        "prepare(PrepareRequest((sys.argv[1],)), sys.argv[2], threads=1); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
 

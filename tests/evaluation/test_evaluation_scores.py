@@ -245,7 +245,7 @@ def test_a_batch_too_large_for_the_device_is_scored_in_halves(
             raise torch.cuda.OutOfMemoryError("no room")
         return real(self, tokens, *rest, **named)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(Network, "features", small)
+    monkeypatch.setattr(Network, "hidden_states", small)
     found = Scorer(network).answers(batches, 70)
     assert np.allclose(found.loss, expected.loss, atol=1e-4)
     assert np.array_equal(found.tokens, expected.tokens)

@@ -84,7 +84,7 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a finished suite was scored again")
 
-    monkeypatch.setattr(Network, "features", never)
+    monkeypatch.setattr(Network, "hidden_states", never)
     assert evaluate_core(network, tokenizer, bundle, folder=tmp_path) == whole
 
 

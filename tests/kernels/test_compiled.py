@@ -37,7 +37,10 @@ WIDTHS = {80: [384], 89: [1024], 90: [384, 1024], 100: []}
 # Kernels that may keep numbers in memory for want of registers, with the flags they do it with, and why.
 SPILLS = {
     **dict.fromkeys(
-        ("odds._odds_kernel CAPPED STORE", "odds._odds_kernel CAPPED STORE EVEN"),
+        (
+            "fused_linear_cross_entropy._odds_kernel CAPPED STORE",
+            "fused_linear_cross_entropy._odds_kernel CAPPED STORE EVEN",
+        ),
         "logits are needed again after their odds; a cap is not the default",
     ),
 }
@@ -72,7 +75,7 @@ def test_every_kernel_compiles_and_fits_the_gpus(tmp_path: Path) -> None:
     assert not [flag for flag in flags if (*flag[:2], not flag[2]) not in flags], "compiled only this way"
     for kernel in report["kernels"]:
         most = SHARED_MEMORY[kernel["capability"]]
-        if kernel["name"] == "odds._odds_kernel":
+        if kernel["name"] == "fused_linear_cross_entropy._odds_kernel":
             most = odds.SHARED_MEMORY  # by which it is decided whether it fits
             assert kernel["keeps_nan"], "the limit on odds would hide what is no number"
         assert kernel["shared"] <= most, kernel

@@ -66,7 +66,7 @@ def test_deep_vanilla_is_a_plain_stack_of_its_executed_blocks() -> None:
     deep = build("deep-vanilla", depth=5)
     shape = deep.shape
     plain_arm = replace(
-        ARMS["vanilla"], split=replace(ARMS["vanilla"].allocation, blocks=shape.allocation.executed(2))
+        ARMS["vanilla"], allocation=replace(ARMS["vanilla"].allocation, blocks=shape.allocation.executed(2))
     )
     plain = build(plain_arm, depth=5)
     # A plain stack stores its blocks in the order it runs them, and so does the untied network.

@@ -44,7 +44,7 @@ def gradients(
     network.zero_grad()
     tokens = torch.randint(0, 40, (rows, 13), generator=torch.Generator().manual_seed(2))
     tokens = tokens.repeat_interleave(2, dim=1)[:, ::2]  # not side by side in memory
-    losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, share=share) for share in shares]
+    losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, loss_scale=share) for share in shares]
     for loss in losses:
         loss.backward()
     found = [p.grad for p in network.parameters() if p.grad is not None]
@@ -160,7 +160,7 @@ def test_networks_too_large_to_keep_the_activation_give_the_same_loss(
 ) -> None:
     plain, fast = build("vanilla"), build("vanilla")
     install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    monkeypatch.setattr("steepen.execution.gpu_fused.KEPT_UP_TO", 0)
+    monkeypatch.setattr("steepen.execution.gpu_fused.KEEP_ACTIVATION_MAX_WIDTH", 0)
     same(gradients(fast, 1), gradients(plain, 1))
 
 

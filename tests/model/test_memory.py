@@ -140,7 +140,7 @@ def test_another_pass_keeps_three_blocks_more_and_the_stream_at_two_boundaries()
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is measured: benchmarks/throughput.py")
 def test_small_networks_keep_the_activation_of_the_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = peak("vanilla", 3)
-    monkeypatch.setattr(fast, "KEPT_UP_TO", 0)
+    monkeypatch.setattr(fast, "KEEP_ACTIVATION_MAX_WIDTH", 0)
     activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, SizeRule()).mlp_width
     # The last block's is there at the peak in any case, in the middle of its MLP.
     assert 2 * activation <= kept - peak("vanilla", 3) <= 3 * activation

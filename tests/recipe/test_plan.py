@@ -31,7 +31,7 @@ from steepen.recipe.scaling_rules import (
 )
 
 KEYS = {
-    "arm", "depth", "width", "heads", "split", "stored_parameters", "initial_stored_parameters",
+    "arm", "depth", "width", "heads", "allocation", "stored_parameters", "initial_stored_parameters",
     "compute_active_parameters", "executed_depth", "flops_per_token", "tokens", "steps", "growth_step", "rho",
     "flops", "hyperparameters",
 }  # fmt: skip

@@ -137,7 +137,7 @@ def test_names_that_look_like_html_stay_names() -> None:
         question=evil,
         section=evil,
         findings=(evil,),
-        values={evil: {"arm": evil, "word": evil, "sentence": evil + "!", "would_decide": [evil]}},
+        values={evil: {"arm": evil, "word": evil, "sentence": evil + "!", "what_would_change": [evil]}},
         panels=(Panel(evil, Axis(evil), Axis(evil), (series, line), (("x", 1.5, evil),), evil),),
         tables=(Table(evil, (evil,), ((evil,),), evil),),
         warnings=(evil,),

@@ -47,7 +47,7 @@ def record_of(spec: RunSpec, loss: float | None = None, **changes: object) -> Ru
         "validation_loss": loss,
         "validation_bits_per_byte": loss / 3,
         "validation_identity": "f" * 64,
-        "scores": (ValidationScore(spec.steps, loss, loss / 3, spec.schedule.final),),
+        "validation_scores": (ValidationScore(spec.steps, loss, loss / 3, spec.schedule.final),),
         "train_loss": loss,
         "tokens": spec.tokens,
         "flops": flops,

@@ -245,9 +245,9 @@ sys.path.insert(0, {tests!r})
 from conftest import TRAINER, make_spec
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
-from steepen.launch.base import Workplace
+from steepen.launch.base import LaunchContext
 from steepen.launch.local import LocalLauncher
-from steepen.runs.store import Store
+from steepen.runs.store import RunStore
 from steepen.cli.app import main
 import steepen.cli.app as app
 
@@ -258,9 +258,10 @@ def study():
 
 def command():
     root = Path({root!r})
-    store = Store(root / "runs")
+    store = RunStore(root / "runs")
     journal = Journal.open(root / "studies", "s", {{}}, store.root)
-    drive(study(), store, LocalLauncher(Workplace(root, store, program=(str(TRAINER),)), 2), journal=journal)
+    launcher = LocalLauncher(LaunchContext(root, store, program=(str(TRAINER),)), 2)
+    drive(study(), store, launcher, journal=journal)
 
 app.app.command("go")(command)
 sys.exit(main(["go"]))

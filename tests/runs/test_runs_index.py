@@ -212,8 +212,14 @@ def test_others_may_read_what_is_written(store: RunStore, spec: Spec, trainer: M
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda r: r.update(scores=[{"step": "1"}]), "record.scores[0].step = '1' is not valid"),
-        (lambda r: r["scores"][0].pop("loss"), "record.scores[0] lacks the field 'loss'"),
+        (
+            lambda r: r.update(validation_scores=[{"step": "1"}]),
+            "record.validation_scores[0].step = '1' is not valid",
+        ),
+        (
+            lambda r: r["validation_scores"][0].pop("loss"),
+            "record.validation_scores[0] lacks the field 'loss'",
+        ),
         (lambda r: r["spec"]["shape"].update(width=1.5), "record.spec.shape.width = 1.5 is not valid"),
         (lambda r: r["spec"]["arm"].update(tyed=1), "record.spec.arm has no field 'tyed'"),
         (lambda r: r.update(mfu="fast"), "record.mfu = 'fast' is not valid: it must be a number"),

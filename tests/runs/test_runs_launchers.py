@@ -193,7 +193,7 @@ def test_a_child_does_not_outlive_a_killed_launcher(place: LaunchContext, spec: 
     wanted = spec(1, steps=2000)
     run = place.store.run(wanted)
     task = place.task(wanted)
-    asked = f"Task({task.run!r}, {task.data!r}, program={task.program!r})"
+    asked = f"TrainCommand({task.run!r}, {task.data!r}, program={task.program!r})"
     code = f"from steepen.launch.worker import *; Child({asked}).wait()"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
     try:

@@ -66,7 +66,7 @@ def test_noise_hides_a_small_difference_and_the_answer_says_so(tiny: StudyContex
     answer = Formula(noisy).answer(ladder(tiny))
     arms = answer.values["flops"]["arms"]
     assert {arms[name]["verdict"] for name in ("operator-1", "untied-grow")} == {"undecided"}
-    assert answer.values["would_decide"]
+    assert answer.values["what_would_change"]
 
 
 def test_a_ladder_is_judged_per_second_too(paper: StudyContext) -> None:
@@ -74,7 +74,7 @@ def test_a_ladder_is_judged_per_second_too(paper: StudyContext) -> None:
     assert answer.values["seconds"]["arms"]["operator-1"]["verdict"] == "steeper"
     for by, unit, other in (("flops", "FLOPs", "seconds"), ("seconds", "seconds", "FLOPs")):
         detail = answer.values[by]["arms"]["operator-1"]["verdict_detail"]
-        words = " ".join([detail["sentence"], *detail["would_decide"]])
+        words = " ".join([detail["sentence"], *detail["what_would_change"]])
         assert detail["unit"] == unit and f" {unit}" in words and other not in words
     titles = [panel.title for panel in answer.panels]
     assert "Loss against time" in titles
@@ -246,7 +246,7 @@ def test_a_foreign_recipe_keeps_tokens_and_rule(paper: StudyContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("giver", "arm", "injection_weight"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
+    ("giver", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
 )
 def test_a_foreign_recipe_has_the_default_injection_unless_the_giver_has_its_own(
     paper: StudyContext, giver: str, arm: str, alpha: float
@@ -254,7 +254,7 @@ def test_a_foreign_recipe_has_the_default_injection_unless_the_giver_has_its_own
     batch = next(transfer(paper, arms=[arm], source=giver, parts=["probe"]))
     own, foreign = (spec.hyperparameters for spec in batch if spec.arm.name == arm)
     assert own.injection_weight == paper.recipe(find_arm(arm)).base.injection_weight != alpha
-    assert foreign == replace(paper.recipe(find_arm(giver)).base, alpha=alpha)
+    assert foreign == replace(paper.recipe(find_arm(giver)).base, injection_weight=alpha)
     mine, again = (spec for spec in batch if spec.arm.name == giver)
     assert mine.hash == again.hash
 
@@ -310,7 +310,7 @@ def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1", "untied-2"], seeds=[0, 1]))
     table = next(table for table in answer.tables if table.title == "If exponent, if floor")
     for row in table.rows:
-        readings = answer.values["flops"]["arms"][row[0]]["verdict_detail"]["readings"]
+        readings = answer.values["flops"]["arms"][row[0]]["verdict_detail"]["hypotheses"]
         told = [
             *(p["multiplier"] for p in readings["exponent"]["predictions"][:2]),
             readings["exponent"]["p_against_free"],

@@ -19,7 +19,7 @@ class Cramped(Network):
 
     room = 100
 
-    def features(self, tokens, passes=None, visit=None):  # type: ignore[no-untyped-def]
+    def hidden_states(self, tokens, passes=None, visit=None):  # type: ignore[no-untyped-def]
         if len(tokens) > self.room:
             raise torch.OutOfMemoryError("no more")
         return super().hidden_states(tokens, passes, visit)

@@ -22,7 +22,7 @@ from steepen.recipe.paper_tables import BASE
 from steepen.runs.spec import OptimizerConfig
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
-HYPER = replace(BASE["untied-2"], wd=0.3)
+HYPER = replace(BASE["untied-2"], weight_decay=0.3)
 
 VARIANTS = {
     "newton-schulz": OptimizerConfig(),

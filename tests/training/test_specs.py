@@ -66,7 +66,7 @@ def test_settings_change_any_field(make_spec: MakeSpec) -> None:
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
-        ("optimizer.gler=1", "the nearest are optimizer.learning_rate,"),
+        ("optimizer.learnin_rate=1", "the nearest are optimizer.learning_rate,"),
         ("optimiser.learning_rate=1", "the nearest are optimizer.learning_rate,"),
         ("learning_rate", "section.field=value"),
         ("learning_rate=fast", "hyperparameters.learning_rate"),

@@ -75,7 +75,7 @@ def test_warming_up_leaves_no_trace_and_has_the_optimizers_kernels_made(
     warmed, other = make(fast=True), make(fast=True)
     calls: list[str] = []
     monkeypatch.setattr(warmed.optimizer, "warm_up", lambda: calls.append("optimizer"))
-    spec: Any = SimpleNamespace(rows=4, shape=warmed.network.shape)
+    spec: Any = SimpleNamespace(batch_sequences=4, shape=warmed.network.shape)
     warm_up(warmed, spec, 2, calls.append)
     assert calls[0] == "optimizer" and calls[1].startswith("kernels ready in")
     for one, two in zip(run(warmed, 12), run(other, 12), strict=True):

@@ -44,7 +44,7 @@ def arms(
                 "coda_boundary": arm.coda_boundary,
                 "tied": arm.tied,
                 "passes": [list(stage.passes) for stage in arm.passes.stages],
-                "split": str(shape.allocation),
+                "allocation": str(shape.allocation),
                 "width": shape.width,
                 "initial_executed_depth": shape.allocation.executed(first),
                 "executed_depth": shape.allocation.executed(last),
@@ -72,7 +72,7 @@ def arms(
             row["arm"],
             row["about"],
             " → ".join(_counts(stage) for stage in row["passes"]),
-            row["split"],
+            row["allocation"],
             _change(row["initial_executed_depth"], row["executed_depth"]),
         ]
         if wide:
@@ -171,7 +171,7 @@ def _show(plan: Plan) -> None:
         f"{rung.arm.title} d{rung.shape.depth}",
         [
             ("width, heads, hidden", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.mlp_width}"),
-            ("split P/C/D", facts["split"]),
+            ("blocks P/C/D", facts["allocation"]),
             ("executed depth", executed),
             ("stored parameters", stored),
             ("compute-active", active),

@@ -122,7 +122,7 @@ class AllocationRule:
 
     def __post_init__(self) -> None:
         paired = (self.prelude is None) == (self.coda is None)
-        require(paired, "SplitRule", "coda", self.coda, "given together with prelude, or neither")
+        require(paired, "AllocationRule", "coda", self.coda, "given together with prelude, or neither")
 
     def at(self, depth: int) -> BlockAllocation:
         """The split at a nominal depth."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import re
 from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
+from steepen.utils.imports import import_object
 from steepen.utils.source_digest import own_sources
 
 FULL = "norm+inject"
@@ -108,7 +108,7 @@ def _width_only(base: Arm, blocks: int) -> Arm:
         base,
         name=f"width-only-{base.name}",
         title=f"{base.title}, width only",
-        split=replace(base.allocation, blocks=blocks),
+        allocation=replace(base.allocation, blocks=blocks),
         about="executed depth 11 at every width",
     )
 
@@ -118,7 +118,7 @@ def _build() -> dict[str, Arm]:
         _plain(
             "vanilla", "Vanilla", PassSchedule.fixed(1), tied=True, recipe="vanilla", about="the plain stack"
         ),
-        split=UNSPLIT,
+        allocation=UNSPLIT,
     )
     deep_vanilla = _plain(
         "deep-vanilla",
@@ -178,28 +178,28 @@ def _build() -> dict[str, Arm]:
             loop_2,
             name="loop-2-2-c-3",
             title="Loop-2, 2/C/3",
-            split=AllocationRule(prelude=2, coda=3),
+            allocation=AllocationRule(prelude=2, coda=3),
             about="only the core grows with depth",
         ),
         replace(
             operator_1,
             name="operator-1-1-c-2",
             title="Operator-1, 1/C/2",
-            split=AllocationRule(prelude=1, coda=2),
+            allocation=AllocationRule(prelude=1, coda=2),
             about="only the core grows with depth",
         ),
         replace(
             vanilla,
             name="deeper-vanilla",
             title="Deeper Vanilla",
-            split=AllocationRule(per_depth=2, unsplit=True),
+            allocation=AllocationRule(per_depth=2, unsplit=True),
             about="twice the blocks at the same width (1:64)",
         ),
         replace(
             operator_1,
             name="deeper-operator-1",
             title="Deeper Operator-1",
-            split=deeper,
+            allocation=deeper,
             about="twice the blocks at the same width (1:64)",
         ),
         _width_only(deep_vanilla, 8),
@@ -243,16 +243,6 @@ def find_arm(name: str) -> Arm:
     )
 
 
-def load_attribute(path: str, what: str) -> object:
-    """What "module:attribute" names, or one sentence on why it could not be had."""
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module does when it is imported
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"the {what} {path!r} could not be loaded: {reason}.") from error
-
-
 def code_digest(arm: Arm) -> str | None:
     """A digest of the user's own code behind an arm (block, boundaries); None where all of it is built in.
 
@@ -263,14 +253,14 @@ def code_digest(arm: Arm) -> str | None:
         return None
     digest = hashlib.sha256()
     for path in named:
-        found = load_attribute(path, "part of an arm")
+        found = import_object(path, "part of an arm")
         for source in own_sources(found, path):
             digest.update(source.encode())
     return digest.hexdigest()[:16]
 
 
 def _from_module(path: str) -> Arm:
-    arm = load_attribute(path, "arm")
+    arm = import_object(path, "arm")
     if not isinstance(arm, Arm):
         raise UsageError(f"{path!r} is a {type(arm).__name__}, not a steepen.model.arm.Arm.")
     return arm

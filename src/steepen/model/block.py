@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.errors import SteepenError, UsageError, is_out_of_memory
-from steepen.model.arms import load_attribute
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.shape import Shape
+from steepen.utils.imports import import_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +128,7 @@ def find_block(name: str) -> type[TransformerBlock]:
     """The built-in block, or the class that "module:attribute" names."""
     if name == "transformer":
         return TransformerBlock
-    found = load_attribute(name, "block")
+    found = import_object(name, "block")
     if not (isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "attention_flops")):
         raise UsageError(
             f"the block {name!r} is not a torch module class with attention_flops; "

@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from steepen.errors import UsageError
-from steepen.model.arms import load_attribute
+from steepen.utils.imports import import_object
 
 Norm = Callable[[Tensor], Tensor]
 Boundary = Callable[[Tensor | None, Tensor, float, Norm], Tensor]
@@ -55,7 +55,7 @@ def find_boundary(name: str) -> Boundary:
     """A built-in boundary by name, or the function that "module:attribute" names."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    found = load_attribute(name, "boundary")
+    found = import_object(name, "boundary")
     if not callable(found):
         raise UsageError(
             f"the boundary {name!r} is a {type(found).__name__}, not a function (h, e, alpha, norm)."

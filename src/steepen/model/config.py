@@ -38,4 +38,4 @@ class ModelOptions:
         for name, least in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
             good = (value is None and name == "softcap") or (value is not None and least < value < math.inf)
-            require(good, "Options", name, value, f"finite and greater than {least}")
+            require(good, "ModelOptions", name, value, f"finite and greater than {least}")

@@ -37,8 +37,14 @@ class BlockAllocation:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            require(isinstance(value, int) and value >= 0, "Split", field.name, value, "a whole number ≥ 0")
-        require(self.blocks >= 1, "Split", "blocks", self.blocks, "at least one block in all")
+            require(
+                isinstance(value, int) and value >= 0,
+                "BlockAllocation",
+                field.name,
+                value,
+                "a whole number ≥ 0",
+            )
+        require(self.blocks >= 1, "BlockAllocation", "blocks", self.blocks, "at least one block in all")
 
     def __str__(self) -> str:
         return f"{self.prelude}/{self.core}/{self.coda}"
@@ -71,7 +77,7 @@ class SizeRule:
 
     def __post_init__(self) -> None:
         require_positive(self, tuple(field.name for field in fields(self)))
-        require(self.head_dim % 2 == 0, "Scale", "head_dim", self.head_dim, "even (RoPE turns pairs)")
+        require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE turns pairs)")
 
     def width(self, depth: int) -> int:
         """The width at a nominal depth."""
@@ -95,7 +101,7 @@ class Shape:
     allocation: BlockAllocation
 
     def __post_init__(self) -> None:
-        require_positive(self, ("depth", "width", "heads", "hidden", "context", "vocabulary"))
+        require_positive(self, ("depth", "width", "heads", "mlp_width", "context", "vocabulary"))
         divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
         require(
             divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"
@@ -116,7 +122,7 @@ class Shape:
         width = scale.width(depth)
         require(
             width % scale.head_dim == 0,
-            "Scale",
+            "SizeRule",
             "head_dim",
             scale.head_dim,
             f"a divisor of the width ({width} at depth {depth})",

@@ -30,7 +30,7 @@ def verdicts_of(answer: Answer) -> list[Judged]:
             texts = [value.get(key) for key in ("arm", "word", "sentence")]
             if all(isinstance(text, str) and text for text in texts):
                 arm, word, sentence = (str(text) for text in texts)
-                more = value.get("would_decide")
+                more = value.get("what_would_change")
                 lines = tuple(map(str, more)) if isinstance(more, list | tuple) else ()
                 reference = str(value.get("reference") or "")
                 stated = sentence in answer.findings

@@ -24,7 +24,7 @@ def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, m
     for first in range(0, rows, micro_batch):
         piece = slice(first, first + micro_batch)
         share = len(inputs[piece]) / rows
-        loss = network(inputs[piece], targets[piece], passes=passes, share=share)
+        loss = network(inputs[piece], targets[piece], passes=passes, loss_scale=share)
         loss.backward()
         total += loss.detach()
     return total

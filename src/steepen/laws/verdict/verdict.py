@@ -168,7 +168,7 @@ def give_verdict(
         hypotheses=readings, bootstraps=resampled, leave_one_out=left_out, separation=decider,
         tolerance=tolerance, what_would_change=(), unit=unit,
     )  # fmt: skip
-    return replace(draft, sentence=sentence(draft), would_decide=tuple(what_would_change(draft)))
+    return replace(draft, sentence=sentence(draft), what_would_change=tuple(what_would_change(draft)))
 
 
 def _common_top(reference: Ladder, arm: Ladder) -> float:

@@ -124,7 +124,7 @@ def _spec(bench: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int
     if pool is not None:  # whole chunks and whole steps of what the pool gives
         unique = pool // (preset.context + 1) * preset.context
         tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
-    recipe = replace(recipe, base=replace(recipe.base, wd=decay))
+    recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
     rung = recipe.spend(arm, depth, bench.scale, tokens=max(tokens, preset.batch_tokens))
     return bench.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
 

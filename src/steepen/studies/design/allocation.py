@@ -87,7 +87,7 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
     coda = depth - core - prelude
     name = f"{arm.name}-{prelude}-{core}-{coda}"
     split = AllocationRule(prelude=prelude, coda=coda)
-    return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", split=split)
+    return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", allocation=split)
 
 
 def _frontier(cells: Sequence[Cell]) -> PowerLine:

@@ -121,7 +121,7 @@ def judged_ladders(
         question=question,
         section=section,
         findings=tuple(findings(report)),
-        values={**values, "would_decide": would_decide(report)},
+        values={**values, "what_would_change": would_decide(report)},
         panels=tuple(panels),
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),

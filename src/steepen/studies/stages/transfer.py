@@ -139,7 +139,7 @@ def transferred(bench: StudyContext, giver: Arm, arm: Arm) -> Recipe:
     own, foreign = bench.recipe(arm), bench.recipe(giver)
     alpha = foreign.base.injection_weight if injects(giver) else INITIAL.injection_weight
     return replace(
-        own, base=replace(foreign.base, alpha=alpha), learning_rate_base=foreign.learning_rate_base
+        own, base=replace(foreign.base, injection_weight=alpha), learning_rate_base=foreign.learning_rate_base
     )
 
 
