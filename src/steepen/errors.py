@@ -1,4 +1,4 @@
-"""The errors a user is meant to read: one sentence that says what is wrong and what to do."""
+"""Errors meant for users: one sentence that says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 
 class SteepenError(Exception):
-    """Something went wrong that the user can act on; the front door prints the sentence and exits."""
+    """A failure that the user can act on. The command line prints the message and exits with `exit_code`."""
 
     exit_code = 1
 
 
 class UsageError(SteepenError):
-    """The request itself is wrong (a field, an option, a combination); nothing was started."""
+    """An invalid request (a field, an option, a combination), refused before anything was started."""
 
     exit_code = 2
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is a device's or the host allocator's refusal."""
+    """Whether a GPU or the host ran out of memory."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:
-    """The valid choices most like `word`, as prose for the end of an error sentence."""
+    """Return up to `count` choices similar to `word`, comma-separated, for the end of an error sentence."""
     options = list(choices)
     close = difflib.get_close_matches(word, options, n=count, cutoff=0.4)
     return ", ".join(close or options[: 2 * count])

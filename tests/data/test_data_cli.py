@@ -86,7 +86,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path: Path, environment
     command = [
         sys.executable,
         "-m",
-        "steepen.cli",
+        "steepen",
         "data",
         "prepare",
         str(source),
@@ -114,7 +114,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path, corpus: Path, environment: di
     assert main(["data", "prepare", str(corpus), "--out", str(out), "--json"]) == 0
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "steepen.cli", "data", "show", str(out)]
+    command = [sys.executable, "-m", "steepen", "data", "show", str(out)]
     run = subprocess.run(
         command, env=environment, stdout=write, stderr=subprocess.PIPE, text=True, check=False
     )

@@ -44,7 +44,7 @@ def test_the_same_study_gives_the_same_bytes_in_another_process(workshop: Path, 
         command = [
             sys.executable,
             "-m",
-            "steepen.cli",
+            "steepen",
             "report",
             "ladder",
             "--out",

@@ -115,7 +115,7 @@ def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(
 
 def command(spec_file: Path, data: Path, runs: Path, *more: str) -> list[str]:
     words = ["--spec", spec_file, "--data", data, "--runs", runs, "--device", "cpu", "--checkpoint-every", 3]
-    return [sys.executable, "-m", "steepen.cli", "train", *map(str, words), *more]
+    return [sys.executable, "-m", "steepen", "train", *map(str, words), *more]
 
 
 def environment() -> dict[str, str]:

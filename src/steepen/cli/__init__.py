@@ -1,12 +1,7 @@
-"""The front door: one module of short commands per room; rooms are imported when a command runs."""
+"""Command line: argument parsing and printing only. Commands import the packages they need when they run."""
 
 from __future__ import annotations
-
-import sys
 
 from steepen.cli.app import main
 
 __all__ = ["main"]
-
-if __name__ == "__main__":
-    sys.exit(main())

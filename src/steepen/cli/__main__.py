@@ -1,7 +1,8 @@
-"""`python -m steepen.cli`, for launchers that start a command in a fresh interpreter."""
+"""`python -m steepen.cli`, the same as `python -m steepen`."""
 
 import sys
 
 from steepen.cli.app import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

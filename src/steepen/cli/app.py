@@ -1,4 +1,4 @@
-"""Assembles the commands and turns errors into one sentence and an exit code."""
+"""Assemble the commands, and turn errors into one sentence on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -10,66 +10,85 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli import data, forecast, report, runs, study, train
-from steepen.cli import evaluate as evaluation
-from steepen.cli import fit as laws
-from steepen.cli import plan as family
+from steepen.cli import data, evaluate, fit, forecast, plan, report, runs, study, train
 from steepen.errors import SteepenError
+
+# Groups of `steepen --help`, in the order in which a project uses them.
+PLAN = "Plan"
+RUN = "Run"
+INSPECT = "Inspect"
+ANALYSE = "Analyse"
 
 app = typer.Typer(
     name="steepen",
-    help="Does a change make the scaling law steeper, or only lower?",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Every command takes --debug to show the full traceback of an error.",
+    epilog="Every command takes --debug, which shows the full traceback of an error.",
 )
 
 
-app.add_typer(data.app, name="data")
-app.add_typer(evaluation.app, name="eval")
+def _print_version(requested: bool) -> None:
+    if requested:
+        import steepen
 
-
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"steepen {version('steepen')}")
+        typer.echo(f"steepen {steepen.__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _front_door(  # pyright: ignore[reportUnusedFunction]
+def _root(  # pyright: ignore[reportUnusedFunction]
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Does a change make the scaling law steeper, or only lower?"""
+    """Does a change to an architecture make its scaling law steeper, or only lower?"""
 
 
-app.command("arms")(family.arms)
-app.command("plan")(family.plan)
-app.command("train")(train.train)
-app.command("study")(study.study)
-app.command("runs")(runs.runs)
-app.command("status")(runs.status)
-app.command("forecast")(forecast.forecast)
-app.command()(laws.fit)
-app.command()(laws.power)
-app.command("report")(report.report)
+# The one-line summaries stand here, together, because the root help page shows them together.
+app.command("arms", rich_help_panel=PLAN, short_help="List the arms and their sizes.")(plan.arms)
+app.command("plan", rich_help_panel=PLAN, short_help="Show what one run would be and cost.")(plan.plan)
+app.command("power", rich_help_panel=PLAN, short_help="Chance that a planned ladder reaches a verdict.")(
+    fit.power
+)
+app.add_typer(
+    data.app, name="data", rich_help_panel=RUN, short_help="Prepare, show and verify tokenized text."
+)
+app.command("train", rich_help_panel=RUN, short_help="Train or resume one run.")(train.train)
+app.command("study", rich_help_panel=RUN, short_help="Run or resume a study: all its runs and its answer.")(
+    study.study
+)
+app.command("runs", rich_help_panel=INSPECT, short_help="List runs: results, progress and failures.")(
+    runs.runs
+)
+app.command("status", rich_help_panel=INSPECT, short_help="Show the progress of a study.")(runs.status)
+app.add_typer(
+    evaluate.app,
+    name="eval",
+    rich_help_panel=ANALYSE,
+    short_help="Score a checkpoint: loss, CORE, KL depth, passes.",
+)
+app.command("fit", rich_help_panel=ANALYSE, short_help="Fit scaling laws to a table and judge the arms.")(
+    fit.fit
+)
+app.command("forecast", rich_help_panel=ANALYSE, short_help="Forecast CORE at a larger compute budget.")(
+    forecast.forecast
+)
+app.command("report", rich_help_panel=ANALYSE, short_help="Write a study's page, figures and tables.")(
+    report.report
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code. `arguments` defaults to `sys.argv[1:]`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
     words = [word for word in words if word != "--debug"]
-    # Before torch is imported: its threads must not spin while they wait, or two busy cores stall each other.
+    # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     here = str(Path.cwd())
-    if here not in sys.path:  # arms of the user's own are found beside them, and hide no one else's module
+    if here not in sys.path:  # at the end, so that `my_module:ARM` is found but never shadows another module
         sys.path.append(here)
     try:
         app(args=words, prog_name="steepen")
@@ -77,32 +96,32 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
-        _say("stopped by the user.")
+        _print_error("stopped by the user.")
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) has left; python would complain again at shutdown.
+        # The process that read our output (head, less) has exited; Python would report it again at shutdown.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SteepenError as error:
         if debug:
             raise
-        _say(str(error))
+        _print_error(str(error))
         return error.exit_code
     except OSError as error:
         if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
         if error.errno == errno.ENOSPC:
-            _say(f"the disk is full{where}; free some space and run the same command again.")
+            _print_error(f"the disk is full{where}; free some space and run the same command again.")
         else:
-            _say(f"{error.strerror or error}{where}.")
+            _print_error(f"{error.strerror or error}{where}.")
         return 1
     except Exception as error:
         if debug:
             raise
-        _say(f"internal error: {type(error).__name__}: {error} (add --debug for the traceback).")
+        _print_error(f"internal error: {type(error).__name__}: {error} (add --debug for the traceback).")
         return 70
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     print(f"steepen: {sentence}", file=sys.stderr)

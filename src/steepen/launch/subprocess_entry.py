@@ -29,4 +29,4 @@ def follow_parent() -> None:
 
 if __name__ == "__main__":
     follow_parent()
-    runpy.run_module("steepen.cli", run_name="__main__", alter_sys=True)
+    runpy.run_module("steepen", run_name="__main__", alter_sys=True)

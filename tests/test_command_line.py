@@ -1,0 +1,105 @@
+"""The root command: fast help in groups, shell completion, one version, errors in one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import steepen
+from steepen.cli.app import main
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+HEAVY = {"torch", "scipy", "matplotlib", "pyarrow", "tokenizers", "numpy"}
+
+
+def run_python(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter on this checkout, in a terminal 80 columns wide."""
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "COLUMNS": "80", **environment}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["fit", "--help"]])
+def test_help_imports_no_heavy_library(words: list[str]) -> None:
+    code = (
+        f"import sys; from steepen.cli.app import main; code = main({words!r}); "
+        f"heavy = {HEAVY!r} & set(sys.modules); sys.exit(f'imported {{heavy}}' if heavy else code)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> None:
+    done = run_python("-m", "steepen", "--help")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    panels = [line.split()[1] for line in lines if line.startswith("╭─")]
+    assert panels == ["Options", "Plan", "Run", "Inspect", "Analyse"]
+    listed = [line.split()[1] for line in "\n".join(lines).split("╭─ Plan")[1].splitlines() if "│" in line]
+    assert listed == [  # a summary that wraps would add the first word of its second line
+        *("arms", "plan", "power"),
+        *("train", "study", "data"),
+        *("runs", "status"),
+        *("fit", "forecast", "report", "eval"),
+    ]
+
+
+@pytest.mark.parametrize("module", ["steepen", "steepen.cli"])
+def test_both_module_names_start_the_command_line(module: str) -> None:
+    done = run_python("-m", module, "--version")
+    assert done.stdout == f"steepen {steepen.__version__}\n", done.stderr
+
+
+def test_bash_completion_offers_the_commands_that_match() -> None:
+    script = run_python("-m", "steepen", _STEEPEN_COMPLETE="source_bash").stdout
+    assert "complete -o default -F _steepen_completion steepen" in script
+    offered = run_python(
+        "-m", "steepen", _STEEPEN_COMPLETE="complete_bash", COMP_WORDS="steepen st", COMP_CWORD="1"
+    )
+    assert set(offered.stdout.split()) == {"study", "status"}
+
+
+def test_completion_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, atexit; from steepen.cli.app import main; "
+        f"atexit.register(lambda: print(*{HEAVY!r} & set(sys.modules), file=sys.stderr)); sys.exit(main([]))"
+    )
+    offered = run_python(
+        "-c", code, _STEEPEN_COMPLETE="complete_bash", COMP_WORDS="steepen train --ar", COMP_CWORD="2"
+    )
+    assert offered.stdout.split() == ["--arm"]
+    assert offered.stderr.strip() == ""
+
+
+def test_unknown_command_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no-such-command"]) == 2
+    assert "no-such-command" in capsys.readouterr().err
+
+
+def test_the_version_comes_from_pyproject(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert steepen.__version__ == project["version"]
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"steepen {project['version']}\n"
+
+
+def test_an_unknown_attribute_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = steepen.no_such_name
+
+
+def test_a_file_in_the_working_directory_can_be_named_and_shadows_no_module(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('not this one')\n")
+    (tmp_path / "custom_arms.py").write_text(
+        "from steepen.model.arms import find_arm\nARM = find_arm('vanilla')\n"
+    )
+    done = run_python("-P", "-m", "steepen", "plan", "--arm", "custom_arms:ARM", "--depth", "8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
