@@ -215,7 +215,7 @@ def compare(name: str, rounds: int) -> str:
     initialise(
         network,
         embedding_std=spec.hyperparameters.embedding_init_std,
-        input_scale=spec.hyperparameters.init_scale,
+        init_scale=spec.hyperparameters.init_scale,
         seed=0,
     )
     plain, ours = Plain(network, spec), Ours(network, spec, passes)

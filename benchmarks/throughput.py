@@ -200,7 +200,7 @@ class OurStepper:
         block: Any = next(iter(network.blocks()))
         x = stream(inputs[: self.micro_batch], network.shape.width)
         a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
-        fast: FusedBlock = block.fast
+        fast: FusedBlock = block.fused_forward
         self.stepper.accumulator(inputs, targets, self.passes)  # gradients for the optimizer
         blocks = pieces * network.shape.allocation.executed(self.passes)
 

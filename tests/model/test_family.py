@@ -141,7 +141,7 @@ def test_building_d26_costs_no_memory() -> None:
 def test_initial_weights_are_the_stated_ones() -> None:
     arm = ARMS["operator-1"]
     scale = replace(SCALE, aspect=64, head_dim=64, vocabulary=512)
-    network = materialise(on_meta(arm.shape(4, scale), arm), embedding_std=0.05, input_scale=0.5, seed=3)
+    network = materialise(on_meta(arm.shape(4, scale), arm), embedding_std=0.05, init_scale=0.5, seed=3)
     assert network.embedding.std().item() == pytest.approx(0.05, rel=0.02)
     assert network.head.count_nonzero() == 0
     for block in network.blocks():

@@ -120,7 +120,7 @@ def test_weights_copied_or_drawn_into_a_fast_network_count() -> None:
     install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
     saved = {name: 1.3 * p.detach() for name, p in plain.named_parameters()}
     for network in (plain, fast):
-        initialise(network, embedding_std=0.5, input_scale=1.0, seed=7)
+        initialise(network, embedding_std=0.5, init_scale=1.0, seed=7)
     same(gradients(fast, 2), gradients(plain, 2))
     for network in (plain, fast):
         copy_weights(network, saved)

@@ -13,8 +13,8 @@ from steepen.model.block import TransformerBlock, rotary_table
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
-from steepen.model.loss import head_loss
-from steepen.model.network import Network, Tree
+from steepen.model.loss import linear_cross_entropy
+from steepen.model.network import Network, TreeAttention
 from steepen.model.shape import SizeRule
 
 
@@ -53,7 +53,7 @@ def test_head_loss_has_the_gradients_of_finite_differences(softcap: float | None
     targets = torch.randint(7, (2, 5), generator=generator)
 
     def loss(stream: Tensor, weight: Tensor) -> Tensor:
-        return 3 * head_loss(stream, weight, targets, scale=1.7, softcap=softcap, chunk=chunk)
+        return 3 * linear_cross_entropy(stream, weight, targets, scale=1.7, softcap=softcap, chunk=chunk)
 
     assert torch.autograd.gradcheck(loss, (stream, weight))
     expected = 3 * plain_loss(stream, weight, targets, 1.7, softcap)
@@ -67,7 +67,7 @@ def test_head_loss_in_any_precision_is_the_plain_loss(dtype: torch.dtype, tolera
     targets = torch.randint(33, (50,), generator=generator)
     found = [x.to(dtype).requires_grad_() for x in exact]
     expected = [x.detach().double().requires_grad_() for x in found]
-    loss = head_loss(*found, targets, scale=0.5, softcap=None, chunk=16)
+    loss = linear_cross_entropy(*found, targets, scale=0.5, softcap=None, chunk=16)
     reference = plain_loss(*expected, targets, 0.5, None)
     assert loss.dtype == torch.float32
     for total in (loss, reference):
@@ -82,7 +82,7 @@ def test_head_loss_stands_large_logits_and_needs_no_gradients() -> None:
     stream, weight = torch.full((4, 1), 100.0), torch.tensor([[50.0], [-50.0]])
     targets = torch.tensor([0, 0, 0, 1])
     with torch.no_grad():
-        assert head_loss(stream, weight, targets).item() == pytest.approx(10_000 / 4)
+        assert linear_cross_entropy(stream, weight, targets).item() == pytest.approx(10_000 / 4)
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "operator-1", "loop-2", "untied-2"])
@@ -91,7 +91,7 @@ def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> 
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
     before = gradients(network, tokens[:, :-1], tokens[:, 1:])
     cpu.install_fused_cpu(network)
-    assert all(isinstance(vars(block)["fast"], cpu.FusedCpuBlock) for block in network.blocks())
+    assert all(isinstance(vars(block)["fused_forward"], cpu.FusedCpuBlock) for block in network.blocks())
     after = gradients(network, tokens[:, :-1], tokens[:, 1:])
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
 
@@ -115,7 +115,7 @@ def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
         grow(one, {}, 3, "copy")
         for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
             nn.init.normal_(block.get_parameter("out"), generator=torch.Generator().manual_seed(index))
-    assert all(vars(block)["fast"].block is block for block in network.blocks())
+    assert all(vars(block)["fused_forward"].block is block for block in network.blocks())
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
     found, expected = (gradients(one, tokens[:, :-1], tokens[:, 1:], 3) for one in (network, plain))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -124,7 +124,7 @@ def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
 def test_what_the_cpu_block_does_not_serve_the_plain_block_does() -> None:
     tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
     seen = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    tree = Tree(torch.arange(8).expand(2, 8), seen | torch.eye(8, dtype=torch.bool))
+    tree = TreeAttention(torch.arange(8).expand(2, 8), seen | torch.eye(8, dtype=torch.bool))
     narrow, steep = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
     masked = build("vanilla")
     with torch.no_grad():
@@ -166,8 +166,8 @@ def test_without_gradients_the_head_makes_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "mm", counted)
     weight = nn.Parameter(torch.randn(7, 3))
     stream, targets = torch.randn(5, 3), torch.randint(7, (5,))
-    head_loss(stream, weight, targets)
+    linear_cross_entropy(stream, weight, targets)
     assert len(products) == 3
     with torch.no_grad():
-        head_loss(stream, weight, targets)
+        linear_cross_entropy(stream, weight, targets)
     assert products[3:] == [(7, 3, 5)]  # the logits alone

@@ -35,15 +35,15 @@ def other(x):
     return x
 
 class Block(TransformerBlock):
-    def plain(self, x, rotary, mask=None):
+    def forward_reference(self, x, rotary, mask=None):
         return x + self.residual * linear(scaled(linear(x, self.gate_up[:1])), self.down)
 
 class Short(TransformerBlock):
-    def plain(self, x, rotary, mask=None):
+    def forward_reference(self, x, rotary, mask=None):
         return x[:, :-1]
 
 class Raises(TransformerBlock):
-    def plain(self, x, rotary, mask=None):
+    def forward_reference(self, x, rotary, mask=None):
         return x + no_such_name
 """,
     "own_lab_parts.py": "def act(x):\n    return x.relu()\n\ndef unused(x):\n    return x\n",

@@ -30,8 +30,8 @@ def test_the_rate_rises_stands_and_falls_to_zero(steps: int, warmup: int, share:
 
 def test_growth_stands_in_the_table(make_spec: Callable[..., RunSpec]) -> None:
     schedule = build_schedule(make_spec(steps=12))
-    assert schedule.passes.tolist() == schedule.grown.tolist() == [2] * 6 + [4] * 6
-    assert schedule.evaluated[-1] == 4
+    assert schedule.passes.tolist() == schedule.grown_passes.tolist() == [2] * 6 + [4] * 6
+    assert schedule.eval_passes[-1] == 4
     with pytest.raises(ValueError, match="read-only"):
         schedule.passes[0] = 3
 
@@ -47,7 +47,7 @@ def test_random_recurrence_is_drawn_once_per_step_from_the_seed(make_spec: Calla
     before, after = schedule.passes[:1000], schedule.passes[1000:]
     assert set(before.tolist()) == {2} and set(after.tolist()) == {2, 3, 4, 5, 6}
     assert np.bincount(after)[2:].min() > 150  # uniform: 200 of each, give or take
-    assert (schedule.evaluated[1000:] == 4).all()
+    assert (schedule.eval_passes[1000:] == 4).all()
     again, other = build_schedule(spec), build_schedule(replace(spec, seed=1))
     assert (again.passes == schedule.passes).all() and (other.passes != schedule.passes).any()
 

@@ -71,7 +71,7 @@ class LoadedCheckpoint:
         """Core passes a network of this moment is evaluated at."""
         from steepen.training.step_schedule import build_schedule
 
-        return int(build_schedule(self.spec).evaluated[max(0, self.checkpoint.step - 1)])
+        return int(build_schedule(self.spec).eval_passes[max(0, self.checkpoint.step - 1)])
 
     @property
     def final(self) -> bool:
@@ -88,11 +88,11 @@ class LoadedCheckpoint:
         import torch
 
         from steepen.model.init import on_meta
-        from steepen.model.load_weights import copy_weights, read_weights, with_memory
+        from steepen.model.load_weights import allocate, copy_weights, read_weights
         from steepen.training.checkpoint import SEPARATOR, STATE
         from steepen.utils.files import sha256_of_file
 
-        position, spec = self.checkpoint.position(), self.spec
+        position, spec = self.checkpoint.training_state(), self.spec
         if position.run != spec.hash:
             raise SteepenError(f"{self.checkpoint.path} belongs to another run ({position.run}).")
         file = self.checkpoint.path / STATE
@@ -100,7 +100,7 @@ class LoadedCheckpoint:
             raise SteepenError(f"{file} is corrupt: it does not have its checksum; use another checkpoint.")
         multipliers = spec.hyperparameters.multipliers
         bare = on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=position.passes)
-        network = with_memory(bare, device)
+        network = allocate(bare, device)
         copy_weights(network, read_weights(file, f"model{SEPARATOR}", device))
         # Weights cast once compute the same as weights cast at every use, and faster.
         return network.to(torch.bfloat16) if precision == "bf16" else network

@@ -30,7 +30,7 @@ def install_fused_cpu(network: Network) -> None:
     """Have the built-in blocks of a network on a CPU compute this way; copies that growth makes do too."""
     for block in network.blocks():
         if type(block) is TransformerBlock:
-            block.fast = FusedCpuBlock(block)
+            block.fused_forward = FusedCpuBlock(block)
 
 
 class FusedCpuBlock:
@@ -46,7 +46,7 @@ class FusedCpuBlock:
         block = self.block
         exact = x.dtype in (torch.float32, torch.float64)  # in less, norms and sums would want more
         if not (exact and self.bounded and x.is_cpu):
-            return block.plain(x, rotary)
+            return block.forward_reference(x, rotary)
         weights = (w.to(x.dtype) for w in (block.qkv, block.out, block.gate_up, block.down))
         return cast("Tensor", _Block.apply(x, rotary, *weights, block))
 

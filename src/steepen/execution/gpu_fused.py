@@ -273,9 +273,9 @@ class FusedNetwork:
         self.products = [self.head]
         for block in self.network.blocks():
             if type(block) is TransformerBlock:
-                if not isinstance(block.fast, FusedBlock):
-                    block.fast = FusedBlock(block, self.make)
-                self.products += block.fast.products()
+                if not isinstance(block.fused_forward, FusedBlock):
+                    block.fused_forward = FusedBlock(block, self.make)
+                self.products += block.fused_forward.products()
         self.refresh()
 
     @torch.no_grad()

@@ -110,5 +110,5 @@ def compile_network(network: Network) -> None:
 def compile_blocks(network: Network) -> None:
     """Have every block run compiled; blocks gained by growth find their program in the cache."""
     for block in network.blocks():
-        if getattr(block, "fast", None) is None:
+        if getattr(block, "fused_forward", None) is None:
             block.compile(dynamic=False)

@@ -177,10 +177,10 @@ class Arm:
         """The shape of this arm at a nominal depth."""
         return Shape.at(depth, self.allocation.at(depth), scale)
 
-    def cores(self, passes: int) -> int:
+    def stored_cores(self, passes: int) -> int:
         """Cores stored to run this many passes."""
         return 1 if self.tied else passes
 
     def stored_blocks(self, split: BlockAllocation, passes: int) -> int:
         """Blocks stored to run this many passes."""
-        return split.executed(self.cores(passes))
+        return split.executed(self.stored_cores(passes))

@@ -48,11 +48,13 @@ class TransformerBlock(nn.Module):
     """
 
     # Parameters that start at a constant; every other one starts uniform (see init.py).
-    starts: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
+    constant_init: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None:
         super().__init__()
-        self.fast: Callable[[Tensor, Tensor], Tensor] | None = None  # set by fast.speed_up or cpu.speed_up
+        self.fused_forward: Callable[[Tensor, Tensor], Tensor] | None = (
+            None  # set by fast.speed_up or cpu.speed_up
+        )
         self.heads = shape.heads
         self.residual = multipliers.residual
         self.eps = options.norm_eps
@@ -73,11 +75,11 @@ class TransformerBlock(nn.Module):
 
         Attention is causal, or where `mask` (batch, 1, time, time) is True.
         """
-        if self.fast is not None and mask is None:
-            return self.fast(x, rotary)
-        return self.plain(x, rotary, mask)
+        if self.fused_forward is not None and mask is None:
+            return self.fused_forward(x, rotary)
+        return self.forward_reference(x, rotary, mask)
 
-    def plain(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward_reference(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same, written plainly: what every faster way must compute."""
         x = x + self._attend(self._norm(x), rotary, mask)
         gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
@@ -100,7 +102,7 @@ class TransformerBlock(nn.Module):
         return functional.rms_norm(x, x.shape[-1:], eps=self.eps)
 
 
-def own_block(name: str) -> Callable[..., Tensor]:
+def call_custom_block(name: str) -> Callable[..., Tensor]:
     """Applies a block of a user's own, and says whose fault it is where that fails or gives another shape."""
 
     def apply(block: nn.Module, x: Tensor, *rest: Tensor) -> Tensor:

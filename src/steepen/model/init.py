@@ -25,7 +25,7 @@ def name_seed(seed: int, name: str) -> int:
 
 
 @torch.no_grad()
-def initialise(network: Network, *, embedding_std: float, input_scale: float, seed: int) -> None:
+def initialise(network: Network, *, embedding_std: float, init_scale: float, seed: int) -> None:
     """Fill the weights as the paper states (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
@@ -33,7 +33,7 @@ def initialise(network: Network, *, embedding_std: float, input_scale: float, se
     """
     starts: dict[str, float] = {"head": 0.0}
     for path, module in network.named_modules():
-        for name, value in getattr(type(module), "starts", {}).items():
+        for name, value in getattr(type(module), "constant_init", {}).items():
             starts[f"{path}.{name}"] = value
     for name, parameter in network.named_parameters():
         generator = torch.Generator(parameter.device).manual_seed(name_seed(seed, name))
@@ -43,7 +43,7 @@ def initialise(network: Network, *, embedding_std: float, input_scale: float, se
             nn.init.normal_(parameter, std=embedding_std, generator=generator)
         else:
             fan_in = parameter.shape[-1] if parameter.ndim else 1
-            bound = input_scale * math.sqrt(3.0 / fan_in)
+            bound = init_scale * math.sqrt(3.0 / fan_in)
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
     network.refresh()
 
@@ -67,11 +67,11 @@ def materialise(
     dtype: torch.dtype = torch.float32,
     *,
     embedding_std: float = 0.02,
-    input_scale: float = 1.0,
+    init_scale: float = 1.0,
     seed: int = 0,
 ) -> Network:
     """Give a meta network memory on a device, and its initial weights."""
     network.to_empty(device=device).to(dtype)
     network.reset_rotary()
-    initialise(network, embedding_std=embedding_std, input_scale=input_scale, seed=seed)
+    initialise(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
     return network

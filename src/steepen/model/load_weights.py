@@ -40,7 +40,7 @@ def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
     network.refresh()
 
 
-def with_memory(network: Network, device: torch.device | str) -> Network:
+def allocate(network: Network, device: torch.device | str) -> Network:
     """A meta network with fp32 memory on a device, its weights still to be copied in or initialised."""
     network = network.to_empty(device=device)
     network.to(torch.float32)

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 CHUNK = 256  # tokens at a time
 
 
-def head_loss(
-    stream: Tensor,
+def linear_cross_entropy(
+    hidden: Tensor,
     head_weight: Tensor,
     targets: Tensor,
     *,
@@ -31,14 +31,16 @@ def head_loss(
     `stream` is (…, width) and already normed, `head_weight` (vocabulary, width). With `softcap` a logit x is
     softcap·tanh(x/softcap). Gradients flow to stream and weight, once.
     """
-    columns = stream.flatten(0, -2).t()
-    weight = head_weight.to(stream.dtype)
+    columns = hidden.flatten(0, -2).t()
+    weight = head_weight.to(hidden.dtype)
     if not torch.is_grad_enabled():  # of which a function of autograd's is not told: it would make gradients
         columns, weight = columns.detach(), weight.detach()
-    return cast("Tensor", _HeadLoss.apply(columns, weight, targets.flatten(), scale, softcap, chunk))
+    return cast(
+        "Tensor", _LinearCrossEntropy.apply(columns, weight, targets.flatten(), scale, softcap, chunk)
+    )
 
 
-class _HeadLoss(torch.autograd.Function):
+class _LinearCrossEntropy(torch.autograd.Function):
     """The stream comes as (width, tokens): sums over the vocabulary then run along the tokens."""
 
     @staticmethod

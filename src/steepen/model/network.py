@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
-from steepen.model.block import find_block, linear, own_block, rotary_table
+from steepen.model.block import call_custom_block, find_block, linear, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
 from steepen.model.config import ModelOptions, Multipliers
-from steepen.model.loss import head_loss
+from steepen.model.loss import linear_cross_entropy
 from steepen.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeAttention:
     """Rows that branch: each token's place in its own text, and which tokens of the row it may look at."""
 
     positions: Tensor  # (batch, time)
@@ -58,9 +58,9 @@ class Network(nn.Module):
 
         split = shape.allocation
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
-        self.prelude = self.stage(split.prelude)
-        self.cores = nn.ModuleList(self.stage(split.core) for _ in range(arm.cores(self.passes)))
-        self.coda = self.stage(split.coda)
+        self.prelude = self.new_blocks(split.prelude)
+        self.cores = nn.ModuleList(self.new_blocks(split.core) for _ in range(arm.stored_cores(self.passes)))
+        self.coda = self.new_blocks(split.coda)
         self.head = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
         self.rotary: Tensor
         self.register_buffer("rotary", rotary_table(shape, self.options), persistent=False)
@@ -77,7 +77,7 @@ class Network(nn.Module):
         if self.fused is not None:
             self.fused.refresh()
 
-    def stage(self, blocks: int) -> nn.ModuleList:
+    def new_blocks(self, blocks: int) -> nn.ModuleList:
         """A new list of blocks of this network's kind."""
         block = find_block(self.arm.block)
         stage = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
@@ -108,7 +108,7 @@ class Network(nn.Module):
         tokens: Tensor,
         passes: int | None = None,
         visit: Callable[[Tensor], None] | None = None,
-        tree: Tree | None = None,
+        tree: TreeAttention | None = None,
     ) -> Tensor:
         """The stream after the last block. `visit` is shown the stream after every executed block.
 
@@ -125,7 +125,7 @@ class Network(nn.Module):
         else:
             rotary, rest = self.rotary[:, tree.positions].to(dtype), (tree.mask,)
 
-        apply = own_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
+        apply = call_custom_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
 
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
             for block in blocks:
@@ -137,8 +137,8 @@ class Network(nn.Module):
         e = run(self.prelude, self.embed(tokens, dtype))
         h: Tensor | None = None
         for core in self.applied_cores(passes):
-            h = run(core, self._cross(self.core_boundary, h, e))
-        return run(self.coda, self._cross(self.coda_boundary, h, e))
+            h = run(core, self._apply_boundary(self.core_boundary, h, e))
+        return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """The stream's beginning: the tokens' normed embeddings."""
@@ -146,21 +146,23 @@ class Network(nn.Module):
             return self.fused.embed(tokens, dtype)
         return self.norm(functional.embedding(tokens, self.embedding).to(dtype))
 
-    def logits(self, stream: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """What a stream predicts: final norm, head and its multiplier (also the logit lens)."""
-        raw = self.multipliers.output * linear(self.norm(stream), self.head)
+        raw = self.multipliers.output * linear(self.norm(hidden), self.head)
         raw = raw if raw.dtype == torch.float64 else raw.float()
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
-    def loss(self, stream: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
+    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
         """`share` times the mean cross-entropy of the targets, in fp32 or wider."""
         if self.fused is not None:
-            return self.fused.loss(stream, targets, loss_scale)
-        if stream.is_cpu and not torch.compiler.is_compiling():
+            return self.fused.loss(hidden, targets, loss_scale)
+        if hidden.is_cpu and not torch.compiler.is_compiling():
             scale, cap = self.multipliers.output, self.options.softcap
-            return loss_scale * head_loss(self.norm(stream), self.head, targets, scale=scale, softcap=cap)
-        return loss_scale * functional.cross_entropy(self.logits(stream).flatten(0, -2), targets.flatten())
+            return loss_scale * linear_cross_entropy(
+                self.norm(hidden), self.head, targets, scale=scale, softcap=cap
+            )
+        return loss_scale * functional.cross_entropy(self.logits(hidden).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain."""
@@ -181,7 +183,7 @@ class Network(nn.Module):
             yield from core
         yield from self.coda
 
-    def _cross(self, boundary: Boundary, h: Tensor | None, e: Tensor) -> Tensor:
+    def _apply_boundary(self, boundary: Boundary, h: Tensor | None, e: Tensor) -> Tensor:
         alpha = self.multipliers.injection
         if self.fused is not None and h is not None and boundary is normalise_and_inject:
             return self.fused.norm_inject(h, e, alpha)

@@ -88,13 +88,13 @@ def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
 def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flops:
     """Expected FLOPs of one token over a schedule whose starts are all known."""
     total = Flops(0.0, 0.0, 0.0)
-    for share, passes in stage_shares(schedule):
+    for share, passes in stage_fractions(schedule):
         for count in passes:
             total += flops_per_token(arm, shape, count) * (share / len(passes))
     return total
 
 
-def stage_shares(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
+def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
     """Each stage's share of the tokens, with the counts it draws from."""
     starts = [stage.start for stage in schedule.stages]
     if any(start is None for start in starts):
@@ -108,7 +108,7 @@ def stage_shares(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
     """The step at which each stage begins in a run of so many steps."""
-    stage_shares(schedule)  # refuses a schedule with an open start
+    stage_fractions(schedule)  # refuses a schedule with an open start
     return tuple(round((stage.start or 0.0) * steps) for stage in schedule.stages)
 
 

@@ -54,7 +54,7 @@ class Recipe:
         """The base values with the learning rate of this depth."""
         return replace(self.base, learning_rate=self.learning_rate(arm, depth, scale))
 
-    def growth_share(self, arm: Arm, shape: Shape) -> float | None:
+    def growth_fraction(self, arm: Arm, shape: Shape) -> float | None:
         """ρ for this shape: None where the arm does not grow, or its schedule says itself when."""
         if all(stage.start is not None for stage in arm.passes.stages):
             return None
@@ -69,7 +69,7 @@ class Recipe:
     def at(self, arm: Arm, depth: int, scale: SizeRule | None = None, *, rho: float | None = None) -> Rung:
         """The compute-optimal run of this arm at a depth."""
         shape = arm.shape(depth, scale)
-        share = self.growth_share(arm, shape) if rho is None else rho
+        share = self.growth_fraction(arm, shape) if rho is None else rho
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
         flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
         return self.spend(arm, depth, scale, flops=flops, rho=share)
@@ -88,7 +88,7 @@ class Recipe:
         if (flops is None) == (tokens is None):
             raise UsageError("give either flops or tokens to set the length of a run.")
         shape = arm.shape(depth, scale)
-        share = self.growth_share(arm, shape) if rho is None else rho
+        share = self.growth_fraction(arm, shape) if rho is None else rho
         schedule = arm.passes.resolve(share)
         if tokens is None:
             assert flops is not None

@@ -15,7 +15,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import code_digest
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape, require, require_positive
-from steepen.recipe.accounting import stage_shares
+from steepen.recipe.accounting import stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
@@ -100,7 +100,7 @@ class RunSpec:
         )
         known = self.precision in get_args(Precision)
         require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
-        stage_shares(self.schedule)  # refuses a schedule that still waits for a recipe
+        stage_fractions(self.schedule)  # refuses a schedule that still waits for a recipe
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod

@@ -56,7 +56,7 @@ class Checkpoint:
         """Steps done when it was saved."""
         return int(self.path.name)
 
-    def position(self) -> TrainingState:
+    def training_state(self) -> TrainingState:
         """The part that is not tensors."""
         try:
             facts = json.loads((self.path / META).read_text())
@@ -151,7 +151,7 @@ def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
     """Drop old regular checkpoints: the last few, every m-th step, growth and final ones stay."""
     for checkpoint in list_checkpoints(folder)[:-keep_last]:
         try:
-            kind = checkpoint.position().kind
+            kind = checkpoint.training_state().kind
         except CorruptCheckpoint:
             set_aside(checkpoint)
             continue

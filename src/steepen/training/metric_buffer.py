@@ -78,4 +78,4 @@ class MetricBuffer:
         self.display.show(Moment(last + 1, loss, self._rate(last), passes, rate, mfu, left))
 
     def _rate(self, step: int) -> float:
-        return self.spec.hyperparameters.learning_rate * float(self.schedule.factor[step])
+        return self.spec.hyperparameters.learning_rate * float(self.schedule.lr_factor[step])

@@ -10,7 +10,7 @@ import torch
 
 from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.init import initialise, name_seed, on_meta
-from steepen.model.load_weights import copy_weights, with_memory
+from steepen.model.load_weights import allocate, copy_weights
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
@@ -51,7 +51,7 @@ def save(folder: Path, position: TrainingState, network: Network, optimizer: Opt
 
 
 def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, way: ExecutionMode) -> Begun:
-    position = saved.position()
+    position = saved.training_state()
     weights, state, random = saved.load(device)
     if position.run != spec.hash:
         raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({position.run}).")
@@ -69,7 +69,7 @@ def _begin(spec: RunSpec, device: torch.device, way: ExecutionMode) -> Begun:
     hyper = spec.hyperparameters
     # For blocks of a user's own that draw numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, "run"))
-    initialise(network, embedding_std=hyper.embedding_init_std, input_scale=hyper.init_scale, seed=spec.seed)
+    initialise(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
     return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 
 
@@ -77,6 +77,6 @@ def _build(spec: RunSpec, passes: int, device: torch.device, way: ExecutionMode)
     """A network on the device, its weights still to come, and its optimizer."""
     hyper = spec.hyperparameters
     bare = on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
-    network = with_memory(bare, device)
+    network = allocate(bare, device)
     apply_execution_mode(network, spec.precision, fast=way.fused, compiled=way.compiled)
     return network, Optimizer(network, hyper, spec.optimizer)

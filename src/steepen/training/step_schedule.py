@@ -25,17 +25,17 @@ from steepen.runs.spec import RunSpec
 class StepSchedule:
     """Row t: the learning rate's factor and the passes of step t, and the passes the network is grown to."""
 
-    factor: npt.NDArray[np.float64]
+    lr_factor: npt.NDArray[np.float64]
     passes: npt.NDArray[np.int64]
-    grown: npt.NDArray[np.int64]  # passes the network must be able to run at this step
-    evaluated: npt.NDArray[np.int64]  # passes a network is evaluated at after this step
+    grown_passes: npt.NDArray[np.int64]  # passes the network must be able to run at this step
+    eval_passes: npt.NDArray[np.int64]  # passes a network is evaluated at after this step
 
     def __post_init__(self) -> None:
-        for column in (self.factor, self.passes, self.grown, self.evaluated):
+        for column in (self.lr_factor, self.passes, self.grown_passes, self.eval_passes):
             column.setflags(write=False)
 
     def __len__(self) -> int:
-        return len(self.factor)
+        return len(self.lr_factor)
 
     def flops(self, arm: Arm, shape: Shape, batch_tokens: int, stop: int | None = None) -> Flops:
         """Realised FLOPs of the first `stop` steps, by term, from the passes each step really made."""
@@ -52,14 +52,14 @@ class StepSchedule:
 
     def parameters(self, arm: Arm, shape: Shape) -> Parameters:
         """Parameter counts of the run by every convention."""
-        first, last = int(self.grown[0]), int(self.grown[-1])
+        first, last = int(self.grown_passes[0]), int(self.grown_passes[-1])
         counts, steps = np.unique(self.passes, return_counts=True)
         active = [compute_active_parameters(arm, shape, passes) for passes in counts.tolist()]
         stored, ends = stored_parameters(arm, shape, last), head_parameters(shape)
         return Parameters(
             stored=stored,
             initial_stored=stored_parameters(arm, shape, first),
-            compute_active=compute_active_parameters(arm, shape, int(self.evaluated[-1])),
+            compute_active=compute_active_parameters(arm, shape, int(self.eval_passes[-1])),
             initial_compute_active=compute_active_parameters(arm, shape, first),
             mean_compute_active=float(np.average(active, weights=steps)),
             embedding=ends,
@@ -67,14 +67,14 @@ class StepSchedule:
         )
 
 
-def learning_rate_factors(steps: int, warmup: int, warmdown_share: float) -> npt.NDArray[np.float64]:
+def learning_rate_factors(steps: int, warmup: int, warmdown_fraction: float) -> npt.NDArray[np.float64]:
     """Linear warm-up over `warmup` steps, constant, linear warm-down to zero over the last share of steps.
 
     The first step has 1/warmup of the peak and the last 1/warmdown; where both apply the smaller holds.
     """
     step = np.arange(steps, dtype=np.float64)
     up = (step + 1) / warmup if warmup else np.ones(steps)
-    warmdown = round(warmdown_share * steps)
+    warmdown = round(warmdown_fraction * steps)
     down = (steps - step) / warmdown if warmdown else np.ones(steps)
     return np.minimum(1.0, np.minimum(up, down))
 

@@ -160,11 +160,11 @@ class _Run:
             asked = time.perf_counter()
             for step, inputs, targets in feed:
                 self.losses.waited += time.perf_counter() - asked
-                if schedule.grown[step] > self.network.passes:
-                    self._grow(int(schedule.grown[step]))
+                if schedule.grown_passes[step] > self.network.passes:
+                    self._grow(int(schedule.grown_passes[step]))
                 self.clock.start()
                 loss, norm = self.stepper(
-                    inputs, targets, int(schedule.passes[step]), float(schedule.factor[step])
+                    inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step])
                 )
                 self.step = step + 1
                 self.losses.add(step, loss, norm)
@@ -179,7 +179,7 @@ class _Run:
         ended = step == spec.steps
         if options.validate_every and step % options.validate_every == 0 and not ended:
             self._validate()
-        growing = not ended and self.schedule.grown[step] > self.network.passes
+        growing = not ended and self.schedule.grown_passes[step] > self.network.passes
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
         # A tenth of a large network's short run passes in less time than it takes to save it.
@@ -204,7 +204,7 @@ class _Run:
     def _validate(self) -> None:
         self.losses.drain()
         self.clock.pause()
-        passes = int(self.schedule.evaluated[max(0, self.step - 1)])
+        passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
         loss = mean_loss(self.network, self._validation_pairs(), passes)
         if not math.isfinite(loss):
             raise Diverged(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from steepen.evaluation.core.prefix_tree import Batch, split
-from steepen.model.network import Network, Tree
+from steepen.model.network import Network, TreeAttention
 
 IN_FLIGHT = 3  # batches handed to the device before the oldest one's result is waited for
 
@@ -85,7 +85,7 @@ class Scorer:
     def _score(self, batch: Batch) -> tuple[Tensor, Tensor]:
         tree = None
         if batch.branches is not None and batch.positions is not None:
-            tree = Tree(self._send(batch.positions), tree_mask(self._send(batch.branches)))
+            tree = TreeAttention(self._send(batch.positions), tree_mask(self._send(batch.branches)))
         stream = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
         asked = stream[self._send(batch.rows), self._send(batch.places)]
         targets = self._send(batch.targets)
