@@ -23,9 +23,9 @@ from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.shape import SizeRule
 from steepen.optim import muon
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import BASE
-from steepen.runs.spec import OptimizerConfig
 from steepen.training.device import find_device, synchronise
 
 CHOICE = OptimizerConfig()

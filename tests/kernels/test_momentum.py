@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from steepen.kernels import eager
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.muon import Muon
-from steepen.runs.spec import OptimizerConfig
 
 pytest.importorskip("triton")
 from steepen.kernels import fused

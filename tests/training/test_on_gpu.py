@@ -14,9 +14,9 @@ from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import OptimizerConfig
 from steepen.training.device import fast_kernels
 from steepen.training.gradient_accumulation import GradientAccumulator
 from steepen.training.train_step import TrainStep

@@ -16,10 +16,10 @@ from steepen.model.arms import ARMS, find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.muon import Muon, orthogonalise, spread
 from steepen.optim.optimizer import Optimizer, route
 from steepen.recipe.paper_tables import BASE
-from steepen.runs.spec import OptimizerConfig
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 HYPER = replace(BASE["untied-2"], weight_decay=0.3)

@@ -70,7 +70,7 @@ def test_settings_change_any_field(make_spec: MakeSpec) -> None:
         ("optimiser.learning_rate=1", "the nearest are optimizer.learning_rate,"),
         ("learning_rate", "section.field=value"),
         ("learning_rate=fast", "hyperparameters.learning_rate"),
-        ("optimizer.kind=sgd", "'muon', 'adamw'"),
+        ("optimizer.kind=sgd", "use muon, adamw"),
         ("optimizer.momentum=1.5", "momentum"),
         ("seed=1.5", "seed"),
         ("batch_tokens=33", "multiple of the context"),

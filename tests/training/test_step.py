@@ -17,9 +17,9 @@ from steepen.execution.linear import FusedLinear
 from steepen.model.arms import ARMS
 from steepen.model.init import materialise, on_meta
 from steepen.model.shape import SizeRule
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import OptimizerConfig
 from steepen.training.gradient_accumulation import GradientAccumulator
 from steepen.training.train_step import TrainStep
 from steepen.training.warmup import warm_up

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from steepen.errors import UsageError, nearest
-from steepen.model.shape import BlockAllocation, Shape, SizeRule, require
+from steepen.model.shape import BlockAllocation, Shape, SizeRule
+from steepen.utils.validate import require
 
 BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
 BLOCKS = ("transformer",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steepen.model.shape import require
+from steepen.utils.validate import require
 
 FP32_EPSILON = 1.1920929e-07
 

@@ -5,25 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from steepen.errors import UsageError
+from steepen.utils.validate import require, require_positive
 
 # The hidden width up to which training on a GPU keeps the MLP's activation for the backward. In networks so
 # narrow, unless they are very deep, there is memory for it; in others it is made again.
 KEEP_ACTIVATION_MAX_WIDTH = 1536
-
-
-def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
-    """Refuse a bad value at construction, naming the field, the value and what would be accepted."""
-    if not holds:
-        raise UsageError(f"{owner}.{field} = {value!r} is not valid: it must be {accepted}.")
-
-
-def require_positive(instance: object, names: tuple[str, ...]) -> None:
-    """Every named field of a dataclass must be a whole number of at least 1."""
-    for name in names:
-        value = getattr(instance, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value >= 1, type(instance).__name__, name, value, "a whole number of at least 1")
 
 
 @dataclass(frozen=True)

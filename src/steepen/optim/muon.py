@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.kernels import eager, kernels_for
 from steepen.model.growth import State
-from steepen.runs.spec import OptimizerConfig
+from steepen.optim.config import OptimizerConfig
 
 # Odd polynomials a·x + b·x³ + c·x⁵ applied to the singular values, step by step; the last repeats.
 NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.model.growth import State, grow
 from steepen.model.network import Network
+from steepen.optim.config import OptimizerConfig
 from steepen.optim.muon import Muon, decay
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.runs.spec import OptimizerConfig
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
 # Numbers in all block matrices up to which the parts of a step are done side by side: a small network's leave

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
-from steepen.model.shape import Shape, SizeRule, require, require_positive
+from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.accounting import (
     Flops,
     flops_per_token,
@@ -16,6 +16,7 @@ from steepen.recipe.accounting import (
 )
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.scaling_rules import GrowthLaw
+from steepen.utils.validate import require, require_positive
 
 
 @dataclass(frozen=True)

@@ -14,40 +14,19 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import code_digest
 from steepen.model.config import ModelOptions
-from steepen.model.shape import Shape, require, require_positive
+from steepen.model.shape import Shape
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.accounting import stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 1
 # What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products in
 # eight bits, but for the head's own gradient.
 Precision = Literal["fp32", "bf16", "fp8"]
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """Which optimizer, and what the paper leaves open about it."""
-
-    kind: Literal["muon", "adamw"] = "muon"  # "adamw" steps the block matrices too (the paper's Adam ladders)
-    momentum: float = 0.95
-    nesterov: bool = True
-    orthogonalisation: Literal["newton-schulz", "polar-express"] = "newton-schulz"
-    orthogonalisation_steps: int = 5
-    neuron_norm: bool = False  # NorMuon: each row of the update by its own running size
-    neuron_beta2: float = 0.95
-    cautious_decay: bool = False  # decay a weight only where the step already shrinks it
-    clip: float | None = None  # gradient norm to clip at; off in the paper
-    growth_state: Literal["copy", "zero", "fresh"] = "copy"  # optimizer state of new cores
-
-    def __post_init__(self) -> None:
-        for name in ("momentum", "neuron_beta2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
-        require_positive(self, ("orthogonalisation_steps",))
-        require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
 
 
 @dataclass(frozen=True)

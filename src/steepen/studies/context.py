@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
-from steepen.model.shape import SizeRule, require_positive
+from steepen.model.shape import SizeRule
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.recipe import Recipe, Rung
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import DataConfig, OptimizerConfig, RunSpec
+from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.preset import Preset
+from steepen.utils.validate import require_positive
 
 Arms: TypeAlias = Sequence[str | Arm]  # by name, or an arm of one's own
 

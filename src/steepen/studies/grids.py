@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from steepen.model.shape import require, require_positive
 from steepen.recipe.hyperparameters import full_name
+from steepen.utils.validate import require, require_positive
 
 
 def require_unique(owner: Any, name: str) -> None:

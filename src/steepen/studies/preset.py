@@ -12,13 +12,14 @@ import yaml
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.model.shape import SizeRule, require, require_positive
+from steepen.model.shape import SizeRule
 from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import Precision
 from steepen.studies.grids import Grids, require_depths, require_unique
 from steepen.utils.codec import from_builtins
+from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 FOLDER = Path(__file__).parent / "presets"

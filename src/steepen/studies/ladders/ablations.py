@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arms import find_arm
-from steepen.runs.spec import OptimizerConfig
+from steepen.optim.config import OptimizerConfig
 from steepen.studies.answer import Answer, Study
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently

@@ -12,9 +12,10 @@ from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import OptimizerConfig, RunSpec
+from steepen.runs.spec import RunSpec
 from steepen.studies.context import StudyContext, all_finished
 
 DRAWS = 2000  # of the bootstraps behind a verdict

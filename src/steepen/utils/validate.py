@@ -1,0 +1,19 @@
+"""Checks that refuse a bad value at construction and name the field, the value and what is accepted."""
+
+from __future__ import annotations
+
+from steepen.errors import UsageError
+
+
+def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
+    """Raise UsageError unless `holds`: "owner.field = value is not valid: it must be …"."""
+    if not holds:
+        raise UsageError(f"{owner}.{field} = {value!r} is not valid: it must be {accepted}.")
+
+
+def require_positive(instance: object, names: tuple[str, ...]) -> None:
+    """Require every named field of a dataclass to be an integer of at least 1."""
+    for name in names:
+        value = getattr(instance, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole and value >= 1, type(instance).__name__, name, value, "a whole number of at least 1")
