@@ -33,7 +33,7 @@ def build(name: str, depth: int, scale: SizeRule, device: torch.device) -> Netwo
             noise = torch.randn(parameter.shape, generator=generator, device=device)
             parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
     if device.type == "cuda":
-        apply_execution_mode(network, "bf16", fast=True, compiled=False)
+        apply_execution_mode(network, "bf16", fused=True, compiled=False)
     return network
 
 

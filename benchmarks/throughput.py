@@ -34,7 +34,7 @@ from torch.nn import functional
 from steepen.execution.float8_linear import float8_linear_where_aligned
 from steepen.execution.gpu_fused import FusedBlock, install_fused_gpu
 from steepen.execution.linear import FusedLinear
-from steepen.execution.select import GRAPH_FLOPS
+from steepen.execution.select import CUDA_GRAPH_MAX_FLOPS_PER_STEP
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
 from steepen.model.config import FP32_EPSILON
@@ -190,7 +190,7 @@ class OurStepper:
         self.network, self.passes, self.micro_batch = network, passes, micro_batch
         optimizer = Optimizer(network, hyper, OptimizerConfig())
         accumulator = GradientAccumulator(network, batch, micro_batch, print)
-        self.stepper = TrainStep(network, optimizer, accumulator, graphs=graphs, say=print)
+        self.stepper = TrainStep(network, optimizer, accumulator, cuda_graphs=graphs, say=print)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.stepper(inputs, targets, self.passes, 1.0)[0]
@@ -353,7 +353,11 @@ def our_row(name: str, depth: int, scale: SizeRule, device: torch.device, given:
     network = build(name, depth, scale, device, given.weights)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
-    graphs = DEVICE.type == "cuda" and not given.no_graphs and cost * given.batch_tokens <= GRAPH_FLOPS
+    graphs = (
+        DEVICE.type == "cuda"
+        and not given.no_graphs
+        and cost * given.batch_tokens <= CUDA_GRAPH_MAX_FLOPS_PER_STEP
+    )
     network.compute_dtype = torch.bfloat16
     make = float8_linear_where_aligned if given.precision == "fp8" else FusedLinear
     install_fused_gpu(network, partial(make, dtype=torch.bfloat16))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.execution.select import apply_execution_mode, compile_blocks, compile_network
+from steepen.execution.compile import compile_blocks, compile_network
+from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
@@ -72,7 +73,7 @@ def no_further_off(name: str, exact: Network, eager: Network, other: Network) ->
 def test_fast_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
     exact, eager, fast = build(name), build(name), build(name)
     eager.compute_dtype = torch.bfloat16
-    apply_execution_mode(fast, "bf16", fast=True, compiled=False)
+    apply_execution_mode(fast, "bf16", fused=True, compiled=False)
     no_further_off(name, exact, eager, fast)
 
 
@@ -80,7 +81,7 @@ def test_fast_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
 def test_compiled_is_no_further_from_fp32_than_eager_bf16(name: str) -> None:
     exact, eager, compiled = build(name), build(name), build(name)
     eager.compute_dtype = torch.bfloat16
-    apply_execution_mode(compiled, "bf16", fast=False, compiled=True)
+    apply_execution_mode(compiled, "bf16", fused=False, compiled=True)
     no_further_off(name, exact, eager, compiled)
 
 
@@ -103,11 +104,11 @@ def test_growth_and_random_passes_compile_nothing_new() -> None:
 
 def stepper(name: str, graphs: bool, precision: str = "bf16") -> TrainStep:
     network = build(name)
-    apply_execution_mode(network, precision, fast=True, compiled=False)
+    apply_execution_mode(network, precision, fused=True, compiled=False)
     hyper = replace(recipe_of(network.arm).base, learning_rate=3e-3)
     optimizer = Optimizer(network, hyper, OptimizerConfig())
     accumulator = GradientAccumulator(network, 4, 2, pytest.fail)
-    return TrainStep(network, optimizer, accumulator, graphs=graphs, say=pytest.fail)
+    return TrainStep(network, optimizer, accumulator, cuda_graphs=graphs, say=pytest.fail)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -128,7 +129,7 @@ def test_recorded_steps_equal_plain_ones_through_growth_and_other_passes(name: s
                 passes = (2, 1, 2, 2)[step % 4] if step < 20 else 4
                 loss, norm = make(*batch(step % 3), passes, 1.0 - step / 60)
                 seen += [loss.item(), norm.item()]
-            assert len(make.recorded) == (1 if graphs else 0)
+            assert len(make.captured) == (1 if graphs else 0)
             found[graphs] = seen
     assert found[False][-2] < found[False][0] - 0.1  # it learns, so a wrong step would show
     # Sums in another order round otherwise, and thirty steps let that grow.
@@ -142,6 +143,6 @@ def test_a_recorded_step_leaves_unused_cores_alone() -> None:
         before = [p.detach().clone() for p in make.network.cores[1].parameters()]
         for step in range(4):
             make(*batch(step), 1, 1.0)
-        assert make.recorded
+        assert make.captured
         for old, new in zip(before, make.network.cores[1].parameters(), strict=True):
             assert torch.equal(old, new)

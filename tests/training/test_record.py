@@ -206,6 +206,16 @@ def test_what_the_data_cannot_give_is_refused_without_a_trace(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("options", [{}, {"fused": True, "compile": True}])
+def test_a_run_this_device_cannot_execute_leaves_no_files(
+    options: dict[str, bool], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec() if options else replace(make_spec(), precision="fp8")
+    with pytest.raises(UsageError, match="--fused needs" if options else "fp8 needs a CUDA GPU"):
+        train(spec, tiny_data, RunStore(tmp_path / "runs"), TrainOptions(device="cpu", quiet=True, **options))
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_an_altered_shard_is_named_and_the_run_has_failed(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:

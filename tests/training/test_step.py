@@ -35,7 +35,9 @@ def make(fast: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) ->
     if fast:
         install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
     optimizer = Optimizer(network, replace(recipe_of(arm).base, learning_rate=0.05), choice)
-    return TrainStep(network, optimizer, GradientAccumulator(network, 4, 2, print), graphs=graphs, say=print)
+    return TrainStep(
+        network, optimizer, GradientAccumulator(network, 4, 2, print), cuda_graphs=graphs, say=print
+    )
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -59,7 +61,7 @@ def test_fast_steps_equal_plain_ones() -> None:
 def test_a_rehearsal_leaves_no_trace(
     done: int, choice: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrainStep, "_record", lambda *_: None)  # recording needs a GPU
+    monkeypatch.setattr(TrainStep, "_capture", lambda *_: None)  # capture needs a GPU
     rehearsed, other = make(fast=True, graphs=True, choice=choice), make(fast=True, choice=choice)
     for stepper in (rehearsed, other):
         for step in range(done):
@@ -105,7 +107,7 @@ def test_memory_that_runs_out_while_recording_leaves_plain_steps(
     monkeypatch.setattr(recording, "say", said.append)
     for stepper in (recording, plain):
         stepper(*batch(0), 2, 1.0)
-    assert recording.accumulator.micro_batch == 2 and not recording.graphs and not recording.recorded
+    assert recording.accumulator.micro_batch == 2 and not recording.cuda_graphs and not recording.captured
     assert len(said) == 1 and "no memory for a graph" in said[0]
     for one, two in zip(run(recording, 12), run(plain, 12), strict=True):
         assert torch.equal(one, two)

@@ -60,11 +60,14 @@ def train(
         ),
     ] = "auto",
     micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
-    fast: Annotated[
-        bool | None, typer.Option(help="Fused kernels and recorded steps (by default wherever they serve).")
+    fused: Annotated[
+        bool | None,
+        typer.Option(help="Use fused kernels and CUDA graphs (default: wherever the device has them)."),
     ] = None,
+    fast: Annotated[bool | None, typer.Option(hidden=True, help="Former name of --fused.")] = None,
     compile: Annotated[
-        bool | None, typer.Option(help="Compile the blocks instead (on a GPU by default, where not fast).")
+        bool | None,
+        typer.Option(help="Use torch.compile instead (default: on a GPU, for what has no fused kernels)."),
     ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
     validation_tokens: Annotated[int | None, typer.Option(help="Size of the validation set.")] = None,
@@ -95,7 +98,7 @@ def train(
     options = TrainOptions(
         device=device,
         micro_batch=_micro_batch(micro_batch),
-        fast=fast,
+        fused=fast if fused is None else fused,
         compile=compile,
         validate_every=validate_every,
         checkpoint_every=checkpoint_every,

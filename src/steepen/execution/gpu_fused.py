@@ -264,9 +264,9 @@ class FusedNetwork:
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
         self.head = make(network.head, network.multipliers.output, head=True)
         self.products: list[FusedLinear] = []
-        self.adopt()
+        self.adopt_new_blocks()
 
-    def adopt(self) -> None:
+    def adopt_new_blocks(self) -> None:
         """Take in blocks the network has gained."""
         from steepen.model.block import TransformerBlock
 
@@ -288,10 +288,10 @@ class FusedNetwork:
         """The stream's beginning."""
         return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype)
 
-    def loss(self, stream: Tensor, targets: Tensor, share: float) -> Tensor:
-        """`share` times the mean cross-entropy."""
-        # A block of a user's own may have widened the stream, as a gain in fp32 does.
-        return _apply(_Loss, stream.to(self.head.weight.dtype), targets, self.head, share, self)
+    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
+        """`loss_scale` times the mean cross-entropy."""
+        # A custom block may have promoted the hidden states, for example by a gain in fp32.
+        return _apply(_Loss, hidden.to(self.head.weight.dtype), targets, self.head, loss_scale, self)
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """The boundary operator."""

@@ -52,9 +52,8 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None:
         super().__init__()
-        self.fused_forward: Callable[[Tensor, Tensor], Tensor] | None = (
-            None  # set by fast.speed_up or cpu.speed_up
-        )
+        # A faster implementation of `forward_reference`, installed by the `execution` package.
+        self.fused_forward: Callable[[Tensor, Tensor], Tensor] | None = None
         self.heads = shape.heads
         self.residual = multipliers.residual
         self.eps = options.norm_eps
@@ -80,7 +79,7 @@ class TransformerBlock(nn.Module):
         return self.forward_reference(x, rotary, mask)
 
     def forward_reference(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The same, written plainly: what every faster way must compute."""
+        """The reference implementation of `forward`, which every faster implementation must reproduce."""
         x = x + self._attend(self._norm(x), rotary, mask)
         gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)

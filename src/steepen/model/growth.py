@@ -40,7 +40,7 @@ def grow(network: Network, state: State, passes: int, policy: StatePolicy = "cop
     if not network.arm.tied:
         sources = _stack_cores(network, passes)
         if network.fused is not None:
-            network.fused.adopt()
+            network.fused.adopt_new_blocks()
     network.passes = passes
     for new, source in sources.items():
         if source in state and policy != "fresh":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,29 @@ from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.loss import linear_cross_entropy
 from steepen.model.shape import Shape
 
-if TYPE_CHECKING:
-    from steepen.execution.gpu_fused import FusedNetwork
+
+class FusedForward(Protocol):
+    """Faster implementations of parts of `Network`, installed by the `execution` package."""
+
+    def refresh(self) -> None:
+        """Recompute everything derived from the weights; called after the weights have changed."""
+        ...
+
+    def adopt_new_blocks(self) -> None:
+        """Install the faster implementation in blocks that growth has added."""
+        ...
+
+    def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """`Network.embed`."""
+        ...
+
+    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
+        """`Network.loss`."""
+        ...
+
+    def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
+        """`boundary.normalise_and_inject`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,7 @@ class Network(nn.Module):
         self.multipliers, self.options = multipliers or Multipliers(), options or ModelOptions()
         self.passes = passes or arm.passes.initial
         self.compute_dtype: torch.dtype | None = None  # None: compute in the weights' own precision
-        self.fused: FusedNetwork | None = None  # set by fast.speed_up
+        self.fused: FusedForward | None = None  # set by execution.install_fused_gpu
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
@@ -73,7 +94,7 @@ class Network(nn.Module):
         self.rotary = table if exact else table.float()
 
     def refresh(self) -> None:
-        """To be called when weights have changed: the fast path computes with copies of them."""
+        """Update the fused path's copies of the weights; call it whenever the weights have changed."""
         if self.fused is not None:
             self.fused.refresh()
 
@@ -96,12 +117,12 @@ class Network(nn.Module):
         passes: int | None = None,
         loss_scale: float = 1.0,
     ) -> Tensor:
-        """Logits (batch, time, vocabulary) in fp32 or wider; with targets, `share` of the mean cross-entropy.
+        """Logits (batch, time, vocabulary) in fp32 or wider; with targets, the scaled mean loss.
 
-        `share` is the part of a global batch these rows are, where gradients are accumulated over several.
+        `loss_scale` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch.
         """
-        stream = self.hidden_states(tokens, passes)
-        return self.logits(stream) if targets is None else self.loss(stream, targets, loss_scale)
+        hidden = self.hidden_states(tokens, passes)
+        return self.logits(hidden) if targets is None else self.loss(hidden, targets, loss_scale)
 
     def hidden_states(
         self,
@@ -110,7 +131,7 @@ class Network(nn.Module):
         visit: Callable[[Tensor], None] | None = None,
         tree: TreeAttention | None = None,
     ) -> Tensor:
-        """The stream after the last block. `visit` is shown the stream after every executed block.
+        """Hidden states (batch, time, width) after the last block; `visit` gets those after every block.
 
         With `tree`, a row holds several continuations of one prefix instead of one text.
         """
@@ -118,7 +139,7 @@ class Network(nn.Module):
         self._check(tokens, passes, in_order=tree is None)
         dtype = self.compute_dtype or self.embedding.dtype
         if tree is None:
-            # The fast path rotates in fp32, whatever the precision it reads and writes.
+            # The fused path applies RoPE in fp32 whatever the compute dtype.
             exact = self.fused is not None and self.arm.block == "transformer"
             table = self.rotary[:, : tokens.shape[-1]].contiguous()
             rotary, rest = table if exact else table.to(dtype), ()
@@ -141,20 +162,20 @@ class Network(nn.Module):
         return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """The stream's beginning: the tokens' normed embeddings."""
+        """Normed token embeddings (batch, time, width) in `dtype`: the input of the first block."""
         if self.fused is not None:
             return self.fused.embed(tokens, dtype)
         return self.norm(functional.embedding(tokens, self.embedding).to(dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What a stream predicts: final norm, head and its multiplier (also the logit lens)."""
+        """Logits of hidden states: final norm, head and output multiplier (also the logit lens)."""
         raw = self.multipliers.output * linear(self.norm(hidden), self.head)
         raw = raw if raw.dtype == torch.float64 else raw.float()
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
     def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
-        """`share` times the mean cross-entropy of the targets, in fp32 or wider."""
+        """`loss_scale` times the mean cross-entropy of the targets, in fp32 or wider."""
         if self.fused is not None:
             return self.fused.loss(hidden, targets, loss_scale)
         if hidden.is_cpu and not torch.compiler.is_compiling():

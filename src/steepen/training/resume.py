@@ -78,5 +78,5 @@ def _build(spec: RunSpec, passes: int, device: torch.device, way: ExecutionMode)
     hyper = spec.hyperparameters
     bare = on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
     network = allocate(bare, device)
-    apply_execution_mode(network, spec.precision, fast=way.fused, compiled=way.compiled)
+    apply_execution_mode(network, spec.precision, fused=way.fused, compiled=way.compiled)
     return network, Optimizer(network, hyper, spec.optimizer)

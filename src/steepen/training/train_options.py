@@ -14,8 +14,8 @@ class TrainOptions:
 
     device: str = "auto"
     micro_batch: int | None = None  # sequences at a time; None finds what fits
-    fast: bool | None = None  # blocks and loss written out; None: wherever that serves
-    compile: bool | None = None  # None: on a GPU what is not fast, on a CPU nothing (sooner done)
+    fused: bool | None = None  # fused kernels; None: wherever the device has them
+    compile: bool | None = None  # torch.compile; None: on a GPU what has no fused form, on a CPU nothing
     validate_every: int | None = None  # steps; the end of the run is always validated
     log_every: int | None = None  # steps between looks at losses; None: 10 (GPU), 50 (recorded), 1 (CPU)
     checkpoint_every: int | None = None  # steps; None: a tenth of the run

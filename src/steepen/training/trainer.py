@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.errors import UsageError, is_out_of_memory
-from steepen.execution.select import check_execution_mode, choose_execution_mode, compile_blocks
+from steepen.execution.compile import compile_blocks
+from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.arms import code_digest
 from steepen.model.mean_loss import mean_loss
+from steepen.recipe.accounting import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, RunStore, write_json
@@ -58,7 +60,7 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
     if finished is not None:  # looked for before the lock, which could not be written on read-only storage
         return finished
     # What cannot be trained here, or on this data, leaves nothing behind.
-    check_execution_mode(spec, device, fast=options.fast, compile=options.compile)
+    execution_mode(spec, device, options)
     batches, validation = make_loaders(spec, dataset)
     with directory.lock(options.wait):
         finished = directory.record()
@@ -78,6 +80,18 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
             raise told from error
         finally:
             display.close()
+
+
+def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -> ExecutionMode:
+    """Return the execution mode of a run; raises UsageError where the device cannot run it."""
+    return choose_execution_mode(
+        spec.arm.block,
+        spec.precision,
+        device,
+        flops_per_step=spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total,
+        fused=options.fused,
+        compile=options.compile,
+    )
 
 
 def _told(error: Exception) -> Exception:
@@ -106,9 +120,9 @@ class _Run:
         self.directory, self.options, self.display = directory, options, display
         self.device = machine.find_device(options.device)
         on_gpu = self.device.type == "cuda"
-        self.way = choose_execution_mode(spec, self.device, fast=options.fast, compile=options.compile)
+        self.way = execution_mode(spec, self.device, options)
         # A look at the losses makes the device wait, so short steps are looked at less often.
-        self.log_every = options.log_every or (50 if self.way.graphs else 10 if on_gpu else 1)
+        self.log_every = options.log_every or (50 if self.way.cuda_graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         self.schedule = build_schedule(spec)
         self.peak = machine.peak_flops(self.device)
@@ -133,7 +147,7 @@ class _Run:
                 self.network, spec.batch_sequences, options.micro_batch, say
             )
             self.stepper = TrainStep(
-                self.network, self.optimizer, self.accumulator, graphs=self.way.graphs, say=say
+                self.network, self.optimizer, self.accumulator, cuda_graphs=self.way.cuda_graphs, say=say
             )
             self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)

@@ -204,7 +204,7 @@ def test_sides_that_eight_bits_do_not_take_are_computed_as_ever() -> None:
 
 def test_fp8_is_refused_where_there_is_nothing_to_compute_it_with() -> None:
     with pytest.raises(UsageError, match="needs a CUDA GPU"):
-        apply_execution_mode(build("vanilla"), "fp8", fast=False, compiled=False)
+        apply_execution_mode(build("vanilla"), "fp8", fused=False, compiled=False)
 
 
 @eight_bit_gpu
@@ -216,7 +216,7 @@ def test_on_a_gpu_gradients_in_eight_bits_are_those_of_bf16_up_to_rounding(name:
     found: dict[str, tuple[float, dict[str, Tensor]]] = {}
     for precision in ("bf16", "fp8"):
         network = build(name, scale, "cuda")
-        apply_execution_mode(network, precision, fast=True, compiled=False)
+        apply_execution_mode(network, precision, fused=True, compiled=False)
         if passes > network.passes:
             grow(network, {}, passes)
         found[precision] = loss_and_gradients(network, passes)
