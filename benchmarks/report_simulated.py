@@ -22,9 +22,10 @@ from steepen.recipe.accounting import compute_active_parameters, stored_paramete
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.driver.journal import Journal
+from steepen.utils.json_io import write_json
 
 Array = NDArray[np.float64]
 Values = ArrayLike

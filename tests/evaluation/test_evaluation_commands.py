@@ -18,7 +18,8 @@ from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.evaluation.core.suite import CORE17, CORE22, GPT3_CORE
 from steepen.runs.record import RunRecord
-from steepen.runs.store import RunDirectory, write_json
+from steepen.runs.store import RunDirectory
+from steepen.utils.json_io import write_json
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from steepen.laws.power import Plan, simulate
 from steepen.laws.table import table_from
 from steepen.laws.verdict.holdout import score, split_hold_out
 from steepen.laws.verdict.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
-from steepen.utils.json_text import to_json
+from steepen.utils.json_io import to_json
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 

@@ -15,7 +15,8 @@ import pytest
 from steepen.cli import main
 from steepen.report.load import load
 from steepen.report.page import render_page
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
+from steepen.utils.json_io import write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

@@ -17,7 +17,7 @@ from steepen.report.load import Finished
 from steepen.report.table_files import cells, numeric, to_csv, to_markdown
 from steepen.report.terminal import print_answer
 from steepen.studies.answer import Table
-from steepen.utils.numbers import column, pretty, readable
+from steepen.utils.formatting import format_column, format_value, pretty_exponents
 
 TABLE = Table(
     "Laws | arms",
@@ -53,10 +53,10 @@ def test_markdown_is_one_row_a_line_and_escapes_what_would_break_it() -> None:
 
 
 def test_numbers_of_a_column_can_be_compared() -> None:
-    assert column([3.2, 3.21537, None]) == ["3.2000", "3.2154", "–"]
-    assert column([1.5, 2.0]) == ["1.5", "2.0"]
-    assert column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
-    assert column([0.00006, -0.0022]) == ["0.0001", "−0.0022"]
+    assert format_column([3.2, 3.21537, None]) == ["3.2000", "3.2154", "–"]
+    assert format_column([1.5, 2.0]) == ["1.5", "2.0"]
+    assert format_column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
+    assert format_column([0.00006, -0.0022]) == ["0.0001", "−0.0022"]
     assert numeric(TABLE) == [False, True, False, True, True]
 
 
@@ -68,12 +68,12 @@ def test_numbers_of_a_column_can_be_compared() -> None:
     ],
 )  # fmt: skip
 def test_a_value_reads_as_people_write_it(value: object, text: str) -> None:
-    assert readable(value) == text
+    assert format_value(value) == text
 
 
 def test_machine_numbers_in_labels_become_readable() -> None:
-    assert pretty("1e+17 FLOPs, 3.5e-4") == "10¹⁷ FLOPs, 3.5×10⁻⁴"
-    assert pretty("run 12e4f00d, loop-2e1x") == "run 12e4f00d, loop-2e1x"
+    assert pretty_exponents("1e+17 FLOPs, 3.5e-4") == "10¹⁷ FLOPs, 3.5×10⁻⁴"
+    assert pretty_exponents("run 12e4f00d, loop-2e1x") == "run 12e4f00d, loop-2e1x"
 
 
 def test_a_short_row_is_filled_up() -> None:

@@ -18,7 +18,8 @@ from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
+from steepen.utils.json_io import write_json
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 Spec = Callable[..., RunSpec]

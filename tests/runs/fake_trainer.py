@@ -23,7 +23,8 @@ from steepen.launch.subprocess_entry import follow_parent
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, read_spec
-from steepen.runs.store import RunDirectory, RunStore, write_json
+from steepen.runs.store import RunDirectory, RunStore
+from steepen.utils.json_io import write_json
 
 DIVERGED = "the loss is nan at step 2; lower the learning rate."
 

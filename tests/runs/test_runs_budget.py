@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
 from steepen.launch.cost_estimate import Speed, expected_flops
-from steepen.launch.progress import Progress
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.dry_run import study_status
 from steepen.studies.driver.journal import Journal
+from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]
 
@@ -47,7 +48,7 @@ def test_runs_that_fit_into_the_time_are_made_behind_one_that_does_not(
 ) -> None:
     specs = sizes(spec)
     slow = Speed((), expected_flops(specs[-1]) / 10, "assumed")  # ten seconds per size, and the start
-    progress = Progress(store, speed=slow, quiet=True)
+    progress = BatchProgress(store, speed=slow, quiet=True)
     with pytest.raises(BudgetReached, match="1 run of this batch was made, 1 run is left"):
         drive(asks(*specs[1:3]), store, SlowToTell(instant), budget=Budget(seconds=60), progress=progress)
     assert instant.ran == [2]
@@ -70,7 +71,7 @@ def test_a_run_that_seemed_too_long_is_made_once_measured_speed_says_it_fits(
 ) -> None:
     specs = sizes(spec)
     slow = Speed((), expected_flops(specs[-1]) / 10, "assumed")
-    progress = Progress(store, speed=slow, quiet=True)
+    progress = BatchProgress(store, speed=slow, quiet=True)
     drive(asks(*specs), store, instant, budget=Budget(seconds=120), progress=progress)
     assert instant.ran == [2, 40, 30, 1]  # all of a record take two seconds
 
@@ -98,7 +99,7 @@ def test_a_time_too_short_for_any_run_says_what_the_smallest_needs(
 ) -> None:
     # 6 s by the estimate, and something is gone already when the first run is chosen.
     one = spec(1)
-    progress = Progress(store, speed=Speed((), expected_flops(one), "assumed"), quiet=True)
+    progress = BatchProgress(store, speed=Speed((), expected_flops(one), "assumed"), quiet=True)
     with pytest.raises(BudgetReached, match="the smallest needs 7 s; raise --budget"):
         drive(asks(one), store, instant, budget=Budget(seconds=6), progress=progress)
     assert instant.ran == []
@@ -136,5 +137,5 @@ def test_status_and_the_resumed_study_agree_on_what_is_left(
         journal.ask(specs)
     left = study_status(Journal.read(tmp_path / "s")).flops_left
     assert left == pytest.approx((0.4 + 0.7 + 1) * whole)
-    drive(asks(*specs), store, instant, gaps=True, progress=Progress(store))
+    drive(asks(*specs), store, instant, gaps=True, progress=BatchProgress(store))
     assert f"batch 1: 5 runs, 2 already finished, {left:.3g} FLOPs to go." in capsys.readouterr().err

@@ -16,9 +16,10 @@ from steepen.errors import UsageError
 from steepen.launch.cost_estimate import expected_flops
 from steepen.laws.table import read_table
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
+from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]
 

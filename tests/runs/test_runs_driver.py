@@ -17,16 +17,18 @@ from typing import Any
 import pytest
 
 from steepen.errors import UsageError
-from steepen.launch.budget import Budget, BudgetReached, duration
+from steepen.launch.batch_progress import BatchProgress
+from steepen.launch.budget import Budget, BudgetReached
 from steepen.launch.cost_estimate import CPU_FLOPS, Speed, expected_flops, makespan
-from steepen.launch.progress import Progress
 from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import RunsFailed, drive, simulate_study
 from steepen.studies.driver.dry_run import DryRunReport, study_status
 from steepen.studies.driver.journal import Journal
+from steepen.utils.formatting import format_duration
+from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]
 Study = Generator[list[RunSpec], Any, Any]
@@ -110,7 +112,7 @@ def test_a_time_budget_stops_before_the_run_that_would_go_over(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     slow = Speed((), expected_flops(spec(1)) / 100, "assumed")  # a run takes 100 s and the start
-    progress = Progress(store, speed=slow, quiet=True)
+    progress = BatchProgress(store, speed=slow, quiet=True)
     with pytest.raises(BudgetReached):
         drive(seeds_of([1], spec=spec), store, instant, budget=Budget(seconds=60), progress=progress)
     assert instant.ran == []
@@ -232,7 +234,7 @@ def test_a_budget_that_means_nothing_is_refused(text: str) -> None:
 
 
 def test_lengths_of_time_read_well_and_queues_are_packed_in_order() -> None:
-    assert [duration(s) for s in (0, 59, 60, 200, 7500, 90000)] == [
+    assert [format_duration(s) for s in (0, 59, 60, 200, 7500, 90000)] == [
         "0 s", "59 s", "1 min", "3 min 20 s", "2 h 5 min", "1 d 1 h",
     ]  # fmt: skip
     assert makespan([3, 1, 1, 1], 2) == 3 and makespan([], 2) == 0 and makespan([2, 2], 1) == 4

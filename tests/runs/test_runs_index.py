@@ -21,7 +21,8 @@ from steepen.runs import index as index_module
 from steepen.runs.index import Index
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore, write_json
+from steepen.runs.store import RunStore
+from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]
 ACTIONS = ["write", "edit", "delete", "spoil", "index", "cut index", "flip index", "lose index", "waiting"]

@@ -26,13 +26,14 @@ from steepen.model.arms import code_digest
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunBusy, RunStore, write_json
+from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.metrics import read_metrics
 from steepen.training.signals import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
+from steepen.utils.json_io import write_json
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]

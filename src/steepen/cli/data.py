@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,6 +88,7 @@ def prepare(
     from steepen.data.prepare import prepare as run
     from steepen.data.prepare_options import PrepareRequest
     from steepen.data.sources.readers import Reading
+    from steepen.utils.progress import stage_progress
 
     reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
     request = PrepareRequest(
@@ -107,7 +105,11 @@ def prepare(
     if threads is not None and threads < 1:
         raise typer.BadParameter("it must be 1 or more", param_hint="--threads")
     try:
-        with _progress(quiet=as_json) as report:
+        with stage_progress(quiet=as_json) as show:
+
+            def report(now: PrepareProgress) -> None:
+                show(now.stage, now.characters, now.total, tokens=now.tokens)
+
             dataset = run(request, out, report, threads, restart)
     except KeyboardInterrupt:
         typer.echo("Run the same command again to continue where this stopped.", err=True)
@@ -184,85 +186,6 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     if manifest.splits["val"].tokens < wanted:
         got = manifest.splits["val"].tokens
         console.print(f"note       the source gave {got:,} validation tokens of {wanted:,} wanted")
-
-
-@contextmanager
-def _progress(quiet: bool) -> Generator[Callable[[PrepareProgress], None]]:
-    """A bar with rate and ETA on a terminal; elsewhere a line for every stage and every ten seconds."""
-    if quiet:
-        yield lambda _: None
-    elif sys.stderr.isatty():
-        with _bar() as report:
-            yield report
-    else:
-        yield _lines()
-
-
-def _lines() -> Callable[[PrepareProgress], None]:
-    pace, said = _Pace(), [("", 0.0)]
-
-    def report(now: PrepareProgress) -> None:
-        speed, left = pace(now)
-        stage, when = said[0]
-        if now.stage != stage:
-            typer.echo(f"{now.stage} …", err=True)
-        elif time.monotonic() - when >= 10 and left is not None:
-            share = min(1.0, now.characters / max(now.total, 1))
-            figures = f"{now.tokens:,} tokens, {speed:,.0f} tokens/s, {left:,.0f} s left"
-            typer.echo(f"{now.stage}: {share:.0%}, {figures}", err=True)
-        else:
-            return
-        said[0] = (now.stage, time.monotonic())
-
-    return report
-
-
-@contextmanager
-def _bar() -> Generator[Callable[[PrepareProgress], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    pace = _Pace()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[tokens]:,} tokens"),
-        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("reading the source", total=None, tokens=0, speed=0.0)
-
-        def report(now: PrepareProgress) -> None:
-            bar.update(
-                task,
-                description=now.stage,
-                completed=now.characters,
-                total=now.total or None,
-                tokens=now.tokens,
-                speed=pace(now)[0],
-            )
-
-        yield report
-
-
-class _Pace:
-    """Tokens a second and seconds to go, measured from where this run, or its present stage, began."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, PrepareProgress] | None = None
-
-    def __call__(self, now: PrepareProgress) -> tuple[float, float | None]:
-        if self._first is None or self._first[1].stage != now.stage:
-            self._first = (time.monotonic(), now)
-        since, then = self._first
-        spent, done = time.monotonic() - since, now.characters - then.characters
-        if not spent or not done:
-            return 0.0, None
-        return (now.tokens - then.tokens) / spent, (now.total - now.characters) * spent / done
 
 
 def _count(option: str, value: float | None) -> int | None:

@@ -157,7 +157,7 @@ def power(
     """
     from steepen.cli.fit_tables import show_power, status
     from steepen.laws.power import TARGETS, Cheapest, Plan, cheapest, simulate
-    from steepen.utils.json_text import to_json
+    from steepen.utils.json_io import to_json
 
     if span is not None and highest is not None:
         raise UsageError("give --highest or --span, not both.")

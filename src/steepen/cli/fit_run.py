@@ -18,7 +18,7 @@ from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.table import Table, read_table
 from steepen.laws.verdict.holdout import split_hold_out, without
-from steepen.utils.json_text import to_json
+from steepen.utils.json_io import to_json
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def forecast(
         _draw(full, groups, held, budgets, figure, score, references)
         found["figure"] = str(figure)
     if as_json:
-        from steepen.utils.json_text import to_json
+        from steepen.utils.json_io import to_json
 
         typer.echo(to_json(found))
     else:

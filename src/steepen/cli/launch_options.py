@@ -88,9 +88,9 @@ def launch_study(
     results a dry run may make up to see what an adaptive study would ask for next.
     """
     from steepen.launch.base import LaunchContext
+    from steepen.launch.batch_progress import BatchProgress
     from steepen.launch.budget import Budget
     from steepen.launch.local import gpus
-    from steepen.launch.progress import Progress
     from steepen.launch.registry import make_launcher
     from steepen.runs.store import RunStore
     from steepen.studies.driver.drive import drive, look_ahead
@@ -117,7 +117,7 @@ def launch_study(
         budget=limit,
         gaps=gaps,
         retry_diverged=retry_diverged,
-        progress=Progress(store, speed=speed),
+        progress=BatchProgress(store, speed=speed),
     )
 
 
@@ -147,7 +147,7 @@ def measured_speed(store: RunStore, on: str, device: str, gpu: str | None, mfu: 
 
 def describe(forecast: DryRunReport, suggest_gpu: bool = False) -> str:
     """What a dry run prints."""
-    from steepen.launch.budget import duration
+    from steepen.utils.formatting import format_duration
 
     done = f"{forecast.finished} finished" if forecast.finished else "none finished yet"
     if forecast.complete:
@@ -156,14 +156,14 @@ def describe(forecast: DryRunReport, suggest_gpu: bool = False) -> str:
     for run in forecast.runs:
         lines.append(
             f"{run.run:16}  {run.arm:20} {run.depth:5} {run.seed:4} {run.tokens:14,} {run.flops:9.2e} "
-            f"{duration(run.seconds):>14}"
+            f"{format_duration(run.seconds):>14}"
         )
     noun = "run" if len(forecast.runs) == 1 else "runs"
     lines += [
         "",
         f"{len(forecast.runs)} {noun} to make ({done}): {forecast.flops:.3g} FLOPs, "
-        f"{duration(forecast.machine_seconds)} of machine time, {duration(forecast.seconds)} with "
-        f"{forecast.slots} at a time ({forecast.speed}).",
+        f"{format_duration(forecast.machine_seconds)} of machine time, "
+        f"{format_duration(forecast.seconds)} with {forecast.slots} at a time ({forecast.speed}).",
     ]
     if forecast.dollars is not None:
         lines.append(f"Cost: ${forecast.dollars:,.2f} at ${forecast.dollars_per_hour:g} an hour.")

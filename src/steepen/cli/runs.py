@@ -107,7 +107,7 @@ def status(
 
 def _headline(study: StudyStatus) -> str:
     """A study in one or two lines."""
-    from steepen.launch.budget import duration
+    from steepen.utils.formatting import format_duration
 
     total = len(study.runs)
     counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
@@ -116,15 +116,15 @@ def _headline(study: StudyStatus) -> str:
     line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
     if study.flops_left and study.seconds_left is not None:
         when = "ETA" if study.stage == "running" else "about"
-        line += f", {when} {duration(study.seconds_left)}" + ("" if when == "ETA" else " of work")
+        line += f", {when} {format_duration(study.seconds_left)}" + ("" if when == "ETA" else " of work")
     return line + "."
 
 
 def _write_csv(path: Path, rows: list[Row]) -> None:
     """The table a law is fitted to, one line per run."""
     from steepen.report.table_files import to_csv
-    from steepen.runs.store import write_atomically
     from steepen.studies.answer import Table
+    from steepen.utils.files import write_atomically
 
     if not rows:
         raise UsageError(f"none of these runs is finished: {path} was not written.")

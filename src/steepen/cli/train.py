@@ -138,7 +138,7 @@ def train(
             settings=settings or [],
         )
     if write_spec is not None:
-        from steepen.runs.store import write_json
+        from steepen.utils.json_io import write_json
 
         write_json(write_spec, run.to_dict())
         print(run.hash)

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from steepen.data.shards import DTYPES, Shard
 from steepen.errors import SteepenError
-from steepen.utils.files import canonical_json, write_atomically
+from steepen.utils.files import write_atomically
+from steepen.utils.json_io import canonical_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

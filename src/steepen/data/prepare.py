@@ -6,9 +6,11 @@ the shards on disk can be trusted; a run that was killed goes back to that point
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from steepen.data.prepare_journal import State, read_journal
 from steepen.data.prepare_options import PrepareRequest, Report, Reporter
 from steepen.data.sources.resolve import Source, files, resolve
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import TEMPORARY, sync_directory
+from steepen.utils.files import TEMPORARY_SUFFIX, sync_directory
+from steepen.utils.lock import file_lock
 
 LOCK = "lock"
 
@@ -70,7 +73,7 @@ def prepare(
                 raise
         elif _found(work) != asked:
             raise _other_preparation(work)
-    for leftover in (work / LOCK, *work.glob(f".*{TEMPORARY}")):
+    for leftover in (work / LOCK, *work.glob(f".*{TEMPORARY_SUFFIX}")):
         leftover.unlink(missing_ok=True)
     sync_directory(work)
     work.replace(out)
@@ -131,11 +134,10 @@ def _found(directory: Path) -> dict[str, Any]:
     return {"request": manifest.request, "source": manifest.source}
 
 
-def _only_one(work: Path) -> Any:
-    """A lock on the working directory, freed by the system when its holder dies."""
-    from filelock import FileLock, Timeout
-
-    try:
-        return FileLock(work / LOCK).acquire(blocking=False)
-    except Timeout:
-        raise SteepenError(f"another process is preparing {work}; wait for it to finish.") from None
+@contextlib.contextmanager
+def _only_one(work: Path) -> Generator[None]:
+    """Hold the lock of the working directory; refuse where another process holds it."""
+    with file_lock(work / LOCK) as holder:
+        if holder is not None:
+            raise SteepenError(f"another process is preparing {work} ({holder}); wait for it to finish.")
+        yield

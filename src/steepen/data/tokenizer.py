@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import canonical_json, write_atomically
+from steepen.utils.files import write_atomically
+from steepen.utils.json_io import canonical_json
 
 if TYPE_CHECKING:
     import tiktoken

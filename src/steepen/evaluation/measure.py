@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.progress import shown
+from steepen.utils.progress import stage_progress
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ def measure(
     }
     if dataset.identity == spec.data.identity:
         found["tokenizer"] = dataset.manifest.tokenizer.sha256
-    with shown(quiet) as show:
+    with stage_progress(quiet) as show:
         found["validation"] = validate(
             network, validation, passes, report=lambda done, total: show("validation", done, total)
         ).to_dict()
@@ -183,7 +183,7 @@ def measure(
                 report=lambda done, total: show("passes at test time", done, total),
             ).to_dict()
     if wanted.core is not None:
-        with shown(quiet) as show:
+        with stage_progress(quiet) as show:
             found["core"] = _core(subject, network, dataset, wanted, passes, precision, show)
     return found
 
@@ -203,7 +203,7 @@ def _core(
     show: Any,
 ) -> dict[str, Any]:
     from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core, settings_key
-    from steepen.runs.store import write_json
+    from steepen.utils.json_io import write_json
 
     bundle, options = wanted.core, wanted.core_options or CoreOptions()
     assert bundle is not None
@@ -225,7 +225,7 @@ def _core(
         options,
         passes=passes,
         folder=folder,
-        report=lambda now: show(now.what, now.done, now.total),
+        report=lambda now: show("CORE", now.done, now.total, detail=now.what),
     ).to_dict()
     # Equal keys mean equal settings; the seeds and tasks asked may differ, and are in the scores.
     found = {**scores, "bundle": bundle.identity, "examples": options.examples, "outcomes": str(folder)}

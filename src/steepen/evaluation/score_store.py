@@ -154,7 +154,8 @@ def keep_scores(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | N
 
 def _save(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | None) -> bool:
     """Write results beside the checkpoint and into the run's record; returns whether they joined it."""
-    from steepen.runs.store import RunDirectory, write_json
+    from steepen.runs.store import RunDirectory
+    from steepen.utils.json_io import write_json
 
     file = subject.results / "evaluation.json"
     # A file that is there and cannot be read is an error here: it must not be written over.

@@ -19,7 +19,8 @@ from steepen.errors import SteepenError
 from steepen.launch.worker import PROGRAM, Attempt, TrainCommand
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunDirectory, RunStore, write_json
+from steepen.runs.store import RunDirectory, RunStore
+from steepen.utils.json_io import write_json
 
 RETRIES = 3  # attempts after the first that may end without any progress
 

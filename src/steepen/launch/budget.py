@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.formatting import format_duration
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -65,26 +66,12 @@ class Budget:
         if self.flops is not None:
             size = 10.0 ** (math.floor(math.log10(flops)) - 2)
             return f"{math.ceil(flops / size) * size:.3g} FLOPs"
-        unit = 1 if seconds < 3600 else 60 if seconds < 86400 else 3600  # the least that `duration` shows
-        return duration((math.floor(seconds / unit) + 1) * unit)
+        unit = (
+            1 if seconds < 3600 else 60 if seconds < 86400 else 3600
+        )  # the least that `format_duration` shows
+        return format_duration((math.floor(seconds / unit) + 1) * unit)
 
     def __str__(self) -> str:
         if self.flops is not None:
             return f"{self.flops:.3g} FLOPs"
-        return duration(self.seconds or 0.0)
-
-
-def duration(seconds: float) -> str:
-    """A length of time in two units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    if not math.isfinite(seconds):
-        return "unknown"
-    whole = max(0, round(seconds))
-    for (unit, size), (less, part) in (
-        (("d", 86400), ("h", 3600)),
-        (("h", 3600), ("min", 60)),
-        (("min", 60), ("s", 1)),
-    ):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {less}" if rest else "")
-    return f"{whole} s"
+        return format_duration(self.seconds or 0.0)

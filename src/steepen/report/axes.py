@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from steepen.studies.answer import Axis
-from steepen.utils.numbers import minus
+from steepen.utils.formatting import typographic_minus
 
 WANTED = 6  # labelled ticks at most, where there is a choice
 
@@ -132,4 +132,4 @@ def _decimals(step: float) -> int:
 
 def _plain(value: float, decimals: int) -> str:
     text = f"{value:,.{decimals}f}"
-    return minus(text if float(text.replace(",", "")) else text.replace("-", ""))
+    return typographic_minus(text if float(text.replace(",", "")) else text.replace("-", ""))

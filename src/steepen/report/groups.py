@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from steepen.report.colours import NEUTRAL, Colour, anonymous_colour, arm_colour, arm_key, level_colour
 from steepen.studies.answer import Panel, Series
-from steepen.utils.numbers import pretty, readable
+from steepen.utils.formatting import format_value, pretty_exponents
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
     levels = sorted({level for _, level, _ in buckets if level is not None})
     # Points, the line through them and its band share a colour; a second line takes the next.
     anonymous_kinds: dict[str, int] = {}
-    short = {key: pretty(min((s.label for s in bucket), key=len)) for key, bucket in buckets.items()}
+    short = {
+        key: pretty_exponents(min((s.label for s in bucket), key=len)) for key, bucket in buckets.items()
+    }
     groups: list[Group] = []
     for key, bucket in buckets.items():
         arm, level, own = key
@@ -50,14 +52,14 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
             share = levels.index(level) / max(1, len(levels) - 1)
             colour = level_colour(share, arm)
             ambiguous = list(short.values()).count(short[key]) > 1
-            label = readable(level) if ambiguous else short[key]
+            label = format_value(level) if ambiguous else short[key]
             if ambiguous and arm is not None:
                 label = f"{title_of(arm, titles)}, {label}"
         elif arm is not None and own:
             heads = rivals[arm]
             share = 1 - heads.index(own) / len(heads)
             title = title_of(arm, titles)
-            colour, label = level_colour(share, arm), pretty(_without(arm, own, title))
+            colour, label = level_colour(share, arm), pretty_exponents(_without(arm, own, title))
         elif arm is not None:
             colour, label = arm_colour(arm), title_of(arm, titles)
         else:
@@ -95,7 +97,7 @@ def title_of(arm: str, titles: dict[str, str]) -> str:
 def remainder(series: Series, group: Group) -> str:
     """What a series' label says beyond its group's: "fit" of "Vanilla fit"."""
     names = [group.label, *([series.arm] if series.arm else [])]
-    text = pretty(series.label)
+    text = pretty_exponents(series.label)
     for name in names:
         text = _without(name, text)
     text = text.strip(" ,:;·–-")
@@ -114,7 +116,7 @@ def style_key(groups: list[Group]) -> list[KeyEntry]:
     found: dict[tuple[object, ...], list[tuple[Series, Group, str]]] = {}
     for group in groups:
         for series in group.series:
-            text = remainder(series, group) if group.named else pretty(series.label)
+            text = remainder(series, group) if group.named else pretty_exponents(series.label)
             if text:
                 glyph = (text, series.kind, series.style, series.filled, series.marker)
                 owner = "" if group.named else group.label

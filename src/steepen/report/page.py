@@ -21,7 +21,7 @@ from steepen.report.table_files import cells, numeric
 from steepen.report.verdict_badges import other_findings, verdicts_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Panel, Table
-from steepen.utils.numbers import is_number, readable
+from steepen.utils.formatting import format_value, is_number
 
 
 def render_page(studies: Sequence[Finished]) -> str:
@@ -124,7 +124,7 @@ class _Content:
             "tables": [self.table(table) for table in answer.tables],
             "method": [self.prose(sentence) for sentence in answer.method],
             "facts": facts(study.records),
-            "options": [(key, readable(value)) for key, value in study.options.items()],
+            "options": [(key, format_value(value)) for key, value in study.options.items()],
             "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
             "failures": list(study.failures),
             "warnings": [self.prose(warning) for warning in answer.warnings],
@@ -183,8 +183,8 @@ class _Content:
                 "run": record.run,
                 "arm": self.arm(record.spec.arm.name),
                 "title": run_title(record),
-                "loss": readable(record.validation_loss, 5),
-                "flops": readable(record.flops, 3),
+                "loss": format_value(record.validation_loss, 5),
+                "flops": format_value(record.flops, 3),
                 "spec": _json(record.spec.to_dict()),
                 "record": _json({k: v for k, v in record.to_dict().items() if k != "spec"}),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steepen.runs.record import RunRecord
-from steepen.utils.numbers import readable
+from steepen.utils.formatting import format_value
 
 
 def facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
@@ -15,13 +15,13 @@ def facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     specs = [record.spec for record in records]
     hours = sum(record.seconds_training for record in records) / 3600
     rows = [
-        ("runs", readable(len(records))),
-        ("training compute", f"{readable(sum(r.flops for r in records), 3)} FLOPs in all"),
+        ("runs", format_value(len(records))),
+        ("training compute", f"{format_value(sum(r.flops for r in records), 3)} FLOPs in all"),
         (
             "training time",
-            f"{readable(hours, 3)} hours in all"
+            f"{format_value(hours, 3)} hours in all"
             if hours >= 1
-            else f"{readable(60 * hours, 3)} minutes in all",
+            else f"{format_value(60 * hours, 3)} minutes in all",
         ),
         ("depths", _each(sorted({spec.shape.depth for spec in specs}))),
         ("seeds", _each(sorted({spec.seed for spec in specs}))),
@@ -37,7 +37,7 @@ def facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 def run_title(record: RunRecord) -> str:
     """What tells a run from its neighbours."""
     spec = record.spec
-    return f"d{spec.shape.depth}, seed {spec.seed}, {readable(float(spec.tokens), 3)} tokens"
+    return f"d{spec.shape.depth}, seed {spec.seed}, {format_value(float(spec.tokens), 3)} tokens"
 
 
 def _each(values: Sequence[object]) -> str:
@@ -45,7 +45,7 @@ def _each(values: Sequence[object]) -> str:
 
 
 def _hardware(record: RunRecord) -> str:
-    return ", ".join(f"{key} {readable(value)}" for key, value in record.hardware.items())
+    return ", ".join(f"{key} {format_value(value)}" for key, value in record.hardware.items())
 
 
 def _versions(record: RunRecord) -> str:

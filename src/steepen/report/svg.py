@@ -17,7 +17,7 @@ from steepen.report.colours import Colour
 from steepen.report.groups import remainder
 from steepen.report.layout import Mark, Scene
 from steepen.studies.answer import Panel, Series
-from steepen.utils.numbers import readable
+from steepen.utils.formatting import format_value
 
 ColourClass = Callable[[Colour], str]
 
@@ -49,9 +49,11 @@ def describe(panel: Panel, scene: Scene) -> str:
     for mark in scene.marks:
         if mark.series.kind != "band" and mark.values:
             (x0, y0), (x1, y1) = mark.values[0], mark.values[-1]
-            text = f"{_name(mark)}: {readable(y0)} at {readable(x0)}"
+            text = f"{_name(mark)}: {format_value(y0)} at {format_value(x0)}"
             if len(mark.values) > 1:
-                text += f" to {readable(y1)} at {readable(x1)} ({len(mark.values)} {mark.series.kind})"
+                text += (
+                    f" to {format_value(y1)} at {format_value(x1)} ({len(mark.values)} {mark.series.kind})"
+                )
             parts.append(text + ".")
     return " ".join(parts)
 
@@ -120,8 +122,8 @@ def _mark(mark: Mark, scene: Scene, colour_class: ColourClass) -> str:
     for i, ((x, y), (a, b)) in enumerate(zip(mark.at, mark.values, strict=True)):
         run = mark.runs[i] if mark.runs else ""
         title = (
-            f"{_name(mark)}\n{scene.panel.x.label}: {readable(a)}\n{scene.panel.y.label}: {readable(b, 5)}"
-            + (f"\nrun {run}" if run else "")
+            f"{_name(mark)}\n{scene.panel.x.label}: {format_value(a)}\n"
+            f"{scene.panel.y.label}: {format_value(b, 5)}" + (f"\nrun {run}" if run else "")
         )
         link = f' data-run="{escape(run)}"' if run else ""
         shapes.append(
@@ -133,7 +135,7 @@ def _mark(mark: Mark, scene: Scene, colour_class: ColourClass) -> str:
 
 def _hover_values(mark: Mark) -> str:
     """What the hover says along a line, vertex by vertex: x;y|x;y."""
-    return "|".join(f"{readable(a)};{readable(b, 5)}" for a, b in mark.values)
+    return "|".join(f"{format_value(a)};{format_value(b, 5)}" for a, b in mark.values)
 
 
 def _shape(series: Series, x: float, y: float, radius: float) -> str:

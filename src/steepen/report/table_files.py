@@ -8,14 +8,14 @@ import json
 from typing import Any
 
 from steepen.studies.answer import Table
-from steepen.utils.numbers import column, is_number
+from steepen.utils.formatting import format_column, is_number
 
 
 def cells(table: Table) -> list[list[str]]:
     """The rows as people read them, formatted column by column."""
     width = len(table.columns)
     rows = [[*row, *[None] * (width - len(row))][:width] for row in table.rows]
-    columns = [column([row[i] for row in rows]) for i in range(width)]
+    columns = [format_column([row[i] for row in rows]) for i in range(width)]
     return [list(row) for row in zip(*columns, strict=True)] if rows else []
 
 

@@ -23,8 +23,9 @@ from steepen.errors import SteepenError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import Row, Status, unfinished_row
-from steepen.runs.store import RunDirectory, write_atomically
+from steepen.runs.store import RunDirectory
 from steepen.utils.codec import from_builtins
+from steepen.utils.files import write_atomically
 
 NAME = ".index"
 SETTLED_SECONDS = 2.0  # a file changed this lately may change again without a new stamp: it is not indexed

@@ -9,49 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steepen.errors import SteepenError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.utils.lock import held, hold
+from steepen.utils.lock import file_lock, is_locked
 
 if TYPE_CHECKING:
     from steepen.runs.status import Row, Status
 
-# The only way to read the umask is to set it; once, at import, before there are threads.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
-
 
 class RunBusy(SteepenError):
     """Another process holds this run."""
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all, on disk before it takes its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            os.fchmod(handle, 0o666 & ~_UMASK)  # readable like any file: others may share the directory
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True)
@@ -119,7 +92,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def lock(self, wait: bool = False, poll: float = 1.0) -> Generator[None]:
         """Hold this run; a second process waits, or is told who holds it. A killed holder's lock is gone."""
-        with hold(self.lock_file, wait=wait, poll=poll) as holder:
+        with file_lock(self.lock_file, wait=wait, poll_seconds=poll) as holder:
             if holder is not None:
                 raise RunBusy(
                     f"run {self.path.name} is being trained by {holder}; let it finish, "
@@ -129,7 +102,7 @@ class RunDirectory:
 
     def busy(self) -> bool:
         """Whether a process, here or on another machine, is training this run."""
-        return held(self.lock_file)
+        return is_locked(self.lock_file)
 
 
 @dataclass(frozen=True)

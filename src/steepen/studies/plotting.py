@@ -76,8 +76,3 @@ def levels(values: Sequence[float]) -> dict[float, float]:
 def finite(value: float | None) -> float | None:
     """A number that JSON has a word for, or None."""
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def flops_text(flops: float) -> str:
-    """Compute as people write it: 1.2e21."""
-    return f"{flops:.3g}".replace("e+", "e")

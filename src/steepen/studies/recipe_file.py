@@ -10,8 +10,8 @@ import yaml
 
 from steepen.errors import UsageError
 from steepen.recipe.recipe import Recipe
-from steepen.runs.store import write_atomically
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.files import write_atomically
 from steepen.utils.validate import require
 from steepen.utils.yaml_io import load_yaml
 

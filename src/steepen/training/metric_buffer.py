@@ -10,11 +10,12 @@ from torch import Tensor
 
 from steepen.runs.spec import RunSpec
 from steepen.training.divergence import diverged
-from steepen.training.live_display import LiveDisplay, Moment
 from steepen.training.metrics import Metrics
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.timer import TrainingTimer
 from steepen.training.trackers import Trackers
+from steepen.utils.formatting import format_clock, format_count
+from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
 
 
 class MetricBuffer:
@@ -26,7 +27,7 @@ class MetricBuffer:
         schedule: StepSchedule,
         peak: float | None,
         clock: TrainingTimer,
-        listeners: tuple[Metrics, Trackers, LiveDisplay],
+        listeners: tuple[Metrics, Trackers, ProgressDisplay],
         checkpoints: Path,
     ) -> None:
         self.spec, self.schedule, self.peak, self.clock = spec, schedule, peak, clock
@@ -73,9 +74,14 @@ class MetricBuffer:
         # FLOPs per second, so that growth is in the time that is left.
         speed = float(done - self.spent[steps[0]]) / seconds
         left = float(self.spent[-1] - done) / max(speed, 1e-9)
-        mfu = speed / self.peak if self.peak else None
-        passes = int(self.schedule.passes[last])
-        self.display.show(Moment(last + 1, loss, self._rate(last), passes, rate, mfu, left))
+        mfu = f"  MFU {speed / self.peak:.1%}" if self.peak else ""
+        spec, step = self.spec, last + 1
+        line = (
+            f"step {step:,}/{spec.steps:,}  loss {loss:.4f}  lr {self._rate(last):.2e}  "
+            f"K {int(self.schedule.passes[last])}  {format_count(rate)} tok/s{mfu}  ETA {format_clock(left)}"
+        )
+        row = ProgressRow(f"{spec.arm.title} d{spec.shape.depth}", step, spec.steps, line)
+        self.display.update(Progress((row,), line), final=step == spec.steps)
 
     def _rate(self, step: int) -> float:
         return self.spec.hyperparameters.learning_rate * float(self.schedule.lr_factor[step])

@@ -19,7 +19,7 @@ from steepen.model.mean_loss import mean_loss
 from steepen.recipe.accounting import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunDirectory, RunStore, write_json
+from steepen.runs.store import RunDirectory, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
 from steepen.training.checkpoint import TrainingState
@@ -27,7 +27,6 @@ from steepen.training.data_loaders import make_loaders
 from steepen.training.divergence import Diverged, diverged
 from steepen.training.finished_record import make_record
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
-from steepen.training.live_display import LiveDisplay
 from steepen.training.metric_buffer import MetricBuffer
 from steepen.training.metrics import Metrics
 from steepen.training.resume import load_or_init, save
@@ -39,6 +38,8 @@ from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep
 from steepen.training.warmup import warm_up
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.json_io import write_json
+from steepen.utils.progress import ProgressDisplay
 
 
 def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOptions | None = None) -> RunRecord:
@@ -69,7 +70,7 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
         if not directory.spec_file.exists():
             write_json(directory.spec_file, spec.to_dict())
         directory.failure_file.unlink(missing_ok=True)
-        display = LiveDisplay(spec, options.quiet)
+        display = ProgressDisplay(quiet=options.quiet)
         try:
             return _Run(spec, batches, validation, directory, options, display).go()
         except Exception as error:
@@ -114,7 +115,7 @@ class _Run:
         validation: ValidationSet,
         directory: RunDirectory,
         options: TrainOptions,
-        display: LiveDisplay,
+        display: ProgressDisplay,
     ) -> None:
         self.spec, self.batches, self.validation = spec, batches, validation
         self.directory, self.options, self.display = directory, options, display
@@ -134,7 +135,7 @@ class _Run:
     def go(self) -> RunRecord:
         """Take the run from where it stands to its end."""
         begun = time.monotonic()
-        spec, options, say = self.spec, self.options, self.display.say
+        spec, options, say = self.spec, self.options, self.display.print
         folder = self.directory.checkpoints
         with machine.fast_kernels(self.device), self.stopping.listening():
             self.network, self.optimizer, position = load_or_init(spec, folder, self.device, self.way, say)
@@ -213,7 +214,7 @@ class _Run:
         self.stepper.reset()
         if self.way.compiled:
             compile_blocks(self.network)
-        self.display.say(f"step {self.step:,}: grown from {before} to {passes} core passes.")
+        self.display.print(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> None:
         self.losses.drain()
@@ -229,7 +230,7 @@ class _Run:
         values = {"validation_loss": loss, "bits_per_byte": score.bits_per_byte}
         self.metrics.write(step=self.step, **values)
         self.trackers.log(self.step, {"validation_loss": loss})
-        self.display.say(
+        self.display.print(
             f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
         )
 

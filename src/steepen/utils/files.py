@@ -1,43 +1,49 @@
-"""Small file habits shared by the room: write whole or not at all, hash in one pass."""
+"""Files: atomic writes, SHA-256 of a file, fsync of a directory."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import tempfile
 from pathlib import Path
-from typing import Any
 
-TEMPORARY = ".tmp"  # the ending of a file that a kill in the middle of `write_atomically` leaves behind
+TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
+
+# The umask can only be read by setting it; do so at import, before there are threads.
+_UMASK = os.umask(0o022)
+os.umask(_UMASK)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`; a reader, or a crash, sees the old file or the new one, no mixture."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content` (text as UTF-8); readers and crashes see the old file or the new one.
+
+    The content is on disk (fsync) before it gets its name. Parent directories are created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+    temporary = Path(name)
     try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(
+                handle, 0o666 & ~_UMASK
+            )  # mkstemp makes it private; other users may share the directory
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def canonical_json(value: Any) -> bytes:
-    """The one JSON spelling of a value, so that equal values have equal hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
 def sha256_of_file(path: Path) -> str:
-    """The hex SHA-256 of a file, the same `sha256sum` prints."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Hex SHA-256 of a file, as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a directory survive a power cut, where the system can."""
+    """Make renames inside a directory survive a power cut, where the system can."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Locks between processes: flock on a file, so that a killed holder's lock is gone with it.
+"""File locks between processes, by flock: the kernel releases the lock of a process that is killed.
 
 On network file systems flock works across machines where the mount supports it (NFS 4 does; Lustre needs the
 mount option `flock`).
@@ -14,27 +14,29 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-_LOOKS = 5  # a second look, a moment later: `held` below takes the lock for an instant to see if it is free
+_ATTEMPTS = 5  # without `wait`: `is_locked` takes the lock for an instant, which must not count as a holder
 
 
 @contextlib.contextmanager
-def hold(path: Path, *, shared: bool = False, wait: bool = False, poll: float = 1.0) -> Generator[str | None]:
-    """Hold a lock file. Yields None once it is held, or, without `wait`, who holds it already.
+def file_lock(
+    path: Path, *, shared: bool = False, wait: bool = False, poll_seconds: float = 1.0
+) -> Generator[str | None]:
+    """Hold a lock on the file `path`. Yields None while it is held, or, without `wait`, the current holder.
 
-    A shared hold goes together with other shared ones.
+    Shared locks exclude exclusive ones, but not each other.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with path.open("a+") as file:
-        looks = 0
+        attempts = 0
         while True:
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                looks += 1
-                if wait or looks < _LOOKS:
-                    time.sleep(poll if wait else 0.02)
+                attempts += 1
+                if wait or attempts < _ATTEMPTS:
+                    time.sleep(poll_seconds if wait else 0.02)
                     continue
                 file.seek(0)
                 yield file.read().strip() or "another process"
@@ -46,8 +48,8 @@ def hold(path: Path, *, shared: bool = False, wait: bool = False, poll: float = 
         yield None
 
 
-def held(path: Path) -> bool:
-    """Whether some process, here or on another machine, holds this lock."""
+def is_locked(path: Path) -> bool:
+    """Whether some process, on this machine or another, holds a lock on `path`."""
     try:
         file = path.open("r+")
     except OSError:

@@ -1,64 +1,173 @@
-"""One way to show how far a long command is: a bar with ETA on a terminal, a line now and then elsewhere."""
+"""Progress of long commands, on standard error: a live display in a terminal, plain lines elsewhere.
+
+`ProgressDisplay` shows rows of bars (training, batches of runs); `stage_progress` one bar with an ETA for
+work that goes through stages (data preparation, evaluation).
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
 
-import typer
+from steepen.utils.formatting import format_clock
 
-EVERY = 10.0  # seconds between lines where there is no terminal
+LINE_SECONDS = 10.0  # between lines where standard error is not a terminal
 
-Show = Callable[[str, float, float], None]  # what is being done, how much is done, of how much
+
+@dataclass(frozen=True)
+class ProgressRow:
+    """One bar of the live display."""
+
+    title: str
+    done: float
+    total: float | None  # None: unknown, the bar pulses
+    text: str = ""  # right of the bar
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The current state of a command: rows for a terminal, one line (if not empty) for a log."""
+
+    rows: Sequence[ProgressRow]
+    line: str
+
+
+class ProgressDisplay:
+    """Shows the newest `Progress`, either passed to `update` or computed by `poll`, and messages that stay.
+
+    `poll` is called from another thread: once a second in a terminal, else once every `line_seconds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        line_seconds: float = LINE_SECONDS,
+        poll: Callable[[], Progress] | None = None,
+    ) -> None:
+        self.quiet, self.line_seconds, self.poll = quiet, line_seconds, poll
+        self._progress = Progress((), "")
+        self._last_line = 0.0
+        self._live: Any = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if quiet:
+            return
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(
+                console=Console(stderr=True),
+                get_renderable=self._render,
+                refresh_per_second=4 if poll is None else 1,
+                transient=True,
+            )
+            self._live.start()
+        elif poll is not None:
+            self._thread = threading.Thread(target=self._print_polled_lines, daemon=True)
+            self._thread.start()
+
+    def print(self, message: str) -> None:
+        """Print a message that stays above the live display."""
+        if self.quiet:
+            return
+        if self._live is not None:
+            self._live.console.print(message, highlight=False, markup=False)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+    def update(self, progress: Progress, *, final: bool = False) -> None:
+        """Show this state; without a terminal, print its line if the last is old enough or if `final`."""
+        self._progress = progress
+        if self.quiet or self._live is not None or not progress.line:
+            return
+        if final or time.monotonic() - self._last_line >= self.line_seconds:
+            self._last_line = time.monotonic()
+            self.print(progress.line)
+
+    def close(self) -> None:
+        """Remove the live display."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> ProgressDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _render(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        progress = self._progress if self.poll is None else self.poll()
+        grid = Table.grid(padding=(0, 1))
+        for row in progress.rows:
+            bar = ProgressBar(total=row.total, completed=row.done, width=24)
+            grid.add_row(Text(row.title, style="bold"), bar, Text(row.text))
+        return grid
+
+    def _print_polled_lines(self) -> None:
+        assert self.poll is not None
+        while not self._closed.wait(self.line_seconds):
+            if line := self.poll().line:
+                self.print(line)
+
+
+class StageReport(Protocol):
+    """The function that `stage_progress` yields; call it as often as convenient."""
+
+    def __call__(
+        self, stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None
+    ) -> None:
+        """Report `done` of `total` of a stage; speed and ETA are measured from the stage's first report."""
+        ...
 
 
 @contextmanager
-def shown(quiet: bool = False) -> Generator[Show]:
-    """A function to call with (what, done, total) as often as one likes; it writes to standard error."""
-    if quiet:
-        yield lambda what, done, total: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def stage_progress(quiet: bool = False) -> Generator[StageReport]:
+    """A display for work in stages: fraction, detail, tokens with their rate, and ETA."""
+    with ProgressDisplay(quiet=quiet) as display:
+        stages = _Stages(display)
+        yield stages.report
 
-        columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
-        with Progress(
-            *columns,
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-        ) as bar:
-            task = bar.add_task("starting", total=None)
-            stage: float | None = None
 
-            def move(what: str, done: float, total: float) -> None:
-                nonlocal stage
-                if stage != total:  # another piece of work: its speed is its own
-                    bar.reset(task)
-                    stage = total
-                bar.update(task, description=what, completed=done, total=total)
+class _Stages:
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.display = display
+        self.stage: str | None = None
+        self.began, self.first_done, self.first_tokens = 0.0, 0.0, 0
 
-            yield move
-    else:
-        from steepen.training.live_display import clock
-
-        begun = said = time.monotonic()
-        # The present piece of work, and what of it was done before: that tells nothing of its speed.
-        stage, first = -1.0, 0.0
-
-        def line(what: str, done: float, total: float) -> None:
-            nonlocal begun, said, stage, first
-            now = time.monotonic()
-            if stage != total:
-                begun, stage, first = now, total, done
-            if now - said < EVERY or done <= first:
-                return
-            said = now
-            left = (total - done) * (now - begun) / (done - first)
-            typer.echo(f"{done / total:4.0%}  {what}  {clock(left)} left", err=True)
-
-        yield line
+    def report(
+        self, stage: str, done: float, total: float, *, detail: str = "", tokens: int | None = None
+    ) -> None:
+        now = time.monotonic()
+        new = stage != self.stage
+        if new:
+            self.stage, self.began, self.first_done, self.first_tokens = stage, now, done, tokens or 0
+        seconds, progressed = now - self.began, done - self.first_done
+        figures = [f"{min(1.0, done / total):.0%}"] if total else []
+        figures += [detail] if detail else []
+        if tokens is not None:
+            rate = (tokens - self.first_tokens) / seconds if seconds else 0.0
+            figures += [f"{tokens:,} tokens", f"{rate:,.0f} tokens/s"]
+        if seconds and progressed > 0 and total:
+            figures.append(f"ETA {format_clock((total - done) * seconds / progressed)}")
+        row = ProgressRow(stage, done, total or None, ", ".join(figures))
+        line = f"{stage} …" if new else f"{stage}: {row.text}"
+        self.display.update(Progress((row,), line), final=new)

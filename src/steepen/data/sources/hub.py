@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 from steepen.data.sources.readers import Reading, read_documents, text_bytes
 from steepen.data.sources.resolve import Part, Source
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import canonical_json, write_atomically
+from steepen.utils.files import write_atomically
+from steepen.utils.json_io import canonical_json
 
 REPOSITORIES = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 DEFAULT_CONFIG = "sample-10BT"

@@ -12,7 +12,7 @@ from typing import Any
 
 from steepen.data.sources.readers import Reading, first_bytes, read_documents, text_bytes
 from steepen.errors import UsageError
-from steepen.utils.files import canonical_json
+from steepen.utils.json_io import canonical_json
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")
 COMPRESSED = ("", ".gz", ".zst")

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from steepen.laws.verdict.sensitivity import FURTHEST_DECADES, MOST_EXCESS, MOST_RUNS
+from steepen.utils.formatting import format_flops
 
 if TYPE_CHECKING:
     from steepen.laws.verdict.verdict import HypothesisFit, Verdict
@@ -49,7 +50,7 @@ def sentence(verdict: Verdict) -> str:
             f" ({gain}; p = {v.p_exponent_hypothesis:.2g}) and a lower floor"
             f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}) are both"
             " tenable; at"
-            f" {plain(far[0][1].flops)} {v.unit} they say {says}.{_small(v)}"
+            f" {format_flops(far[0][1].flops, 2)} {v.unit} they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
         constant = v.hypotheses["constant"]
@@ -90,7 +91,7 @@ def what_would_change(verdict: Verdict) -> list[str]:
             f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span"
         )
     for tolerance in v.tolerance:
-        where = f"top rung of {tolerance.ladder} ({plain(tolerance.flops)} {v.unit})"
+        where = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
         if tolerance.undoes_verdict is not None:
             lines.append(
                 f"re-sweep the learning rate at the {where}: a loss {tolerance.undoes_verdict:.4f} too high"
@@ -110,7 +111,7 @@ def what_would_change(verdict: Verdict) -> list[str]:
             )
     changed = [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
-        each = "; ".join(f"without {o.arm} at {plain(o.flops)}: {o.verdict}" for o in changed[:4])
+        each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         lines.append(f"it hangs on single rungs ({each}{more})")
     elif v.leave_one_out:
@@ -123,14 +124,15 @@ def _tie_breakers(v: Verdict) -> list[str]:
     d = v.separation
     if d.top_flops is not None and d.extra_decades:
         lines.append(
-            f"another {d.extra_decades:.1f} decades: both ladders carried on to {plain(d.top_flops)} {v.unit}"
-            f" ({d.extra_runs} more runs) tell the readings apart with 90% power"
+            f"another {d.extra_decades:.1f} decades: both ladders carried on to"
+            f" {format_flops(d.top_flops, 2)} {v.unit} ({d.extra_runs} more runs)"
+            f" tell the readings apart with 90% power"
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
     if d.three_sigma_flops is not None:
         lines.append(
-            f"one further rung of each at {plain(d.three_sigma_flops)} {v.unit}: there the readings"
+            f"one further rung of each at {format_flops(d.three_sigma_flops, 2)} {v.unit}: there the readings"
             " differ by 3σ"
         )
     dense = [
@@ -209,7 +211,7 @@ def _overtaken(v: Verdict, reading: HypothesisFit) -> str:
         return "already"
     if x - top > FURTHEST_DECADES * math.log(10):
         return f"beyond {FURTHEST_DECADES:.0f} more decades"
-    return f"at {plain(v.c0 * math.exp(x))} {v.unit}"
+    return f"at {format_flops(v.c0 * math.exp(x), 2)} {v.unit}"
 
 
 def _behind(v: Verdict) -> str:
@@ -235,7 +237,7 @@ def _cost(v: Verdict) -> str:
 
 def _where(v: Verdict) -> str:
     """The compute at which the verdict's multiplier is read."""
-    return f"at {plain(v.multiplier_flops)} {v.unit}"
+    return f"at {format_flops(v.multiplier_flops, 2)} {v.unit}"
 
 
 def _constant(v: Verdict) -> float:
@@ -255,11 +257,6 @@ def _in_sigma(size: float, sigma: float) -> str:
     silly.
     """
     return f" ({size / sigma:.1f}σ)" if size < 1000 * sigma else ""
-
-
-def plain(flops: float) -> str:
-    """Compute as people write it: 1.2e21."""
-    return f"{flops:.2g}".replace("e+", "e")
 
 
 def _times(value: float) -> str:

@@ -28,7 +28,7 @@ from steepen.studies.design.pass_families import (
 )
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import levels, line, points
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
 PARTS = ("grid", "regimes", "controls")
@@ -84,7 +84,7 @@ def data_constrained(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study
         question="With repeated data, is compute better spent on parameters or on passes?",
         section=SECTION,
         findings=tuple(found.findings),
-        values=plain(found.values),
+        values=json_safe(found.values),
         panels=tuple(found.panels),
         tables=tuple(found.tables),
         method=(

@@ -15,7 +15,7 @@ from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.plotting import finite, levels, line, parabola, points, star
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
 
@@ -144,7 +144,7 @@ def _answer(
         question="Which share of the blocks belongs in the core?",
         section=SECTION,
         findings=(found,),
-        values=plain(
+        values=json_safe(
             {
                 "best": {str(depth): {"fraction": v.x, "interior": v.interior} for depth, v in best.items()},
                 "frontier_exponent": edge.exponent,

@@ -14,7 +14,8 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
-from steepen.studies.plotting import flops_text, levels, line, points
+from steepen.studies.plotting import levels, line, points
+from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
@@ -55,7 +56,7 @@ def growth_target(bench: StudyContext, *, arms: Arms = ()) -> Study:
         for target in sorted(grid.targets):
             rho = share * (four - base) / (bench.cost(arm, depth, target) - base)
             if rho > 1:
-                skipped.append(f"target {target} cannot spend {flops_text(budget)} FLOPs on these tokens")
+                skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
             grown = _grown(arm, target)
             rung = recipe.spend(grown, depth, bench.scale, tokens=tokens, rho=rho)
@@ -107,7 +108,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
     wins = Counter(cell.target for cell in best.values())
     winner = min(wins, key=lambda target: (-wins[target], target), default=None)
     lost = [
-        f"every run that grows diverged at {flops_text(budget)} FLOPs: that budget has no say"
+        f"every run that grows diverged at {format_flops(budget)} FLOPs: that budget has no say"
         for budget in budgets
         if budget not in best
     ]
@@ -117,7 +118,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
     for budget in budgets:
         own = sorted((c for c in grown if c.budget == budget), key=lambda c: c.target)
         x, y = [c.target for c in own], [c.loss for c in own]
-        label = f"{flops_text(budget)} FLOPs"
+        label = f"{format_flops(budget)} FLOPs"
         look: dict[str, Any] = {"level": shade[budget]}
         loss += [points(label, x, y, [c.run for c in own], **look)]
         if all(map(math.isfinite, y)):

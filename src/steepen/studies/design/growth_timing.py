@@ -16,7 +16,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import levels, line, points, sweep
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
@@ -111,7 +111,7 @@ def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
         question="When should a network grow, at fixed size and compute?",
         section=SECTION,
         findings=tuple(found),
-        values=plain(values),
+        values=json_safe(values),
         panels=tuple(panels),
         tables=(
             Table(

@@ -11,7 +11,8 @@ import numpy as np
 from steepen.laws.fits.matched_compute import Cut, matched_cuts
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import flops_text, levels, line, parabola, points, star
+from steepen.studies.plotting import levels, line, parabola, points, star
+from steepen.utils.formatting import format_flops
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def cut_panel(title: str, cuts: Sequence[Cut]) -> Panel:
     series: list[Series] = []
     for cut in cuts:
         look: dict[str, Any] = {"level": shade[cut.budget]}
-        label = f"{flops_text(cut.budget)} FLOPs"
+        label = f"{format_flops(cut.budget)} FLOPs"
         x, y = list(cut.losses), list(cut.losses.values())
         if not x:
             continue
@@ -120,6 +121,6 @@ def range_sentence(name: str, cuts: Sequence[Cut]) -> str:
         else " (some are best measured, not optima)"
     )
     return (
-        f"{name}: the best number of passes goes from {first.best.x:.2g} at {flops_text(first.budget)} FLOPs "
-        f"to {last.best.x:.2g} at {flops_text(last.budget)}{mark}."
+        f"{name}: the best number of passes goes from {first.best.x:.2g} at {format_flops(first.budget)} "
+        f"FLOPs to {last.best.x:.2g} at {format_flops(last.budget)}{mark}."
     )

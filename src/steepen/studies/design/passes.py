@@ -30,7 +30,7 @@ from steepen.studies.design.pass_families import (
 )
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.plotting import levels, line, points, sweep
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
 PARTS = ("tokens", "anchor")
@@ -87,7 +87,7 @@ def passes(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         question="How many times should the core be applied?",
         section=SECTION,
         findings=tuple(sentence for part in done for sentence in part.found),
-        values=plain(values),
+        values=json_safe(values),
         panels=tuple(panel for part in done for panel in part.panels),
         tables=tuple(table for part in done for table in part.tables),
         method=(

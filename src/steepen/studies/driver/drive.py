@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Failure, Launcher, Outcome
+from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
 from steepen.launch.cost_estimate import flops_left
-from steepen.launch.progress import Progress
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -76,7 +76,7 @@ def drive(
     budget: Budget | None = None,
     gaps: bool = False,
     retry_diverged: bool = False,
-    progress: Progress | None = None,
+    progress: BatchProgress | None = None,
 ) -> A:
     """Run a study to its answer.
 
@@ -86,7 +86,7 @@ def drive(
     With a budget the runs that fit are made, and `BudgetReached` is raised for those that did not. Whatever
     is raised, and whenever the process is stopped or killed, the same call goes on from there.
     """
-    progress = progress or Progress(store, quiet=True)
+    progress = progress or BatchProgress(store, quiet=True)
     with contextlib.ExitStack() as stack:
         if journal is not None:
             stack.enter_context(journal.driving())
@@ -195,7 +195,7 @@ class _Batch:
     budget: Budget | None
     gaps: bool
     retry_diverged: bool
-    progress: Progress
+    progress: BatchProgress
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in its order."""

@@ -18,9 +18,9 @@ from typing import Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.launch.cost_estimate import expected_flops
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import write_json
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.lock import held, hold
+from steepen.utils.json_io import write_json
+from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
 JOURNAL_VERSION = 1
@@ -112,7 +112,7 @@ class Journal:
     @contextlib.contextmanager
     def driving(self) -> Generator[None]:
         """Be seen as driving this study, until it ends."""
-        with hold(self.folder / "lock", shared=True, wait=True, poll=0.1):
+        with file_lock(self.folder / "lock", shared=True, wait=True, poll_seconds=0.1):
             self._write()
             try:
                 yield
@@ -137,7 +137,7 @@ class Journal:
     @property
     def driven(self) -> bool:
         """Whether some process is driving this study now."""
-        return held(self.folder / "lock")
+        return is_locked(self.folder / "lock")
 
     @property
     def stage(self) -> str:

@@ -27,7 +27,7 @@ from steepen.studies.ladders.ladder_runs import (
 )
 from steepen.studies.ladders.verdict_report import findings, ladder_panels, runs_table, verdict_table
 from steepen.studies.plotting import line
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
 
@@ -107,7 +107,7 @@ def _answer(
         question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
         section=SECTION,
         findings=(told, *findings(report)),
-        values=plain(
+        values=json_safe(
             {"hold_out": asdict(score), "forecast_before_the_run": promised, "flops": report.to_dict()}
         ),
         panels=tuple(panels),

@@ -28,7 +28,7 @@ from steepen.studies.ladders.verdict_report import (
     verdict_table,
     would_decide,
 )
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
 
@@ -94,7 +94,7 @@ def judged_ladders(
     measured: list[Measured] = yield from measure(bench, exist, seeds)
     judged = judge(measured, reference, noise=noise)
     report, ladders = judged.report, judged.ladders
-    values: dict[str, Any] = {"flops": plain(report.to_dict())}
+    values: dict[str, Any] = {"flops": json_safe(report.to_dict())}
     panels: list[Panel] = ladder_panels(report, ladders, measured)
     tables: list[Table] = [verdict_table(report), readings_table(report)]
     warnings += [*report.warnings, *judged.notes]
@@ -144,7 +144,7 @@ def _per_time(
     report = judged.report
     panels = ladder_panels(report, judged.ladders, measured, by="seconds")
     notes = (*report.warnings, *judged.notes)
-    return plain(report.to_dict()), verdict_table(report, "seconds"), [panels[0], panels[2]], notes
+    return json_safe(report.to_dict()), verdict_table(report, "seconds"), [panels[0], panels[2]], notes
 
 
 def shared_machine(records: Sequence[RunRecord]) -> bool:

@@ -15,7 +15,7 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import finite, levels, parabola, points, star
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
 LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
@@ -65,7 +65,7 @@ def growth_fraction(bench: StudyContext, *, arms: Arms = ()) -> Study:
         question="What share of the tokens should come after growth?",
         section=SECTION,
         findings=tuple(_sentence(name, fit) for name, fit in found.items()),
-        values=plain({name: {**fit.to_dict(), "rho": adopted(fit)} for name, fit in found.items()}),
+        values=json_safe({name: {**fit.to_dict(), "rho": adopted(fit)} for name, fit in found.items()}),
         panels=tuple(panels),
         tables=(
             Table(

@@ -12,7 +12,7 @@ from steepen.laws.fits.isoflop import PowerLine
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.plotting import finite, levels, line, parabola, points, star
-from steepen.utils.json_values import plain
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 
@@ -56,7 +56,7 @@ def drift_answer(bench: StudyContext, swept: Sequence[Swept], rules: dict[str, f
         question="How must the learning rate change with model size, and must anything else?",
         section=SECTION,
         findings=tuple(found),
-        values=plain(
+        values=json_safe(
             {
                 "rules": {arm: {"learning_rate_exponent": beta} for arm, beta in rules.items()},
                 "drift": [_values(one) for one in swept],

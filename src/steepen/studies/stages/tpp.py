@@ -13,8 +13,9 @@ from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import finite, flops_text, levels, line, parabola, points, star
-from steepen.utils.json_values import plain
+from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.utils.formatting import format_flops
+from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
@@ -63,7 +64,9 @@ def tpp(bench: StudyContext, *, arms: Arms = ()) -> Study:
         question="How many tokens per stored parameter are compute-optimal, and does that drift with scale?",
         section=SECTION,
         findings=tuple(_sentence(name, fit) for name, fit in found.items()),
-        values=plain({name: {**fit.to_dict(), "tpp": finite(fit.rounded)} for name, fit in found.items()}),
+        values=json_safe(
+            {name: {**fit.to_dict(), "tpp": finite(fit.rounded)} for name, fit in found.items()}
+        ),
         panels=tuple(panels),
         tables=(_table(found),),
         warnings=tuple(notes),
@@ -108,7 +111,7 @@ def _panel(
     for budget in sorted(set(budgets)):
         rows = [i for i, other in enumerate(budgets) if other == budget]
         look = {"level": shade[budget]}
-        label = f"{flops_text(budget)} FLOPs"
+        label = f"{format_flops(budget)} FLOPs"
         series.append(points(label, [x[i] for i in rows], [losses[i] for i in rows],
                              [runs[i] for i in rows], **look))  # fmt: skip
         for vertex in fit.vertices:

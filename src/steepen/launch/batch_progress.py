@@ -1,37 +1,33 @@
-"""What a person sees while runs go on: a live table in a terminal, plain lines elsewhere."""
+"""Progress of a batch of runs, read from their files, so that it works for every launcher."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from steepen.launch.base import Outcome
-from steepen.launch.budget import duration
 from steepen.launch.cost_estimate import Speed, expected_flops, flops_left, makespan
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import last_metrics
 from steepen.runs.store import RunStore
+from steepen.utils.formatting import format_duration
+from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
 
-_PLAIN_SECONDS = 30.0  # between lines where there is no terminal
-_SHOWN = 12  # current runs in the live table
+_LINE_SECONDS = 30.0  # between lines where there is no terminal
+_MAX_ROWS = 12  # running runs in the live table
 
 
-class Progress:
-    """Follows batches of runs. Reads what runs are doing from their files, so it is the same on a cluster.
-
-    Writes to standard error: output stays clean.
-    """
+class BatchProgress:
+    """Follows batches of runs and shows them on standard error: done, running, failed, losses, ETA."""
 
     def __init__(
         self,
         store: RunStore,
         *,
-        speed: Speed | None = None,  # what is known of it before the first run ends
+        speed: Speed | None = None,  # used until the first run ends
         quiet: bool = False,
     ) -> None:
         self.store, self.quiet = store, quiet
@@ -42,12 +38,8 @@ class Progress:
         self.left: dict[str, RunSpec] = {}  # not ended, in order
         self.current: dict[str, RunSpec] = {}  # handed to the launcher, not ended
         self.failed = 0
-        self.guard = threading.RLock()
-        self.live: Any = None
-        self.over = threading.Event()
-        self.thread: threading.Thread | None = None
-
-    # --- told by the driver -------------------------------------------------------------------------------
+        self.guard = threading.RLock()  # the display polls from another thread
+        self.display = ProgressDisplay(quiet=True)
 
     def batch(self, specs: Sequence[RunSpec], waiting: Sequence[RunSpec]) -> None:
         """A batch begins; `waiting` are those not finished."""
@@ -61,7 +53,9 @@ class Progress:
             before = f", {done} already finished" if done else ""
             noun = "run" if len(self.total) == 1 else "runs"
             cost = sum(flops_left(spec, self.store.run(spec)) for spec in waiting)
-            self._say(f"batch {self.batches}: {len(self.total)} {noun}{before}, {cost:.3g} FLOPs to go.")
+            self.display.print(
+                f"batch {self.batches}: {len(self.total)} {noun}{before}, {cost:.3g} FLOPs to go."
+            )
 
     def started(self, spec: RunSpec) -> None:
         """A run was handed to the launcher."""
@@ -80,10 +74,12 @@ class Progress:
             done = f"{len(self.total) - len(self.left)}/{len(self.total)}"
         again = f" (retried {outcome.retried}×)" if outcome.retried else ""
         if record is not None:
-            took = duration(record.seconds_total)
-            self._say(f"{done} {title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}")
+            took = format_duration(record.seconds_total)
+            self.display.print(
+                f"{done} {title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}"
+            )
         elif failure is not None:
-            self._say(f"{done} {title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
+            self.display.print(f"{done} {title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
 
     def speed(self) -> Speed:
         """How fast runs have been here, or, before the first has ended, were elsewhere."""
@@ -91,36 +87,14 @@ class Progress:
             return self.first_speed
         return Speed.of(self.known)
 
-    # --- shown ----------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Progress:
-        if self.quiet:
-            return self
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self.live = Live(
-                console=Console(stderr=True),
-                get_renderable=self._table,
-                refresh_per_second=1,
-                transient=True,
-            )
-            self.live.start()
-        else:
-            self.thread = threading.Thread(target=self._lines, daemon=True)
-            self.thread.start()
+    def __enter__(self) -> BatchProgress:
+        self.display = ProgressDisplay(quiet=self.quiet, line_seconds=_LINE_SECONDS, poll=self._progress)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.over.set()
-        if self.thread is not None:
-            self.thread.join()
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
+        self.display.close()
 
     def summary(self) -> str:
         """Done of total, what runs, and how long it will take."""
@@ -129,7 +103,7 @@ class Progress:
         if self.failed:
             text += f", {self.failed} failed"
         eta = self._eta(left, running) if left else None
-        return text if eta is None else f"{text}, ETA {duration(eta)}"
+        return text if eta is None else f"{text}, ETA {format_duration(eta)}"
 
     def _left(self) -> list[RunSpec]:
         with self.guard:
@@ -164,38 +138,20 @@ class Progress:
                 seconds.append(speed.seconds(spec, flops_left(spec, self.store.run(spec))))
         return makespan(seconds, max(1, len(running)))
 
-    def _table(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        grid = Table.grid(padding=(0, 1))
+    def _progress(self) -> Progress:
+        """The rows and the line that the display shows."""
         if not self.total:
-            return grid
-        running = self._running()
-        for spec in running[:_SHOWN]:
+            return Progress((), "")
+        rows: list[ProgressRow] = []
+        for spec in self._running()[:_MAX_ROWS]:
             last = last_metrics(self.store.run(spec))
             step = int(last.get("step", 0))
             loss = f"loss {last['loss']:.4f}" if last else "starting"
-            bar = ProgressBar(total=spec.steps, completed=step, width=24)
-            grid.add_row(title(spec), bar, f"step {step:,}/{spec.steps:,}", loss)
-        done = len(self.total) - len(self._left())
-        bar = ProgressBar(total=max(1, len(self.total)), completed=done, width=24)
-        grid.add_row(Text(f"batch {self.batches}", style="bold"), bar, self.summary(), "")
-        return grid
-
-    def _lines(self) -> None:
-        while not self.over.wait(_PLAIN_SECONDS):
-            if self._left():
-                self._say(self.summary())
-
-    def _say(self, message: str) -> None:
-        if self.quiet:
-            return
-        if self.live is not None:
-            self.live.console.print(message, highlight=False, markup=False)
-        else:
-            print(message, file=sys.stderr, flush=True)
+            rows.append(ProgressRow(title(spec), step, spec.steps, f"step {step:,}/{spec.steps:,} {loss}"))
+        summary, left = self.summary(), self._left()
+        done = len(self.total) - len(left)
+        rows.append(ProgressRow(f"batch {self.batches}", done, len(self.total), summary))
+        return Progress(rows, summary if left else "")
 
 
 def title(spec: RunSpec) -> str:

@@ -1,0 +1,135 @@
+"""Numbers, counts, FLOPs and durations as text; one format for tables, axes, progress and sentences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+MISSING = "–"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def superscript(power: int) -> str:
+    """An integer exponent in superscript digits: 18 → ¹⁸."""
+    return str(power).translate(_SUPERSCRIPT)
+
+
+def typographic_minus(text: str) -> str:
+    """Replace hyphens in a number's text by typographic minus signs."""
+    return text.replace("-", "−")
+
+
+def scientific(value: float, digits: int = 3) -> str:
+    """A number in scientific notation: 1.23×10¹⁸."""
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    mantissa = typographic_minus(mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa)
+    return f"{mantissa}×10{superscript(int(power))}"
+
+
+def pretty_exponents(text: str) -> str:
+    """Rewrite the numbers in a label from 3e+17 to 3×10¹⁷."""
+    return re.sub(r"(?<![\w.])(\d(?:\.\d+)?)e([+-]?\d{1,3})(?!\w)", _power_of_ten, text)
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    mantissa, power = match.group(1), superscript(int(match.group(2)))
+    return f"10{power}" if mantissa == "1" else f"{mantissa}×10{power}"
+
+
+def format_value(value: Any, digits: int = 4) -> str:
+    """A cell's value as text, floats to `digits` significant digits; None and NaN as a dash."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and abs(value) < 10**7:
+        return typographic_minus(f"{value:,}")
+    if isinstance(value, int | float):
+        return _format_float(float(value), digits)
+    if isinstance(value, list | tuple):
+        return _format_list(list(value), digits)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {format_value(item, digits)}" for key, item in value.items())
+    return str(value)
+
+
+def _format_float(value: float, digits: int) -> str:
+    if math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if not 1e-3 <= abs(value) < 1e6:
+        return scientific(value, min(digits, 3))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return typographic_minus(text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def _format_list(values: list[Any], digits: int) -> str:
+    """An ascending pair of numbers as an interval, anything else as a comma-separated list."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    if len(values) == 2 and numbers and values[0] <= values[1]:
+        return f"{format_value(values[0], digits)} to {format_value(values[1], digits)}"
+    return ", ".join(format_value(value, digits) for value in values)
+
+
+def format_column(values: Sequence[Any]) -> list[str]:
+    """A table's column as text; its floats get one common number of decimals, so that they compare."""
+    fractions = [v for v in values if isinstance(v, float) and math.isfinite(v)]
+    sizes = [abs(v) for v in fractions if v != 0]
+    if not sizes or not 1e-3 <= max(sizes) < 1e6 or any(isinstance(v, list | tuple) for v in values):
+        return [format_value(value) for value in values]
+    decimals = max(0, min(4, 4 - math.floor(math.log10(max(sizes)))))
+    if any(round(size, decimals) == 0 for size in sizes):  # a p-value must not become 0.0000
+        return [format_value(value) for value in values]
+    while decimals and all(round(v, decimals - 1) == round(v, decimals) for v in fractions):
+        decimals -= 1
+    return [
+        typographic_minus(f"{value:,.{decimals}f}")
+        if isinstance(value, float) and math.isfinite(value)
+        else format_value(value)
+        for value in values
+    ]
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a cell holds a number (and is right-aligned)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def format_flops(flops: float, digits: int = 3) -> str:
+    """FLOPs to `digits` significant digits: 1.2e21."""
+    return f"{flops:.{digits}g}".replace("e+", "e")
+
+
+def format_count(value: float) -> str:
+    """A large count in a few characters: 1.2M, 345k, 87."""
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def format_clock(seconds: float) -> str:
+    """Seconds as 2:03 or 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration in at most two units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    whole = max(0, round(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    for (unit, size), (smaller, smaller_size) in itertools.pairwise(units):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"

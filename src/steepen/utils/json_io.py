@@ -1,0 +1,38 @@
+"""JSON: strict text of results, canonical text for hashes, and atomic JSON files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+from steepen.utils.files import write_atomically
+
+
+def json_safe(value: Any) -> Any:
+    """Nested dicts, lists and scalars for strict JSON: arrays as lists, NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {str(key): json_safe(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in cast("list[Any]", value)]
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
+        return json_safe(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_json(data: Any, indent: int | None = 2) -> str:
+    """Strict JSON text of `data`; NaN and infinities, which JSON cannot express, are written as null."""
+    return json.dumps(json_safe(data), indent=indent, ensure_ascii=False)
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON spelling of a value (sorted keys, no spaces, ASCII): equal values have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically. NaN is kept as NaN: Python reads it back."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
