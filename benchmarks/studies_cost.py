@@ -33,9 +33,9 @@ def main() -> None:
     for name, study in STUDIES.items():
         cells: list[str] = []
         for preset, vocabulary in VOCABULARY.items():
-            bench = StudyContext(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
+            context = StudyContext(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
             formula = Formula(bowl)
-            formula.answer(study.start(bench, {}))
+            formula.answer(study.start(context, {}))
             runs = {spec.hash: expected_flops(spec) for spec in formula.specs}
             cells.append(f"{len(runs)} runs, {sum(runs.values()):.1e}")
         print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)

@@ -217,8 +217,8 @@ def test_growth_fraction_refuses_an_arm_that_does_not_grow(paper: StudyContext) 
         next(growth_fraction(paper, arms=["loop-2"]))
 
 
-def rate_surface(bench: StudyContext, arm: str, beta: float, best: float = 0.04):
-    base = bench.stored(find_arm(arm), bench.preset.base_depth)
+def rate_surface(context: StudyContext, arm: str, beta: float, best: float = 0.04):
+    base = context.stored(find_arm(arm), context.preset.base_depth)
 
     def loss(spec: RunSpec) -> float:
         size = initial_parameters(spec) / base
@@ -312,9 +312,9 @@ def test_the_screen_sweeps_every_setting(paper: StudyContext) -> None:
     }
 
 
-def whole_surface(bench: StudyContext):
+def whole_surface(context: StudyContext):
     """All four stages at once: every optimum is known."""
-    base = bench.stored(find_arm("untied-2"), 8)
+    base = context.stored(find_arm("untied-2"), 8)
 
     def loss(spec: RunSpec) -> float:
         size = initial_parameters(spec) / base

@@ -110,12 +110,12 @@ def study(
     fitted = read_recipes(list(recipe or ()))
     check_device(device, on, dry_run)  # before data is prepared for runs that cannot be
     folder, facts = _data(chosen, data, runs, dry_run)
-    bench = StudyContext(chosen, facts, fitted, epochs)
-    next(listed.start(bench, given))  # what is wrong with the question is said before a journal is begun
+    context = StudyContext(chosen, facts, fitted, epochs)
+    next(listed.start(context, given))  # what is wrong with the question is said before a journal is begun
     asked = chosen.validation_tokens // chosen.context * chosen.context
-    if bench.validation_tokens < asked:
+    if context.validation_tokens < asked:
         print(
-            f"note: losses are of {bench.validation_tokens:,} validation tokens, all that the data has; the "
+            f"note: losses are of {context.validation_tokens:,} validation tokens, all that the data has; the "
             f"preset asks for {asked:,}.",
             file=sys.stderr,
         )
@@ -125,7 +125,7 @@ def study(
         "recipes": sorted(fitted), **given,
     }  # fmt: skip
     answer: Answer | None = launch_study(
-        lambda: listed.start(bench, given),
+        lambda: listed.start(context, given),
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
         retry_diverged=retry_diverged, gaps=listed.gaps, as_json=as_json,

@@ -1,4 +1,4 @@
-"""The bench a study works at: a preset on prepared data. It turns planned rungs into specs."""
+"""The context a study works at: a preset on prepared data. It turns planned rungs into specs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StudyContext:
         return self.recipes.get(arm.name) or self.preset.recipe(arm)
 
     def with_recipe(self, arm: Arm, recipe: Recipe) -> StudyContext:
-        """The bench with another recipe for one arm."""
+        """The context with another recipe for one arm."""
         return replace(self, recipes={**self.recipes, arm.name: recipe})
 
     def stored(self, arm: Arm, depth: int, passes: int | None = None) -> int:
@@ -85,8 +85,8 @@ class StudyContext:
         epochs: int | None = None,
     ) -> RunSpec:
         """The spec of a planned run, refused here if the data cannot feed it."""
-        context = self.preset.context
-        unique = (self.data.train_tokens if pool_tokens is None else pool_tokens) // (context + 1) * context
+        length = self.preset.context  # tokens in a sequence
+        unique = (self.data.train_tokens if pool_tokens is None else pool_tokens) // (length + 1) * length
         if pool_tokens is not None and pool_tokens > self.data.train_tokens:
             raise UsageError(
                 f"a pool of {pool_tokens:,} tokens is more than the {self.data.train_tokens:,} there are; "
@@ -99,7 +99,7 @@ class StudyContext:
                 f"{unique:,}; prepare more (`steepen data prepare`), leave out the largest rungs (--rungs), "
                 f"or repeat it with --epochs {-(-rung.tokens // unique)}."
             )
-        # Runs that need no repeats say so: they are the same runs whatever the bench would allow.
+        # Runs that need no repeats say so: they are the same runs whatever the context would allow.
         times = 1 if rung.tokens <= unique and epochs is None else times
         return RunSpec.of(
             rung,
@@ -113,9 +113,9 @@ class StudyContext:
     @property
     def validation_tokens(self) -> int:
         """The preset's, or what the data set aside where that is less, in whole sequences."""
-        context = self.preset.context
-        available = self.data.validation_tokens // (context + 1) * context
-        return max(context, min(self.preset.validation_tokens // context * context, available))
+        length = self.preset.context  # tokens in a sequence
+        available = self.data.validation_tokens // (length + 1) * length
+        return max(length, min(self.preset.validation_tokens // length * length, available))
 
     def at_base(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
         """A run of the base size on the base tokens, with some hyperparameters changed."""

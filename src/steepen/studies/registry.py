@@ -43,10 +43,10 @@ class StudyEntry:
 
     @property
     def options(self) -> list[str]:
-        """The options it takes besides the bench."""
-        return [name for name in inspect.signature(self.function).parameters if name != "bench"]
+        """The options it takes besides the context."""
+        return [name for name in inspect.signature(self.function).parameters if name != "context"]
 
-    def start(self, bench: StudyContext, given: dict[str, Any]) -> Study:
+    def start(self, context: StudyContext, given: dict[str, Any]) -> Study:
         """The generator, with the options that were given; one it does not take is refused."""
         for name in given:
             if name not in self.options:
@@ -54,7 +54,7 @@ class StudyEntry:
                 raise UsageError(
                     f"{self.name} does not take {_flag(name)}; of these options it takes {takes}."
                 )
-        return self.function(bench, **given)
+        return self.function(context, **given)
 
 
 STUDIES = {

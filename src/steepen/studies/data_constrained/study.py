@@ -48,7 +48,7 @@ class Found:
 Family = Callable[[int], Arm]
 
 
-def data_constrained(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
+def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Section "Looped Transformers in the Data-Constrained Regime" (5) and its appendix.
 
     `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: cuts at
@@ -60,24 +60,24 @@ def data_constrained(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
     wanted = parts or PARTS
-    grid = bench.preset.grids.data_constrained
+    grid = context.preset.grids.data_constrained
     found = Found()
     works: list[Work] = []
     if "grid" in wanted:
-        works.append(_grid(bench, found))
+        works.append(_grid(context, found))
     if "regimes" in wanted:
         for epochs in grid.epochs:
             names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
-            works.append(_family(bench, found, names, tied, _recipe(bench), epochs))
+            works.append(_family(context, found, names, tied, _recipe(context), epochs))
     if "controls" in wanted:
-        plain_recipe = replace(bench.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
+        plain_recipe = replace(context.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
         for name, family, recipe in (
             ("tied vanilla", tied_vanilla, plain_recipe),
             ("untied vanilla", _untied_plain, plain_recipe),
-            ("untied with the operator", _untied, _recipe(bench)),
+            ("untied with the operator", _untied, _recipe(context)),
         ):
             names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
-            works.append(_family(bench, found, names, family, recipe, grid.epochs[-1]))
+            works.append(_family(context, found, names, family, recipe, grid.epochs[-1]))
     yield from run_concurrently(works)
     return Answer(
         study="data-constrained",
@@ -88,7 +88,7 @@ def data_constrained(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study
         panels=tuple(found.panels),
         tables=tuple(found.tables),
         method=(
-            f"Every run sees about {bench.preset.base_tokens:,} tokens; the repeated pools are that many "
+            f"Every run sees about {context.preset.base_tokens:,} tokens; the repeated pools are that many "
             "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
             "Cuts interpolate each number of passes between neighbouring depths (log–log, never beyond).",
         ),
@@ -109,41 +109,41 @@ def _untied_plain(count: int) -> Arm:
     return tied_vanilla(1) if count == 1 else untied_vanilla(count)
 
 
-def _recipe(bench: StudyContext) -> Recipe:
-    return replace(bench.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
+def _recipe(context: StudyContext) -> Recipe:
+    return replace(context.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
 
 
 def _regime(epochs: int) -> str:
     return "fresh data" if epochs == 1 else f"{epochs} epochs"
 
 
-def _spec(bench: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
-    preset = bench.preset
+def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
+    preset = context.preset
     pool = None if epochs == 1 else preset.base_tokens // epochs
     tokens = float(preset.base_tokens)
     if pool is not None:  # whole chunks and whole steps of what the pool gives
         unique = pool // (preset.context + 1) * preset.context
         tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
     recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
-    rung = recipe.spend(arm, depth, bench.scale, tokens=max(tokens, preset.batch_tokens))
-    return bench.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
+    rung = recipe.spend(arm, depth, context.scale, tokens=max(tokens, preset.batch_tokens))
+    return context.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
 
 
 def _cells(
-    bench: StudyContext, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
+    context: StudyContext, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
 ) -> Work:
-    depths = bench.preset.grids.data_constrained.depths
+    depths = context.preset.grids.data_constrained.depths
     keys = [(depth, count) for depth in depths for count in sorted(passes)]
-    specs = [_spec(bench, family(count), recipe, depth, epochs, decay) for depth, count in keys]
+    specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
     records = yield specs
     return [
-        Cell(depth, count, _flops(bench, spec), loss_of(record), spec.hash)
+        Cell(depth, count, _flops(context, spec), loss_of(record), spec.hash)
         for (depth, count), spec, record in zip(keys, specs, records, strict=True)
     ]
 
 
-def _flops(bench: StudyContext, spec: RunSpec) -> float:
-    return spec.tokens * bench.cost(spec.arm, spec.shape.depth)
+def _flops(context: StudyContext, spec: RunSpec) -> float:
+    return spec.tokens * context.cost(spec.arm, spec.shape.depth)
 
 
 def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str) -> None:
@@ -160,20 +160,20 @@ def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str)
 
 
 def _family(
-    bench: StudyContext, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
+    context: StudyContext, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
 ) -> Work:
     """One family of passes at one decay: its cuts, under a title and a key."""
-    grid = bench.preset.grids.data_constrained
-    cells: list[Cell] = yield from _cells(bench, family, recipe, epochs, grid.control_passes, grid.decay)
+    grid = context.preset.grids.data_constrained
+    cells: list[Cell] = yield from _cells(context, family, recipe, epochs, grid.control_passes, grid.decay)
     _cut(found, names[0], cells, grid.budgets, names[1])
 
 
-def _grid(bench: StudyContext, found: Found) -> Work:
-    grid = bench.preset.grids.data_constrained
+def _grid(context: StudyContext, found: Found) -> Work:
+    grid = context.preset.grids.data_constrained
     epochs = grid.epochs[-1]
     decays = sorted(grid.decays)
     swept: list[list[Cell]] = yield from run_concurrently(
-        [_cells(bench, tied, _recipe(bench), epochs, grid.passes, decay) for decay in decays]
+        [_cells(context, tied, _recipe(context), epochs, grid.passes, decay) for decay in decays]
     )
     by_decay = dict(zip(decays, swept, strict=True))
     for decay, cells in by_decay.items():

@@ -36,7 +36,7 @@ class Cell:
         return self.core / self.depth
 
 
-def allocation(bench: StudyContext, *, arms: Arms = ()) -> Study:
+def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Allocating Blocks across the Prelude, Core, and Coda".
 
     Tied two-pass models of several stored depths, with every core size, on the base tokens under the base
@@ -44,22 +44,22 @@ def allocation(bench: StudyContext, *, arms: Arms = ()) -> Study:
     the runs that no cheaper run beats. A parabola of the regret against the core's share gives each depth's
     best share.
     """
-    grid = bench.preset.grids.allocation
+    grid = context.preset.grids.allocation
     chosen = find_arms(arms or ("loop-2",))
     if len(chosen) != 1:
         raise UsageError("allocation works on one arm at a time, e.g. --arms loop-2.")
     arm = chosen[0]
-    recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
-    tokens = bench.preset.base_tokens
+    recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
+    tokens = context.preset.base_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
     # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
     rungs = [
         replace(recipe, base_depth=depth).spend(
-            _allocated(arm, depth, core), depth, bench.scale, tokens=tokens
+            _allocated(arm, depth, core), depth, context.scale, tokens=tokens
         )
         for depth, core in keys
     ]
-    specs = [bench.spec(rung) for rung in rungs]
+    specs = [context.spec(rung) for rung in rungs]
     losses = [loss_of(record) for record in (yield specs)]
     cells = [
         Cell(depth, core, rung.flops.total, loss, spec.hash)
@@ -78,7 +78,7 @@ def allocation(bench: StudyContext, *, arms: Arms = ()) -> Study:
         best[depth] = find_vertex(np.array([c.fraction for c in own]), regret, log_x=False, log_loss=False)
         if not best[depth].interior:
             notes.append(f"d{depth}: the best share lies outside the sweep, or the regret is no valley")
-    return _answer(bench, arm, cells, edge, best, notes)
+    return _answer(context, arm, cells, edge, best, notes)
 
 
 def _allocated(arm: Arm, depth: int, core: int) -> Arm:
@@ -103,7 +103,7 @@ def _frontier(cells: Sequence[Cell]) -> PowerLine:
 
 
 def _answer(
-    bench: StudyContext,
+    context: StudyContext,
     arm: Arm,
     cells: Sequence[Cell],
     edge: PowerLine,
@@ -167,7 +167,7 @@ def _answer(
         ),
         warnings=tuple(notes),
         method=(
-            f"{bench.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through the "
+            f"{context.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through the "
             "runs that no cheaper one beats.",
         ),
         runs=tuple(cell.run for cell in cells),

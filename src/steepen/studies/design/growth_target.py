@@ -33,40 +33,40 @@ class Cell:
     fixed: bool = False
 
 
-def growth_target(bench: StudyContext, *, arms: Arms = ()) -> Study:
+def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Choosing the Growth Target and Transition": targets of growth from two passes.
 
     At the base size and tokens, growth to each target is placed so that all meet a budget: a larger target
     is used for a smaller share. Fixed passes are run beside them as anchors. The best target is the one with
     the lowest loss at most budgets; a budget at which no run that grows finished has no say.
     """
-    grid = bench.preset.grids.growth_target
+    grid = context.preset.grids.growth_target
     chosen = find_arms(arms or ("loop-grow",))
     if len(chosen) != 1 or not chosen[0].passes.grows:
         raise UsageError("growth-target works on one growing arm, e.g. --arms loop-grow.")
     arm = chosen[0]
-    recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
-    depth, tokens = bench.preset.base_depth, bench.preset.base_tokens
+    recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
+    depth, tokens = context.preset.base_depth, context.preset.base_tokens
     first = arm.passes.initial
-    base, four = bench.cost(arm, depth, first), bench.cost(arm, depth, 2 * first)
+    base, four = context.cost(arm, depth, first), context.cost(arm, depth, 2 * first)
     plans: list[tuple[int, float, float, bool, RunSpec]] = []
     skipped: list[str] = []
     for share in sorted(grid.shares):
         budget = tokens * (base + share * (four - base))
         for target in sorted(grid.targets):
-            rho = share * (four - base) / (bench.cost(arm, depth, target) - base)
+            rho = share * (four - base) / (context.cost(arm, depth, target) - base)
             if rho > 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
             grown = _grown(arm, target)
-            rung = recipe.spend(grown, depth, bench.scale, tokens=tokens, rho=rho)
-            plans.append((target, budget, rho, False, bench.spec(rung)))
+            rung = recipe.spend(grown, depth, context.scale, tokens=tokens, rho=rho)
+            plans.append((target, budget, rho, False, context.spec(rung)))
     for passes in sorted({first, *grid.targets}):
         fixed = _fixed(arm, passes)
-        if bench.cost(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
+        if context.cost(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
             continue  # far beyond the budgets: no anchor for them
-        rung = recipe.spend(fixed, depth, bench.scale, tokens=tokens)
-        plans.append((passes, rung.flops.total, 1.0, True, bench.spec(rung)))
+        rung = recipe.spend(fixed, depth, context.scale, tokens=tokens)
+        plans.append((passes, rung.flops.total, 1.0, True, context.spec(rung)))
     records = yield [plan[-1] for plan in plans]
     cells = [
         Cell(target, budget, rho, loss_of(record), spec.hash, _effective_depth(record), fixed)

@@ -39,14 +39,14 @@ class Anchor:
         return 1 + self.vertex.x * (self.full - 1)
 
 
-def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
+def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Choosing the Growth Target and Transition", figure "Growth timing, token allocation…".
 
     At anchor depths and budgets ρ is swept with tokens adjusted to fixed compute. Parabolas of loss against
     ρ give ρ*; the tokens per parameter at the optimum against those without growth follow a line, whose
     coefficients (a, b) are the growth law a recipe uses.
     """
-    grid = bench.preset.grids.growth_timing
+    grid = context.preset.grids.growth_timing
     panels: list[Panel] = []
     rows: list[tuple[object, ...]] = []
     runs: list[str] = []
@@ -57,13 +57,13 @@ def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
     def measured(arm: Arm) -> Work:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
-        recipe = bench.recipe(arm)
+        recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         rungs = [
-            recipe.spend(arm, d, bench.scale, flops=bench.budget(arm, d, tpp), rho=rho)
+            recipe.spend(arm, d, context.scale, flops=context.budget(arm, d, tpp), rho=rho)
             for d, tpp, rho in keys
         ]
-        specs = [bench.spec(rung) for rung in rungs]
+        specs = [context.spec(rung) for rung in rungs]
         losses = [loss_of(record) for record in (yield specs)]
         runs.extend(spec.hash for spec in specs)
         anchors: list[Anchor] = []
@@ -78,7 +78,7 @@ def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
                 vertex = find_vertex(np.array(x), np.array(y), log_x=False, log_loss=False)
                 names = tuple(specs[i].hash for i in own)
                 anchors.append(
-                    Anchor(depth, tpp, tuple(x), tuple(y), names, vertex, _full(bench, arm, depth))
+                    Anchor(depth, tpp, tuple(x), tuple(y), names, vertex, _full(context, arm, depth))
                 )
         law = _law(anchors)
         found.append(_sentence(arm.name, anchors, law))
@@ -130,8 +130,8 @@ def growth_timing(bench: StudyContext, *, arms: Arms = ()) -> Study:
     )
 
 
-def _full(bench: StudyContext, arm: Arm, depth: int) -> float:
-    shape = arm.shape(depth, bench.scale)
+def _full(context: StudyContext, arm: Arm, depth: int) -> float:
+    shape = arm.shape(depth, context.scale)
     first, last = arm.passes.initial, arm.passes.final
     return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
 

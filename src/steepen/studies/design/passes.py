@@ -65,7 +65,7 @@ class Part:
 PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Part]
 
 
-def passes(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
+def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Appendix "Choosing the Number of Core Passes": fixed-token ladders, and fixed anchors.
 
     `tokens`: for every K a ladder of depths on the base tokens, tied and untied, cut at common budgets.
@@ -76,7 +76,7 @@ def passes(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
     works = {
-        name: work(bench, _recipe(bench))
+        name: work(context, _recipe(context))
         for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
         if name in (parts or PARTS)
     }
@@ -92,7 +92,7 @@ def passes(bench: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         tables=tuple(table for part in done for table in part.tables),
         method=(
             f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
-            f"{bench.preset.base_tokens:,} tokens.",
+            f"{context.preset.base_tokens:,} tokens.",
             "Optima are vertices of parabolas of log loss against log K; outside the measured K they are "
             "censored and take no part in the laws.",
         ),
@@ -105,18 +105,18 @@ def family_arm(family: str, count: int) -> Arm:
     return find_arm("operator-1") if count == 1 else FAMILIES[family](count)
 
 
-def _recipe(bench: StudyContext) -> Recipe:
-    return replace(bench.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
+def _recipe(context: StudyContext) -> Recipe:
+    return replace(context.recipe(find_arm("operator-1")), learning_rate_exponent=0.0)
 
 
-def _fixed_tokens(bench: StudyContext, recipe: Recipe) -> PartRun:
-    grid = bench.preset.grids.passes
+def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
+    grid = context.preset.grids.passes
     part = Part([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
     rungs = [
-        recipe.spend(family_arm(f, k), d, bench.scale, tokens=bench.preset.base_tokens) for f, k, d in keys
+        recipe.spend(family_arm(f, k), d, context.scale, tokens=context.preset.base_tokens) for f, k, d in keys
     ]
-    specs = [bench.spec(rung) for rung in rungs]
+    specs = [context.spec(rung) for rung in rungs]
     losses = [loss_of(record) for record in (yield specs)]
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
@@ -136,8 +136,8 @@ def _fixed_tokens(bench: StudyContext, recipe: Recipe) -> PartRun:
     return part
 
 
-def _fixed_anchor(bench: StudyContext, recipe: Recipe) -> PartRun:
-    grid = bench.preset.grids.passes
+def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
+    grid = context.preset.grids.passes
     part = Part([], [], [], [], {})
     one = find_arm("operator-1")
     keys = [
@@ -145,7 +145,7 @@ def _fixed_anchor(bench: StudyContext, recipe: Recipe) -> PartRun:
         for k in sorted(grid.passes)
     ]  # fmt: skip
     specs = [
-        bench.spec(recipe.spend(family_arm(f, k), d, bench.scale, flops=bench.budget(one, d, tpp)))
+        context.spec(recipe.spend(family_arm(f, k), d, context.scale, flops=context.budget(one, d, tpp)))
         for f, d, tpp, k in keys
     ]
     losses = [loss_of(record) for record in (yield specs)]
@@ -160,21 +160,21 @@ def _fixed_anchor(bench: StudyContext, recipe: Recipe) -> PartRun:
                     if (f, d, t) == (family, depth, tpp) and np.isfinite(losses[i])
                 ]
                 if len(own) >= 3:
-                    anchors.append(_anchor(bench, family, depth, tpp, own))
+                    anchors.append(_anchor(context, family, depth, tpp, own))
         part.values[family] = _report(part, family, anchors)
     return part
 
 
 def _anchor(
-    bench: StudyContext, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
+    context: StudyContext, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
 ) -> Anchor:
     counts, losses, runs = zip(*own, strict=True)
     vertex = find_vertex(np.array(counts, float), np.array(losses))
     arm = family_arm(family, 2)
-    shape = arm.shape(depth, bench.scale)
+    shape = arm.shape(depth, context.scale)
     # Both counts are straight lines in K, so a fractional K* has a place on them.
     active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
-    stored = [bench.stored(arm, depth, k) for k in (1, 2)]
+    stored = [context.stored(arm, depth, k) for k in (1, 2)]
     expansion = 1 + (vertex.x - 1) * (active[1] / active[0] - 1)
     size = 1 + (vertex.x - 1) * (stored[1] / stored[0] - 1)
     return Anchor(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))

@@ -59,7 +59,7 @@ PARTS = tuple(group.part for group in GROUPS)
 
 
 def ablations(
-    bench: StudyContext, *, parts: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = ()
+    context: StudyContext, *, parts: Sequence[str] = (), rungs: Sequence[int] = (), seeds: Sequence[int] = ()
 ) -> Study:
     """Appendix "Additional Results for Compute-Optimal Scalings": its ablation ladders, a part each.
 
@@ -71,21 +71,21 @@ def ablations(
             raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
     works = {
         name: judged_ladders(
-            bench, entries, entries[0].label, study="ablations", section=SECTION,
+            context, entries, entries[0].label, study="ablations", section=SECTION,
             question=group.question, seeds=seeds, by_time=False,
         )
         for group in GROUPS
         if group.part in (parts or PARTS)
-        for name, entries in _ladders(bench, group, rungs).items()
+        for name, entries in _ladders(context, group, rungs).items()
     }  # fmt: skip
     answers: list[Answer] = yield from run_concurrently(list(works.values()))
     return _joined(dict(zip(works, answers, strict=True)))
 
 
-def _ladders(bench: StudyContext, group: Group, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
+def _ladders(context: StudyContext, group: Group, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
     if group.part == "optimizer":
-        return _optimizers(bench, rungs)
-    entries = [entry_of(bench, find_arm(name), rungs) for name in group.arms]
+        return _optimizers(context, rungs)
+    entries = [entry_of(context, find_arm(name), rungs) for name in group.arms]
     if group.part == "constant":
         entries = [
             replace(entry, recipe=replace(entry.recipe, learning_rate_exponent=0.0)) for entry in entries
@@ -93,12 +93,12 @@ def _ladders(bench: StudyContext, group: Group, rungs: Sequence[int]) -> dict[st
     return {group.part: entries}
 
 
-def _optimizers(bench: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
+def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
     """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
-    grid = bench.preset.grids.ablations
+    grid = context.preset.grids.ablations
     found: dict[str, list[LadderEntry]] = {}
     for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
-        muon = entry_of(bench, find_arm(name), rungs)
+        muon = entry_of(context, find_arm(name), rungs)
         base = replace(muon.recipe.base, learning_rate=grid.adam_learning_rate)
         adam = LadderEntry(
             f"{name} (adamw)",

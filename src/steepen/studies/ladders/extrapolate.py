@@ -33,7 +33,7 @@ SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
 
 
 def extrapolate(
-    bench: StudyContext,
+    context: StudyContext,
     *,
     arms: Arms = (),
     rungs: Sequence[int] = (),
@@ -45,13 +45,13 @@ def extrapolate(
     Runs the ladders, fits them, writes the forecast for a deeper rung down, and only then trains that rung
     and scores the forecast: in loss, in standard errors, and in compute.
     """
-    grid = bench.preset.grids.extrapolate
-    chosen = find_arms(arms or (bench.preset.reference, grid.arm))
+    grid = context.preset.grids.extrapolate
+    chosen = find_arms(arms or (context.preset.reference, grid.arm))
     target, depth = chosen[-1], hold_out or grid.depth
-    reference = find_arm(bench.preset.reference)
+    reference = find_arm(context.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    entries, notes = check_entries(bench, [entry_of(bench, arm, rungs) for arm in chosen], reference.name)
+    entries, notes = check_entries(context, [entry_of(context, arm, rungs) for arm in chosen], reference.name)
     own = next((entry for entry in entries if entry.arm.name == target.name), None)
     if own is None:
         raise UsageError(f"there is no law of {target.name} to extrapolate: {'; '.join(notes)}.")
@@ -60,13 +60,13 @@ def extrapolate(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
             "with --hold-out."
         )
-    rung = own.recipe.at(target, depth, bench.scale)
-    bench.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
-    measured: list[Measured] = yield from measure(bench, entries, seeds)
+    rung = own.recipe.at(target, depth, context.scale)
+    context.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
+    measured: list[Measured] = yield from measure(context, entries, seeds)
     law = judge(measured, reference.name).report.head.arms[own.label]
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
     promised = float(law.predict(expected))
-    held: list[Measured] = yield from measure(bench, [replace(own, depths=(depth,))], seeds)
+    held: list[Measured] = yield from measure(context, [replace(own, depths=(depth,))], seeds)
     judged = judge(measured, reference.name, hold_out=ladders_of(held))
     return _answer(own, depth, promised, judged, measured, held, notes)
 

@@ -34,7 +34,7 @@ SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
 
 
 def ladder(
-    bench: StudyContext,
+    context: StudyContext,
     *,
     arms: Arms = (),
     rungs: Sequence[int] = (),
@@ -47,14 +47,14 @@ def ladder(
     Trains every arm's compute-optimal recipe at every rung and seed, fits one law to each ladder, and judges
     each against the reference: per FLOPs, and per second of training.
     """
-    chosen = find_arms(arms or bench.preset.arms)
-    base = _reference(bench, reference, [arm.name for arm in chosen])
+    chosen = find_arms(arms or context.preset.arms)
+    base = _reference(context, reference, [arm.name for arm in chosen])
     if base not in [arm.name for arm in chosen]:
         chosen.insert(0, find_arm(base))
-    entries = [entry_of(bench, arm, rungs) for arm in chosen]
+    entries = [entry_of(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
     answer = yield from judged_ladders(
-        bench,
+        context,
         entries,
         base,
         study="ladder",
@@ -67,15 +67,15 @@ def ladder(
     return answer
 
 
-def _reference(bench: StudyContext, asked: str | None, names: list[str]) -> str:
+def _reference(context: StudyContext, asked: str | None, names: list[str]) -> str:
     if asked is not None:
         return find_arm(asked).name
-    wanted = find_arm(bench.preset.reference).name
+    wanted = find_arm(context.preset.reference).name
     return wanted if wanted in names or len(names) < 2 else names[0]
 
 
 def judged_ladders(
-    bench: StudyContext,
+    context: StudyContext,
     entries: Sequence[LadderEntry],
     reference: str,
     *,
@@ -87,11 +87,11 @@ def judged_ladders(
     by_time: bool = True,
 ) -> Study:
     """Ladders run and judged against one of them; the whole of several studies."""
-    exist, warnings = check_entries(bench, entries, reference)
-    unused = sorted(set(bench.recipes) - {entry.arm.name for entry in exist})
+    exist, warnings = check_entries(context, entries, reference)
+    unused = sorted(set(context.recipes) - {entry.arm.name for entry in exist})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
-    measured: list[Measured] = yield from measure(bench, exist, seeds)
+    measured: list[Measured] = yield from measure(context, exist, seeds)
     judged = judge(measured, reference, noise=noise)
     report, ladders = judged.report, judged.ladders
     values: dict[str, Any] = {"flops": json_safe(report.to_dict())}

@@ -65,18 +65,18 @@ def spent(record: RunRecord, by: str) -> float:
 
 
 def entry_of(
-    bench: StudyContext, arm: Arm, depths: Sequence[int] | None = None, label: str = ""
+    context: StudyContext, arm: Arm, depths: Sequence[int] | None = None, label: str = ""
 ) -> LadderEntry:
     """An arm's ladder under its own recipe."""
-    return LadderEntry(label or arm.name, arm, bench.recipe(arm), tuple(depths or bench.preset.depths(arm)))
+    return LadderEntry(label or arm.name, arm, context.recipe(arm), tuple(depths or context.preset.depths(arm)))
 
 
-def possible(entry: LadderEntry, bench: StudyContext) -> tuple[LadderEntry, list[str]]:
+def possible(entry: LadderEntry, context: StudyContext) -> tuple[LadderEntry, list[str]]:
     """The entry without depths at which its shape does not exist, and a warning where there were any."""
     kept: list[int] = []
     for depth in entry.depths:
         try:
-            entry.recipe.at(entry.arm, depth, bench.scale)
+            entry.recipe.at(entry.arm, depth, context.scale)
         except UsageError:
             continue
         kept.append(depth)
@@ -86,18 +86,18 @@ def possible(entry: LadderEntry, bench: StudyContext) -> tuple[LadderEntry, list
     return replace(entry, depths=tuple(kept)), warning
 
 
-def measure(bench: StudyContext, entries: Sequence[LadderEntry], seeds: Sequence[int] | None = None) -> Runs:
+def measure(context: StudyContext, entries: Sequence[LadderEntry], seeds: Sequence[int] | None = None) -> Runs:
     """Run ladders, longest runs first across all of them; returns a list of `Measured`."""
-    seeds = seeds or bench.preset.seeds
+    seeds = seeds or context.preset.seeds
     keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
     rungs = {
-        (i, depth): entry.recipe.at(entry.arm, depth, bench.scale)
+        (i, depth): entry.recipe.at(entry.arm, depth, context.scale)
         for i, entry in enumerate(entries)
         for depth in entry.depths
     }
-    bench.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # if data fall short, say it of the longest
+    context.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # if data fall short, say it of the longest
     specs = {
-        (i, depth, seed): bench.spec(rungs[i, depth], seed=seed, optimizer=entries[i].optimizer)
+        (i, depth, seed): context.spec(rungs[i, depth], seed=seed, optimizer=entries[i].optimizer)
         for i, depth, seed in keys
     }
     # Longest first: with few workers the batch then ends together instead of waiting for one last large run.
@@ -129,7 +129,7 @@ def repeats(measured: Sequence[Measured]) -> list[str]:
 
 
 def check_entries(
-    bench: StudyContext, entries: Sequence[LadderEntry], reference: str
+    context: StudyContext, entries: Sequence[LadderEntry], reference: str
 ) -> tuple[list[LadderEntry], list[str]]:
     """Ladders on the rungs at which they exist; one too short for a law is left out. Warnings tell of both.
 
@@ -138,7 +138,7 @@ def check_entries(
     kept: list[LadderEntry] = []
     warnings: list[str] = []
     for asked in entries:
-        entry, lost = possible(asked, bench)
+        entry, lost = possible(asked, context)
         warnings += lost
         least = LEAST_REFERENCE_RUNGS if entry.label == reference else LEAST_ARM_RUNGS
         if len(entry.depths) >= least:

@@ -73,30 +73,30 @@ class Chain:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def chain_tuning(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
     """Appendix "Stage 1: Tune a Base Model", with its table "Tuning Grid for Chain Tuning".
 
     From the table's initial values, each sweep changes one hyperparameter (or, for schedule and Adam, one
     discrete setting per run); the best is adopted if it is 1e-3 better than the current loss. Discrete
     settings that help are applied together in the next sweep. A second round repeats all on a √2 grid.
     """
-    grid = bench.preset.grids.chain
+    grid = context.preset.grids.chain
     chosen = [fixed_twin(arm) for arm in find_arms(arms or ("vanilla",))]
-    chains = [Chain(arm, bench.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
-    yield from run_concurrently([tune(bench, chain, grid) for chain in chains])
-    return _answer(bench, grid, chains)
+    chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
+    yield from run_concurrently([tune(context, chain, grid) for chain in chains])
+    return _answer(context, grid, chains)
 
 
 def tune(
-    bench: StudyContext, chain: Chain, grid: ChainGrid
+    context: StudyContext, chain: Chain, grid: ChainGrid
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
     """Take a chain through all its rounds."""
     for number in range(1, grid.rounds + 1):
         for sweep in grid.sweeps:
             if sweep != "injection_weight" or injects(chain.arm):
-                yield from _sweep(bench, chain, grid, number, sweep)
+                yield from _sweep(context, chain, grid, number, sweep)
     if not math.isfinite(chain.loss):  # the last sweep stacked settings that nothing has measured yet
-        specs = [_spec(bench, chain.arm, chain.values)]
+        specs = [_spec(context, chain.arm, chain.values)]
         record = (yield specs)[0]
         _settle(chain, loss_of(record))
         chain.runs.append(specs[0].hash)
@@ -128,11 +128,11 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
 
 
 def _sweep(
-    bench: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str
+    context: StudyContext, chain: Chain, grid: ChainGrid, number: int, sweep: str
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
     options = candidates(chain.values, sweep, number, grid.points)
     tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
-    specs = [_spec(bench, chain.arm, values) for values in (chain.values, *tried)]
+    specs = [_spec(context, chain.arm, values) for values in (chain.values, *tried)]
     losses = [loss_of(record) for record in (yield specs)]
     chain.runs += [spec.hash for spec in specs]
     baseline = losses[0]
@@ -175,9 +175,9 @@ def _settle(chain: Chain, loss: float) -> None:
         )
 
 
-def _spec(bench: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
-    recipe = replace(bench.recipe(arm), base=values, learning_rate_base=None)
-    return bench.spec(bench.at_base(arm, recipe))
+def _spec(context: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
+    recipe = replace(context.recipe(arm), base=values, learning_rate_base=None)
+    return context.spec(context.at_base(arm, recipe))
 
 
 def _typed(name: str, value: float) -> float:
@@ -188,7 +188,7 @@ def _words(adopted: dict[str, float]) -> str:
     return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
 
 
-def _answer(bench: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
+def _answer(context: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
     found: list[str] = []
     series: list[Series] = []
     rows: list[tuple[Any, ...]] = []
@@ -214,7 +214,7 @@ def _answer(bench: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> An
             for step in chain.steps
         ]
         tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss))
-    depth, tokens = bench.preset.base_depth, bench.preset.base_tokens
+    depth, tokens = context.preset.base_depth, context.preset.base_tokens
     return Answer(
         study="chain-tuning",
         question="Which hyperparameters are best at the base size?",

@@ -19,7 +19,7 @@ from steepen.utils.codec import to_builtins
 SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
 
 
-def fit_recipe(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
+def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
     """Appendix "Compute-Optimal Recipe: Staged Sweeps and Fits": stages 1 to 4 in order for an arm.
 
     A growing arm is tuned, given its tokens per parameter and its learning-rate rule as the arm it starts as;
@@ -34,43 +34,43 @@ def fit_recipe(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = Fals
     stages: dict[str, Answer] = {}
     notes: list[str] = []
 
-    stages["chain-tuning"] = yield from chain_tuning(bench, arms=[fixed], from_recipe=from_recipe)
+    stages["chain-tuning"] = yield from chain_tuning(context, arms=[fixed], from_recipe=from_recipe)
     tuned = stages["chain-tuning"].values[fixed.name]["hyperparameters"]
-    recipe = bench.recipe(fixed)
+    recipe = context.recipe(fixed)
     recipe = replace(
         recipe, base=replace(recipe.base, **tuned), learning_rate_base=None, learning_rate_exponent=0.0
     )
-    bench = bench.with_recipe(fixed, recipe)
+    context = context.with_recipe(fixed, recipe)
 
-    stages["tpp"] = yield from tpp(bench, arms=[fixed])
+    stages["tpp"] = yield from tpp(context, arms=[fixed])
     found = stages["tpp"].values[fixed.name]
     optimum = found["tpp"]
     if not optimum:
         optimum = max(1.0, rounded_mean([vertex["x"] for vertex in found["vertices"]]))
         notes.append(_edge("tokens per parameter", f"{optimum:g}", "grids.tpp.offsets"))
     recipe = replace(recipe, tpp=float(optimum))
-    bench = bench.with_recipe(fixed, recipe)
+    context = context.with_recipe(fixed, recipe)
 
     rho = None
     if arm.passes.grows:
-        bench = bench.with_recipe(arm, inherited(bench, arm))
-        stages["growth-fraction"] = yield from growth_fraction(bench, arms=[arm])
+        context = context.with_recipe(arm, inherited(context, arm))
+        stages["growth-fraction"] = yield from growth_fraction(context, arms=[arm])
         found = stages["growth-fraction"].values[arm.name]
         rho = found["rho"]
         if rho is None:
             rho = max(LEAST_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
-    stages["lr-rule"] = yield from lr_rule(bench, arms=[fixed])
+    stages["lr-rule"] = yield from lr_rule(context, arms=[fixed])
     beta = stages["lr-rule"].values["rules"][fixed.name]["learning_rate_exponent"]
     recipe = replace(recipe, learning_rate_exponent=beta)
-    bench = bench.with_recipe(fixed, recipe)
+    context = context.with_recipe(fixed, recipe)
     if arm.passes.grows:
-        recipe = replace(inherited(bench, arm), rho=rho, growth_law=None)
-        bench = bench.with_recipe(arm, recipe)
-        stages["lr-rule of growth"] = yield from lr_rule(bench, arms=[arm])
+        recipe = replace(inherited(context, arm), rho=rho, growth_law=None)
+        context = context.with_recipe(arm, recipe)
+        stages["lr-rule of growth"] = yield from lr_rule(context, arms=[arm])
 
-    depths = bench.preset.grids.rate_rule.depths
+    depths = context.preset.grids.rate_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
     if recipe.learning_rate_exponent > 0:
         notes.append(
@@ -78,8 +78,8 @@ def fit_recipe(bench: StudyContext, *, arms: Arms = (), from_recipe: bool = Fals
             f"{recipe.learning_rate_exponent:+.1f}): such small "
             "runs may be limited by their few steps, and the rule should not be carried far beyond them"
         )
-    file = RecipeFile(arm.name, recipe, bench.preset.name)
-    return _answer(bench, fixed.name, file, stages, notes)
+    file = RecipeFile(arm.name, recipe, context.preset.name)
+    return _answer(context, fixed.name, file, stages, notes)
 
 
 def _edge(what: str, value: str, where: str) -> str:
@@ -91,7 +91,7 @@ def _edge(what: str, value: str, where: str) -> str:
 
 
 def _answer(
-    bench: StudyContext, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
+    context: StudyContext, fixed: str, file: RecipeFile, stages: dict[str, Answer], notes: list[str]
 ) -> Answer:
     arm = file.arm
     recipe = file.recipe
@@ -107,7 +107,7 @@ def _answer(
         fitted["warnings"] = notes
     return Answer(
         study="fit-recipe",
-        question=f"What is the compute-optimal recipe for {arm} at the preset {bench.preset.name}?",
+        question=f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?",
         section=SECTION,
         findings=(
             f"{arm}: GLR {recipe.base.learning_rate:.4g} at d{recipe.base_depth}, "

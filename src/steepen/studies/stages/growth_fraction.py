@@ -21,14 +21,14 @@ SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
 LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
 
 
-def growth_fraction(bench: StudyContext, *, arms: Arms = ()) -> Study:
+def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 3: Choose a Fixed Growth Fraction".
 
     At three anchors, each at the compute its stage-2 TPP gives without growth, ρ (the share of tokens after
     growth) is swept with tokens adjusted to that compute. A parabola of loss against ρ gives each anchor's
     optimum; their mean is rounded to one decimal.
     """
-    grid = bench.preset.grids.growth_fraction
+    grid = context.preset.grids.growth_fraction
     found: dict[str, IsoflopFit] = {}
     optima: dict[str, list[float | None]] = {}
     panels: list[Panel] = []
@@ -38,11 +38,11 @@ def growth_fraction(bench: StudyContext, *, arms: Arms = ()) -> Study:
     def measured(arm: Arm) -> Work:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
-        recipe = bench.recipe(arm)
+        recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
-        budgets = {depth: bench.budget(arm, depth, recipe.tpp) for depth in grid.depths}
-        rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[depth], rho=rho) for depth, rho in keys]
-        specs = [bench.spec(rung) for rung in rungs]
+        budgets = {depth: context.budget(arm, depth, recipe.tpp) for depth in grid.depths}
+        rungs = [recipe.spend(arm, depth, context.scale, flops=budgets[depth], rho=rho) for depth, rho in keys]
+        specs = [context.spec(rung) for rung in rungs]
         losses = np.array([loss_of(record) for record in (yield specs)])
         # The step of growth is whole: ρ on the axis is the one the run really had.
         x = np.array([(rung.steps - (rung.growth_step or 0)) / rung.steps for rung in rungs])

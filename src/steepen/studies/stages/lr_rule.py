@@ -36,7 +36,7 @@ SCREENED = (
 Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Swept]
 
 
-def lr_rule(bench: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
+def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
     """Appendix "Stage 4: Fit the Learning-Rate Rule", table "Fitted hyperparameter drift and sensitivity".
 
     At each size the compute-optimal run is repeated with one hyperparameter at multiples of its base value.
@@ -57,20 +57,20 @@ def lr_rule(bench: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) 
             names = [
                 name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
             ]
-            depths = bench.preset.grids.rate_rule.screen_depths
-            recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
-            works.append(_listed(sweep(bench, arm, recipe, "screen", names, depths)))
+            depths = context.preset.grids.rate_rule.screen_depths
+            recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
+            works.append(_listed(sweep(context, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
-            works.append(fit_rule(bench, arm))
+            works.append(fit_rule(context, arm))
         found: list[list[Swept]] = yield from run_concurrently(works)
         if "drift" in parts:
-            rules[arm.name] = rule_of(found[-1], bench.recipe(arm), arm)
+            rules[arm.name] = rule_of(found[-1], context.recipe(arm), arm)
         return [one for part in found for one in part]
 
     chosen = find_arms(arms or ("vanilla",))
     results: list[list[Swept]] = yield from run_concurrently([measured(arm) for arm in chosen])
     swept = [one for result in results for one in result]
-    return drift_answer(bench, swept, rules)
+    return drift_answer(context, swept, rules)
 
 
 def _listed(work: Sweep) -> Work:
@@ -78,20 +78,20 @@ def _listed(work: Sweep) -> Work:
 
 
 def fit_rule(
-    bench: StudyContext, arm: Arm
+    context: StudyContext, arm: Arm
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
-    grid = bench.preset.grids.rate_rule
-    recipe = bench.recipe(arm)
+    grid = context.preset.grids.rate_rule
+    recipe = context.recipe(arm)
     if arm.passes.grows:
-        return [(yield from sweep(bench, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
+        return [(yield from sweep(context, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
     constant = replace(recipe, learning_rate_exponent=0.0)
-    first = yield from sweep(bench, arm, constant, "constant", grid.hyperparameters, grid.depths)
+    first = yield from sweep(context, arm, constant, "constant", grid.hyperparameters, grid.depths)
     beta = rounded_exponent(first.drifts.get("learning_rate"))
     if beta is None:
         return [first]
     ruled = replace(recipe, learning_rate_exponent=beta)
-    second = yield from sweep(bench, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths)
+    second = yield from sweep(context, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths)
     return [first, second]
 
 
@@ -107,14 +107,14 @@ def rounded_exponent(drift: Drift | None) -> float | None:
 
 
 def sweep(
-    bench: StudyContext, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
+    context: StudyContext, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
 ) -> Sweep:
     """Slices of several hyperparameters at several sizes around a recipe."""
-    multiples = bench.preset.grids.rate_rule.multiples
+    multiples = context.preset.grids.rate_rule.multiples
     keys: list[tuple[str, int, float]] = []
     specs: list[RunSpec] = []
     for depth in depths:
-        rung = recipe.at(arm, depth, bench.scale)
+        rung = recipe.at(arm, depth, context.scale)
         for name in names:
             for multiple in sorted(multiples):
                 value = getattr(rung.hyperparameters, name) * multiple
@@ -122,7 +122,7 @@ def sweep(
                     continue  # a base value of zero has no multiples
                 changed = replace(rung.hyperparameters, **{name: value})
                 keys.append((name, depth, multiple))
-                specs.append(bench.spec(replace(rung, hyperparameters=changed)))
+                specs.append(context.spec(replace(rung, hyperparameters=changed)))
     losses = [loss_of(record) for record in (yield specs)]
     table = {key: (loss, spec.hash) for key, loss, spec in zip(keys, losses, specs, strict=True)}
     rows: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in names}
@@ -135,7 +135,7 @@ def sweep(
             own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
             if len(own) >= 3:
                 x, y = np.array([m for m, _ in own]), np.array([loss for _, loss in own])
-                slices.append(Slice(float(bench.stored(arm, depth)), x, y))
+                slices.append(Slice(float(context.stored(arm, depth)), x, y))
         if slices:
             drifts[name] = fit_drift(slices)
     first = names[0]
@@ -145,7 +145,7 @@ def sweep(
         drifts=drifts,
         rows=rows,
         centres={depth: table[first, depth, 1.0][0] for depth in depths},
-        tokens={depth: recipe.at(arm, depth, bench.scale).tokens for depth in depths},
+        tokens={depth: recipe.at(arm, depth, context.scale).tokens for depth in depths},
     )
 
 
@@ -153,11 +153,11 @@ def _scaled(recipe: Recipe) -> str:
     return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})"
 
 
-def inherited(bench: StudyContext, arm: Arm) -> Recipe:
+def inherited(context: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
-    source = bench.recipe(fixed_twin(arm))
+    source = context.recipe(fixed_twin(arm))
     return replace(
-        bench.recipe(arm),
+        context.recipe(arm),
         base=source.base,
         learning_rate_base=source.learning_rate_base,
         learning_rate_exponent=source.learning_rate_exponent,

@@ -29,7 +29,7 @@ class Swept:
     tokens: dict[int, int]
 
 
-def drift_answer(bench: StudyContext, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
+def drift_answer(context: StudyContext, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
     """The answer of the learning-rate study; `rules` are the exponents to use, by arm."""
     found: list[str] = []
     notes: list[str] = []
@@ -50,7 +50,7 @@ def drift_answer(bench: StudyContext, swept: Sequence[Swept], rules: dict[str, f
     compared = _comparison(swept)
     if compared is not None:
         tables.append(compared)
-    depths = bench.preset.grids.rate_rule.depths
+    depths = context.preset.grids.rate_rule.depths
     return Answer(
         study="lr-rule",
         question="How must the learning rate change with model size, and must anything else?",

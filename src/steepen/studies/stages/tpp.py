@@ -20,7 +20,7 @@ from steepen.utils.json_io import json_safe
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
 
-def tpp(bench: StudyContext, *, arms: Arms = ()) -> Study:
+def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 2: Fit the Optimal Tokens per Parameter", table "Compute-optimal TPP by architecture".
 
     At each budget (the cost of an anchor depth at TPP 7) five sizes around the anchor are trained with
@@ -28,22 +28,22 @@ def tpp(bench: StudyContext, *, arms: Arms = ()) -> Study:
     the budget's optimum; their mean is rounded to a whole number, and a scale-shift test says whether it
     drifts. For a growing arm the axis is t_ref, the TPP the same compute would buy without growth.
     """
-    grid = bench.preset.grids.tpp
+    grid = context.preset.grids.tpp
     found: dict[str, IsoflopFit] = {}
     panels: list[Panel] = []
     runs: list[str] = []
     notes: list[str] = []
 
     def measured(arm: Arm) -> Work:
-        recipe = replace(bench.recipe(arm), learning_rate_exponent=0.0)
+        recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
-        budgets = {anchor: bench.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
-        rungs = [recipe.spend(arm, depth, bench.scale, flops=budgets[anchor]) for anchor, depth in keys]
-        specs = [bench.spec(rung) for rung in rungs]
+        budgets = {anchor: context.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
+        rungs = [recipe.spend(arm, depth, context.scale, flops=budgets[anchor]) for anchor, depth in keys]
+        specs = [context.spec(rung) for rung in rungs]
         losses = [loss_of(record) for record in (yield specs)]
         # Whole steps move a run off its budget a little; its place on the axis is where it really is.
         x = [
-            rung.flops.total / (bench.cost(arm, depth) * bench.stored(arm, depth))
+            rung.flops.total / (context.cost(arm, depth) * context.stored(arm, depth))
             for rung, (_, depth) in zip(rungs, keys, strict=True)
         ]
         names = [spec.hash for spec in specs]

@@ -24,7 +24,7 @@ PARTS = ("probe", "ladder")
 
 
 def transfer(
-    bench: StudyContext,
+    context: StudyContext,
     *,
     arms: Arms = (),
     source: str = "vanilla",
@@ -49,9 +49,9 @@ def transfer(
     wanted = parts or PARTS
     works: list[Study] = []
     if "probe" in wanted:
-        works.append(_probe(bench, giver, chosen))
+        works.append(_probe(context, giver, chosen))
     if "ladder" in wanted:
-        works.append(_ladders(bench, giver, chosen, rungs, seeds))
+        works.append(_ladders(context, giver, chosen, rungs, seeds))
     answers: list[Answer] = yield from run_concurrently(works)
     if len(answers) == 1:
         return answers[0]
@@ -66,12 +66,12 @@ def transfer(
     )
 
 
-def _probe(bench: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
+def _probe(context: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
     members = [giver, *chosen]
     specs = [
-        bench.spec(bench.at_base(arm, recipe))
+        context.spec(context.at_base(arm, recipe))
         for arm in members
-        for recipe in (bench.recipe(arm), transferred(bench, giver, arm))
+        for recipe in (context.recipe(arm), transferred(context, giver, arm))
     ]
     losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
     rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
@@ -104,7 +104,7 @@ def _probe(bench: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
             for name, foreign, own in rows[1:]
             if foreign < own
         ),
-        method=(f"Base size on {bench.preset.base_tokens:,} tokens, one seed.",),
+        method=(f"Base size on {context.preset.base_tokens:,} tokens, one seed.",),
         runs=tuple(spec.hash for spec in specs),
     )
 
@@ -115,28 +115,28 @@ def _sentence(name: str, giver: str, regret: float) -> str:
 
 
 def _ladders(
-    bench: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
+    context: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
 ) -> Study:
-    entries = [entry_of(bench, giver, rungs)]
+    entries = [entry_of(context, giver, rungs)]
     for arm in chosen:
-        own = entry_of(bench, arm, rungs)
+        own = entry_of(context, arm, rungs)
         entries += [
             own,
-            LadderEntry(f"{arm.name} ({giver.name} recipe)", arm, transferred(bench, giver, arm), own.depths),
+            LadderEntry(f"{arm.name} ({giver.name} recipe)", arm, transferred(context, giver, arm), own.depths),
         ]
     return judged_ladders(
-        bench, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
+        context, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
         seeds=seeds, by_time=False,
     )  # fmt: skip
 
 
-def transferred(bench: StudyContext, giver: Arm, arm: Arm) -> Recipe:
+def transferred(context: StudyContext, giver: Arm, arm: Arm) -> Recipe:
     """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
 
     α is the initial one where the giver injects nothing and so has none to give (the table's caption:
     "injection variants keep the default").
     """
-    own, foreign = bench.recipe(arm), bench.recipe(giver)
+    own, foreign = context.recipe(arm), context.recipe(giver)
     alpha = foreign.base.injection_weight if injects(giver) else INITIAL.injection_weight
     return replace(
         own, base=replace(foreign.base, injection_weight=alpha), learning_rate_base=foreign.learning_rate_base
