@@ -29,7 +29,7 @@ from steepen.model.init import initialise
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import DataFacts, StudyContext
+from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.training.device import keep_freed_memory
 from steepen.training.gradient_accumulation import GradientAccumulator
@@ -207,8 +207,8 @@ def compare(name: str, rounds: int) -> str:
     """One line of the table."""
     arm_name, depth = name.split(":")
     arm = find_arm(arm_name)
-    bench = StudyContext(load_preset("tiny"), DataFacts("0" * 64, VOCABULARY, 10**12, 10**9))
-    spec = bench.spec(bench.recipe(arm).at(arm, int(depth), bench.scale))
+    bench = StudyContext(load_preset("tiny"), DatasetInfo("0" * 64, VOCABULARY, 10**12, 10**9))
+    spec = bench.spec(bench.recipe(arm).at(arm, int(depth), bench.size_rule))
     passes = spec.schedule.final
     network = Network(spec.shape, arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
     network.reset_rotary()

@@ -9,10 +9,10 @@ import math
 
 from steepen.launch.cost_estimate import expected_flops
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import DataFacts, StudyContext
+from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.studies.registry import STUDIES
-from steepen.studies.synthetic import Formula, share_after_growth, tokens_per_parameter
+from steepen.studies.synthetic import Formula, growth_fraction_of, tokens_per_parameter
 
 VOCABULARY = {"tiny": 512, "mini": 8192, "paper": 50_304}
 
@@ -22,7 +22,7 @@ def bowl(spec: RunSpec) -> float:
     h = spec.hyperparameters
     away = (
         math.log(h.learning_rate / 0.05), math.log(tokens_per_parameter(spec) / 6),
-        2 * (share_after_growth(spec) - 0.3), math.log(spec.schedule.final / 2),
+        2 * (growth_fraction_of(spec) - 0.3), math.log(spec.schedule.final / 2),
     )  # fmt: skip
     scatter = 1e-4 * math.sin(int(spec.hash[:6], 16))
     return 2 + 2 * expected_flops(spec) ** -0.02 + 0.01 * sum(x * x for x in away) + scatter
@@ -33,7 +33,7 @@ def main() -> None:
     for name, study in STUDIES.items():
         cells: list[str] = []
         for preset, vocabulary in VOCABULARY.items():
-            context = StudyContext(load_preset(preset), DataFacts("f" * 64, vocabulary, 10**13, 10**10))
+            context = StudyContext(load_preset(preset), DatasetInfo("f" * 64, vocabulary, 10**13, 10**10))
             formula = Formula(bowl)
             formula.answer(study.start(context, {}))
             runs = {spec.hash: expected_flops(spec) for spec in formula.specs}

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from steepen.report.load import Finished, load
+from steepen.report.load import LoadedStudy, load_study
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
 
@@ -35,6 +35,6 @@ def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def finished(workshop: Path) -> Callable[[str], Finished]:
+def finished(workshop: Path) -> Callable[[str], LoadedStudy]:
     """A simulated study, loaded."""
-    return lambda name: load(name, workshop / "studies")
+    return lambda name: load_study(name, workshop / "studies")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from steepen.report.load import Finished
+from steepen.report.load import LoadedStudy
 from steepen.report.page import render_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -89,7 +89,7 @@ def test_the_check_sees_requests_and_errors(visit: Callable[..., Visit]) -> None
 
 
 def test_nothing_leaves_and_nothing_fails(
-    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+    visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     studies = [finished(name) for name in ("ladder", "tpp", "data-constrained", "extrapolate")]
     seen = visit(render_page(studies), "--window-size=1100,1600")
@@ -133,7 +133,7 @@ gains.click(); root.dataset.missing = last(); gains.click(); root.dataset.missin
 
 
 def test_points_answer_to_the_pointer_and_the_keyboard_and_tables_sort(
-    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+    visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     study = finished("ladder")
     seen = visit(probed(render_page([study]), HOVER), "--window-size=1100,1600")
@@ -180,7 +180,7 @@ root.dataset.clash = clash.join();
 
 @pytest.mark.parametrize("width", [390, 1100])
 def test_the_page_fits_a_phone_and_a_desk(
-    width: int, visit: Callable[..., Visit], finished: Callable[[str], Finished]
+    width: int, visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     studies = [finished(name) for name in ("family", "tpp", "data-constrained", "extrapolate")]
     # A window can't be narrower than some 500 pixels; a frame can.
@@ -198,7 +198,7 @@ def test_the_page_fits_a_phone_and_a_desk(
 
 
 def test_the_page_is_dark_where_that_is_preferred(
-    visit: Callable[..., Visit], finished: Callable[[str], Finished]
+    visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     page = probed(render_page([finished("ladder")]), FIT)
     seen = visit(page, "--blink-settings=preferredColorScheme=0")

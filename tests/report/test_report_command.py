@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from steepen.cli import main
-from steepen.report.load import load
+from steepen.report.load import load_study
 from steepen.report.page import render_page
 from steepen.runs.store import RunStore
 from steepen.utils.json_io import write_json
@@ -134,6 +134,6 @@ def test_a_run_that_failed_is_listed_with_its_reason(
     run = store.root / answer.runs[0]
     (run / "record.json").unlink()
     write_json(run / "failure.json", {"kind": "diverged", "message": "the loss became NaN at step 7."})
-    study = load(str(simulated.write_study(tmp_path, "ladder", answer)), tmp_path)
+    study = load_study(str(simulated.write_study(tmp_path, "ladder", answer)), tmp_path)
     assert study.failures == ((run.name, "the loss became NaN at step 7."),)
     assert "the loss became NaN at step 7." in render_page([study])

@@ -13,22 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from steepen.report.axes import Span, span, ticks
+from steepen.report.axes import AxisRange, axis_range, ticks
 from steepen.report.colours import (
     ARM_COLOURS,
     ARM_TITLES,
-    DARK_PAPER,
-    LIGHT_PAPER,
+    DARK_BACKGROUND,
+    LIGHT_BACKGROUND,
     arm_colour,
     contrast,
     level_colour,
 )
-from steepen.report.groups import group_series
-from steepen.report.labels import spread
-from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, compose
-from steepen.report.load import Finished
-from steepen.report.panel_figures import draw
-from steepen.report.svg import describe, draw_svg
+from steepen.report.groups import curves_of
+from steepen.report.labels import spread_apart
+from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, lay_out
+from steepen.report.load import LoadedStudy
+from steepen.report.panel_figures import draw_panels
+from steepen.report.svg import alt_text, panel_svg
 from steepen.studies.answer import Axis, Panel, Series
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
@@ -78,10 +78,10 @@ def test_the_measure_of_distance_can_fail() -> None:
 def test_lines_and_words_stand_out_from_their_ground() -> None:
     others = [arm_colour(f"arm-{i}") for i in range(200)]
     for colour in [*ARM_COLOURS.values(), *others]:
-        assert contrast(colour.light, LIGHT_PAPER) >= 3 and contrast(colour.dark, DARK_PAPER) >= 3
+        assert contrast(colour.light, LIGHT_BACKGROUND) >= 3 and contrast(colour.dark, DARK_BACKGROUND) >= 3
     for colour in [*ARM_COLOURS.values(), *others, *(level_colour(s / 10) for s in range(11))]:
-        assert contrast(colour.light_text, LIGHT_PAPER) >= 4.5
-        assert contrast(colour.dark_text, DARK_PAPER) >= 4.5
+        assert contrast(colour.light_text, LIGHT_BACKGROUND) >= 4.5
+        assert contrast(colour.dark_text, DARK_BACKGROUND) >= 4.5
 
 
 def test_an_arm_keeps_its_colour_however_it_is_spelt() -> None:
@@ -101,7 +101,7 @@ def test_an_arm_keeps_its_colour_however_it_is_spelt() -> None:
     ],
 )
 def test_log_axes_have_ticks_a_reader_expects(low: float, high: float, wanted: list[str]) -> None:
-    found, _ = ticks(Span(Axis("x", "log"), low, high))
+    found, _ = ticks(AxisRange(Axis("x", "log"), low, high))
     assert [tick.text + (f"^{tick.power}" if tick.power is not None else "") for tick in found] == wanted
 
 
@@ -110,7 +110,7 @@ def test_log_axes_have_ticks_a_reader_expects(low: float, high: float, wanted: l
 def test_every_axis_has_a_few_ticks_inside_it(start: float, length: float, log: bool) -> None:
     axis = Axis("x", "log" if log else "linear")
     values = [abs(start) + 1e-9, (abs(start) + 1e-9) * (1 + length)] if log else [start, start + length]
-    reach = span(axis, values)
+    reach = axis_range(axis, values)
     found, small = ticks(reach)
     inside = [
         reach.low - 1e-9 * abs(reach.low) <= t.value <= reach.high + 1e-9 * abs(reach.high) for t in found
@@ -123,14 +123,14 @@ def test_every_axis_has_a_few_ticks_inside_it(start: float, length: float, log: 
 @given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 8))
 def test_labels_keep_their_distance_and_their_order(wanted: list[float], gap: float) -> None:
     wanted = sorted(wanted)
-    placed = spread(wanted, gap, 0, 100)
+    placed = spread_apart(wanted, gap, 0, 100)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
     if (len(wanted) - 1) * gap <= 100:
         assert all(-1e-9 <= value <= 100 + 1e-9 for value in placed)
 
 
 def test_labels_that_do_not_collide_stay_where_they_point() -> None:
-    assert spread([10, 50, 90], 5, 0, 100) == [10, 50, 90]
+    assert spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
 
 
 number = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0.1, 10)
@@ -167,10 +167,10 @@ panels = st.builds(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(panels, st.sampled_from([PAPER, WIDE, NARROW]))
 def test_any_panel_can_be_drawn(panel: Panel, canvas: Canvas) -> None:
-    scene = compose(panel, canvas, ARM_TITLES)
+    scene = lay_out(panel, canvas, ARM_TITLES)
     assert all(math.isfinite(v) for mark in scene.marks for place in mark.at for v in place)
     assert all(math.isfinite(label.x) and math.isfinite(label.y) for label in scene.labels)
-    drawing = ElementTree.fromstring(draw_svg(scene, "n", lambda _: "k0", describe(panel, scene)))
+    drawing = ElementTree.fromstring(panel_svg(scene, "n", lambda _: "k0", alt_text(panel, scene)))
     shown = sum(len(mark.at) for mark in scene.marks if mark.series.kind == "points")
     given_ = sum(len(one.x) for one in panel.series if one.kind == "points")
     assert len(drawing.findall(".//g[@class='point']")) == shown
@@ -180,7 +180,7 @@ def test_any_panel_can_be_drawn(panel: Panel, canvas: Canvas) -> None:
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(panels)
 def test_any_panel_can_be_printed(panel: Panel) -> None:
-    assert draw([panel], ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
+    assert draw_panels([panel], ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
 
 
 def test_points_lie_where_their_values_say() -> None:
@@ -188,7 +188,7 @@ def test_points_lie_where_their_values_say() -> None:
         "p", Axis("x", "log"), Axis("y", reverse=True),
         (Series("a", "points", (1.0, 10.0, 100.0), (0.0, 5.0, 10.0)),),
     )  # fmt: skip
-    scene = compose(panel, WIDE, {})
+    scene = lay_out(panel, WIDE, {})
     (x0, y0), (x1, y1), (x2, y2) = scene.marks[0].at
     assert x1 - x0 == pytest.approx(x2 - x1) and x1 > x0  # equal ratios, equal steps
     assert y1 - y0 == pytest.approx(y2 - y1) and y2 > y0  # reversed: larger values lie lower
@@ -201,30 +201,30 @@ def test_a_band_that_runs_off_does_not_flatten_the_rest() -> None:
     firm = Series("m", "line", x, (1.0, 1.5), arm="vanilla")
     wild = Series("m band", "band", x, (0.9, 0.5), (1.1, math.inf), arm="vanilla")
     far = Series("m band", "band", x, (0.9, -500.0), (1.1, 900.0), arm="vanilla")
-    scene = compose(Panel("p", Axis("x"), Axis("y"), (firm, wild, far)), WIDE, {})
+    scene = lay_out(Panel("p", Axis("x"), Axis("y"), (firm, wild, far)), WIDE, {})
     assert -1 < scene.y.low < 0.9 and 1.5 < scene.y.high < 3
 
 
 def test_what_is_hidden_is_counted() -> None:
     one = Series("a", "points", (1.0, -1.0, math.nan), (1.0, 1.0, 1.0))
-    assert compose(Panel("p", Axis("x", "log"), Axis("y"), (one,)), WIDE, {}).hidden == 2
+    assert lay_out(Panel("p", Axis("x", "log"), Axis("y"), (one,)), WIDE, {}).hidden == 2
 
 
 def test_many_arms_make_the_figure_taller_rather_than_crowded() -> None:
     many = tuple(
         Series(f"arm-{i}", "line", (1.0, 2.0), (1.0, 1.0 + i / 100), arm=f"arm-{i}") for i in range(40)
     )
-    scene = compose(Panel("p", Axis("x"), Axis("y"), many), PAPER, {})
+    scene = lay_out(Panel("p", Axis("x"), Axis("y"), many), PAPER, {})
     heights = sorted(label.y for label in scene.labels)
     assert len(heights) == 40 and min(b - a for a, b in pairwise(heights)) >= PAPER.font
     assert heights[-1] <= scene.box[3]
 
 
-def test_the_key_says_what_dashes_and_hollow_points_mean(finished: Callable[[str], Finished]) -> None:
+def test_the_key_says_what_dashes_and_hollow_points_mean(finished: Callable[[str], LoadedStudy]) -> None:
     ladder, held = finished("family"), finished("extrapolate")
-    words = [entry.text for _, _, entry in compose(ladder.answer.panels[1], PAPER, ARM_TITLES).key]
+    words = [entry.text for _, _, entry in lay_out(ladder.answer.panels[1], PAPER, ARM_TITLES).key]
     assert words == ["90% band", "fitted", "extrapolated", "measured"]
-    words = [entry.text for _, _, entry in compose(held.answer.panels[0], PAPER, ARM_TITLES).key]
+    words = [entry.text for _, _, entry in lay_out(held.answer.panels[0], PAPER, ARM_TITLES).key]
     assert words == ["90% band", "law", "forecast", "held out"]
 
 
@@ -243,7 +243,7 @@ def test_two_ladders_of_one_arm_are_told_apart() -> None:
             Series("held out: vanilla", "points", (3.0,), (2.0,), arm="vanilla", marker="square"),
         ),
     )
-    groups = group_series(panel, ARM_TITLES)
+    groups = curves_of(panel, ARM_TITLES)
     assert [(g.label, len(g.series)) for g in groups] == [
         ("Untied-2 own recipe", 2),
         ("Untied-2 other recipe", 2),
@@ -252,10 +252,10 @@ def test_two_ladders_of_one_arm_are_told_apart() -> None:
     assert groups[0].colour == arm_colour("untied-2") != groups[1].colour
 
 
-def test_fonts_are_embedded_and_no_time_is_written(finished: Callable[[str], Finished]) -> None:
+def test_fonts_are_embedded_and_no_time_is_written(finished: Callable[[str], LoadedStudy]) -> None:
     panels_ = list(finished("ladder").answer.panels)
-    first = draw(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
-    assert first == draw(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
+    first = draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
+    assert first == draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
     pdf = first["pdf"]
     descriptors = re.findall(rb"/Type /FontDescriptor", pdf)
     assert descriptors and len(re.findall(rb"/FontFile2 \d+ 0 R", pdf)) == len(descriptors)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steepen.report.colours import arm_colour
-from steepen.report.load import Finished
+from steepen.report.load import LoadedStudy
 from steepen.report.page import render_page
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
@@ -45,7 +45,9 @@ class Outline(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def test_the_verdicts_come_first_and_everything_follows_in_order(finished: Callable[[str], Finished]) -> None:
+def test_the_verdicts_come_first_and_everything_follows_in_order(
+    finished: Callable[[str], LoadedStudy],
+) -> None:
     text = Outline(render_page([finished("ladder")])).text
     parts = [
         "which arms are steeper than Vanilla",
@@ -61,7 +63,7 @@ def test_the_verdicts_come_first_and_everything_follows_in_order(finished: Calla
     assert places == sorted(places)
 
 
-def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], Finished]) -> None:
+def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     found = re.search(
         r"Every number of this answer</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S
@@ -70,14 +72,16 @@ def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], Fin
     assert json.loads(unescape(found.group(1))) == study.answer.values
 
 
-def test_a_verdict_is_not_said_twice(finished: Callable[[str], Finished]) -> None:
+def test_a_verdict_is_not_said_twice(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     visible = Outline(render_page([study])).text.split("Every number")[0]
     assert visible.count(study.answer.findings[0]) == 1
     assert study.answer.findings[-1] in visible
 
 
-def test_verdicts_that_the_findings_do_not_state_come_after_them(finished: Callable[[str], Finished]) -> None:
+def test_verdicts_that_the_findings_do_not_state_come_after_them(
+    finished: Callable[[str], LoadedStudy],
+) -> None:
     study = finished("ladder")
     detail = {"arm": "untied-grow", "word": "undecided", "sentence": "untied-grow per second: undecided."}
     values = {**study.answer.values, "seconds": {"arms": {"untied-grow": {"verdict_detail": detail}}}}
@@ -88,7 +92,7 @@ def test_verdicts_that_the_findings_do_not_state_come_after_them(finished: Calla
     assert "untied-grow per second: undecided." in text
 
 
-def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[str], Finished]) -> None:
+def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     page = render_page([study])
     blocks = re.findall(
@@ -101,7 +105,7 @@ def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[s
         assert record == next(r for r in study.records if r.run == run)
 
 
-def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[str], Finished]) -> None:
+def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     page = render_page([study])
     points = re.findall(r'<g class="point" data-run="(\w+)"><title>([^<]*)</title>', page)
@@ -116,7 +120,7 @@ def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[st
         assert f'id="run-{record.run}"' in page
 
 
-def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], Finished]) -> None:
+def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], LoadedStudy]) -> None:
     page = Outline(render_page([finished("ladder"), finished("tpp")]))
     loads = [
         (tag, value)
@@ -146,15 +150,15 @@ def test_names_that_look_like_html_stay_names() -> None:
     clean = replace(
         answer, study="x", question="x", findings=(), values={}, panels=(), tables=(), warnings=()
     )
-    page = Outline(render_page([Finished(evil, answer, {evil: evil}, ())]))
-    plain = Outline(render_page([Finished("x", clean, {}, ())]))
+    page = Outline(render_page([LoadedStudy(evil, answer, {evil: evil}, ())]))
+    plain = Outline(render_page([LoadedStudy("x", clean, {}, ())]))
     assert page.elements["script"] == plain.elements["script"] == 1
     assert page.elements["style"] == plain.elements["style"] == 1
     assert page.elements["img"] == 0
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
 
 
-def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], Finished]) -> None:
+def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], LoadedStudy]) -> None:
     page = render_page([finished("ladder"), finished("family"), finished("extrapolate")])
     colour = arm_colour("untied-grow")
     rules = re.findall(rf"\.(k\d+)\{{--c:{colour.light};", page)
@@ -164,20 +168,20 @@ def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], Finis
     assert shades == labels == set(rules)
 
 
-def test_dark_colours_are_for_the_screen_only(finished: Callable[[str], Finished]) -> None:
+def test_dark_colours_are_for_the_screen_only(finished: Callable[[str], LoadedStudy]) -> None:
     page = render_page([finished("ladder")])
     assert set(re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", page)) == {
         "screen and (prefers-color-scheme:dark)"
     }
 
 
-def test_the_same_study_gives_the_same_page(finished: Callable[[str], Finished]) -> None:
+def test_the_same_study_gives_the_same_page(finished: Callable[[str], LoadedStudy]) -> None:
     assert render_page([finished("family")]) == render_page([finished("family")])
 
 
 @pytest.mark.parametrize("name", ["tpp", "data-constrained", "extrapolate"])
 def test_a_study_without_runs_or_verdicts_still_has_its_page(
-    name: str, finished: Callable[[str], Finished]
+    name: str, finished: Callable[[str], LoadedStudy]
 ) -> None:
     study = finished(name)
     text = Outline(render_page([study])).text

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from steepen.report.load import Finished
-from steepen.report.table_files import cells, numeric, to_csv, to_markdown
+from steepen.report.load import LoadedStudy
+from steepen.report.table_files import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.report.terminal import print_answer
 from steepen.studies.answer import Table
 from steepen.utils.formatting import format_column, format_value, pretty_exponents
@@ -57,7 +57,7 @@ def test_numbers_of_a_column_can_be_compared() -> None:
     assert format_column([1.5, 2.0]) == ["1.5", "2.0"]
     assert format_column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
     assert format_column([0.00006, -0.0022]) == ["0.0001", "−0.0022"]
-    assert numeric(TABLE) == [False, True, False, True, True]
+    assert numeric_columns(TABLE) == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_machine_numbers_in_labels_become_readable() -> None:
 
 
 def test_a_short_row_is_filled_up() -> None:
-    assert cells(Table("t", ("a", "b"), ((1,),))) == [["1", "–"]]
+    assert formatted_rows(Table("t", ("a", "b"), ((1,),))) == [["1", "–"]]
 
 
-def shown(study: Finished, width: int = 100) -> str:
+def shown(study: LoadedStudy, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
     print_answer(study.answer, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str], Finished]) -> None:
+def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str], LoadedStudy]) -> None:
     text = shown(finished("ladder"))
     places = [
         text.index(part) for part in ("Simulated laws", "Operator-1 steeper", "Laws and verdicts", "warning")
@@ -96,7 +96,7 @@ def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str
 
 
 def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
-    finished: Callable[[str], Finished],
+    finished: Callable[[str], LoadedStudy],
 ) -> None:
     columns = ("arm", *(f"column {i}" for i in range(9)))
     table = Table("Wide", columns, (("untied-grow", *(0.12345 + i for i in range(9))),) * 25)
@@ -107,7 +107,7 @@ def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_the_terminal_prints_brackets_as_they_are(finished: Callable[[str], Finished]) -> None:
+def test_the_terminal_prints_brackets_as_they_are(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("tpp")
     odd = replace(
         study.answer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steepen.studies.context import DataFacts, StudyContext
+from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 
 PLENTY = 10**13
@@ -12,15 +12,15 @@ PLENTY = 10**13
 
 @pytest.fixture(scope="session")
 def paper() -> StudyContext:
-    return StudyContext(load_preset("paper"), DataFacts("f" * 64, 50_304, PLENTY, PLENTY))
+    return StudyContext(load_preset("paper"), DatasetInfo("f" * 64, 50_304, PLENTY, PLENTY))
 
 
 @pytest.fixture(scope="session")
 def tiny() -> StudyContext:
-    return StudyContext(load_preset("tiny"), DataFacts("f" * 64, 512, PLENTY, PLENTY))
+    return StudyContext(load_preset("tiny"), DatasetInfo("f" * 64, 512, PLENTY, PLENTY))
 
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bootstraps small enough for a test; verdicts do not rest on them."""
-    monkeypatch.setattr("steepen.studies.ladders.ladder_runs.DRAWS", 200)
+    monkeypatch.setattr("steepen.studies.ladders.ladder_runs.BOOTSTRAP_DRAWS", 200)

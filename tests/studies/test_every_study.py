@@ -24,7 +24,7 @@ from steepen.studies.design.growth_timing import growth_timing
 from steepen.studies.design.passes import passes
 from steepen.studies.registry import STUDIES, find_study
 from steepen.studies.study_names import ASKS
-from steepen.studies.synthetic import Formula, initial_parameters, share_after_growth, tokens_per_parameter
+from steepen.studies.synthetic import Formula, growth_fraction_of, initial_parameters, tokens_per_parameter
 
 
 def bumpy(spec: RunSpec) -> float:
@@ -36,7 +36,7 @@ def bumpy(spec: RunSpec) -> float:
         math.log(h.learning_rate / 0.1),
         math.log(tokens_per_parameter(spec) / 6),
         math.log(h.embedding_lr_multiplier / 0.3),
-        2 * (share_after_growth(spec) - 0.3),
+        2 * (growth_fraction_of(spec) - 0.3),
         math.log(k / 2),
         3 * (core - 0.35),
         math.log((h.weight_decay + 0.01) / 0.3),
@@ -148,9 +148,9 @@ def test_growth_timing_recovers_the_affine_law(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         arm, shape = spec.arm, spec.shape
         tpp = tokens_per_parameter(spec)
-        full = paper.cost(arm, shape.depth, 4) / paper.cost(arm, shape.depth, 2)
+        full = paper.flops_per_token(arm, shape.depth, 4) / paper.flops_per_token(arm, shape.depth, 2)
         best = (tpp / (a * tpp + b) - 1) / (full - 1)
-        return 3.0 + 0.05 * (share_after_growth(spec) - best) ** 2
+        return 3.0 + 0.05 * (growth_fraction_of(spec) - best) ** 2
 
     law = Formula(bowl).answer(growth_timing(paper, arms=["untied-grow"])).values["untied-grow"]["law"]
     # The surface counts attention in its expansion, the law compute-active parameters: a percent apart.
@@ -164,12 +164,12 @@ def test_growth_target_shows_depth_where_evaluation_has_joined_it(
 ) -> None:
     from steepen.studies import synthetic
 
-    plain = synthetic.fabricate
+    plain = synthetic.fabricate_record
 
     def scored(spec: RunSpec, loss: float) -> RunRecord:
         return replace(plain(spec, loss), evaluation={"depth_used": {"depth": 7, "executed": 11}})
 
-    monkeypatch.setattr(synthetic, "fabricate", scored)
+    monkeypatch.setattr(synthetic, "fabricate_record", scored)
     answer = Formula(lambda spec: 3.0).answer(growth_target(paper))
     deep = next(panel for panel in answer.panels if panel.y.label == "KL effective depth")
     assert {y for series in deep.series for y in series.y} == {7.0}
@@ -233,8 +233,8 @@ def test_passes_recovers_the_laws_of_its_surface(paper: StudyContext) -> None:
         depth, k = spec.shape.depth, spec.schedule.final
         if spec.tokens == round(1e9 / 524_288) * 524_288:
             return 3.2 * (expected_flops(spec) / 1e18) ** -0.05 * math.exp(0.01 * math.log(k / 1.5) ** 2)
-        tpp = expected_flops(spec) / (paper.cost(one, depth) * paper.stored(one, depth))
-        per_pass = paper.cost(find_arm("loop-2"), depth) / paper.cost(one, depth) - 1
+        tpp = expected_flops(spec) / (paper.flops_per_token(one, depth) * paper.stored_parameters(one, depth))
+        per_pass = paper.flops_per_token(find_arm("loop-2"), depth) / paper.flops_per_token(one, depth) - 1
         best = 1 + (0.82 * tpp**0.15 - 1) / per_pass
         return 3.2 * math.exp(0.01 * math.log(k / max(best, 0.5)) ** 2)
 

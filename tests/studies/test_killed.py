@@ -21,7 +21,7 @@ from steepen.launch.base import Outcome
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer
-from steepen.studies.context import DataFacts, StudyContext
+from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 from steepen.studies.ladders.ladder import ladder
@@ -70,7 +70,7 @@ def small_bench(data: Dataset) -> StudyContext:
             Adjustment("untied-grow", rho=0.4),
         ),
     )
-    facts = DataFacts(
+    facts = DatasetInfo(
         data.identity, data.padded_vocabulary, len(data.tokens("train")), len(data.tokens("val"))
     )
     return StudyContext(preset, facts)

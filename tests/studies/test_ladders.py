@@ -348,7 +348,7 @@ def test_seconds_of_runs_that_shared_a_machine_are_warned_of(
 ) -> None:
     from steepen.studies import synthetic
 
-    plain, count = synthetic.fabricate, iter(range(1000))
+    plain, count = synthetic.fabricate_record, iter(range(1000))
 
     def timed(spec: RunSpec, loss: float) -> RunRecord:
         when = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=gap * next(count))
@@ -359,7 +359,7 @@ def test_seconds_of_runs_that_shared_a_machine_are_warned_of(
             finished=when.isoformat(),
         )
 
-    monkeypatch.setattr(synthetic, "fabricate", timed)
+    monkeypatch.setattr(synthetic, "fabricate_record", timed)
     surface = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
     warnings = surface.answer(ladder(tiny, arms=["vanilla", "operator-1"])).warnings
     assert any("shared their machine" in warning for warning in warnings) == shared

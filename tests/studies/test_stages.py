@@ -14,15 +14,15 @@ from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import BASE, INITIAL
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import StudyContext, fixed_twin
-from steepen.studies.preset import FOLDER, load_preset
+from steepen.studies.context import StudyContext, starting_arm
+from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe
 from steepen.studies.stages.chain_tuning import candidates, chain_tuning
 from steepen.studies.stages.fit_recipe import fit_recipe
 from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.lr_rule import lr_rule
 from steepen.studies.stages.tpp import tpp
-from steepen.studies.synthetic import Formula, initial_parameters, share_after_growth, tokens_per_parameter
+from steepen.studies.synthetic import Formula, growth_fraction_of, initial_parameters, tokens_per_parameter
 from steepen.utils.codec import from_builtins
 
 # Optima the table's grids can reach: powers of √2 from the initial value, which two rounds of 2 and √2 hit.
@@ -199,7 +199,7 @@ def test_growth_fraction_recovers_the_share_to_one_decimal(
     paper: StudyContext, best: float, adopted: float
 ) -> None:
     def bowl(spec: RunSpec) -> float:
-        return 3.0 + 0.05 * (share_after_growth(spec) - best) ** 2
+        return 3.0 + 0.05 * (growth_fraction_of(spec) - best) ** 2
 
     driver = Formula(bowl)
     found = driver.answer(growth_fraction(paper, arms=["untied-grow"])).values["untied-grow"]
@@ -218,7 +218,7 @@ def test_growth_fraction_refuses_an_arm_that_does_not_grow(paper: StudyContext) 
 
 
 def rate_surface(context: StudyContext, arm: str, beta: float, best: float = 0.04):
-    base = context.stored(find_arm(arm), context.preset.base_depth)
+    base = context.stored_parameters(find_arm(arm), context.preset.base_depth)
 
     def loss(spec: RunSpec) -> float:
         size = initial_parameters(spec) / base
@@ -314,7 +314,7 @@ def test_the_screen_sweeps_every_setting(paper: StudyContext) -> None:
 
 def whole_surface(context: StudyContext):
     """All four stages at once: every optimum is known."""
-    base = context.stored(find_arm("untied-2"), 8)
+    base = context.stored_parameters(find_arm("untied-2"), 8)
 
     def loss(spec: RunSpec) -> float:
         size = initial_parameters(spec) / base
@@ -325,7 +325,7 @@ def whole_surface(context: StudyContext):
         value += (
             0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 999_817_216 else 0.0
         )
-        value += 0.03 * (share_after_growth(spec) - 0.271) ** 2
+        value += 0.03 * (growth_fraction_of(spec) - 0.271) ** 2
         return math.exp(value)
 
     return loss
@@ -350,14 +350,14 @@ def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(
     write_recipe(tmp_path / "recipe.yaml", file)
     assert read_recipe(tmp_path / "recipe.yaml") == file
     ladder_bench = replace(paper, recipes={file.arm: read_recipe(tmp_path / "recipe.yaml").recipe})
-    rung = ladder_bench.recipe(find_arm("untied-grow")).at(find_arm("untied-grow"), 8, paper.scale)
+    rung = ladder_bench.recipe(find_arm("untied-grow")).at(find_arm("untied-grow"), 8, paper.size_rule)
     assert rung.rho == 0.3
     assert rung.hyperparameters.embedding_lr_multiplier == recipe.base.embedding_lr_multiplier
 
 
 def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: StudyContext) -> None:
     surface = whole_surface(paper)
-    monotone = Formula(lambda spec: surface(spec) + 0.1 * share_after_growth(spec))
+    monotone = Formula(lambda spec: surface(spec) + 0.1 * growth_fraction_of(spec))
     answer = monotone.answer(fit_recipe(paper, arms=["untied-grow"]))
     assert answer.values["recipe"]["recipe"]["rho"] == 0.1
     told = "no best growth fraction lies inside its sweep"
@@ -373,7 +373,7 @@ def test_a_fixed_arm_skips_stage_three(paper: StudyContext) -> None:
 
 def test_growing_arms_inherit_from_the_arm_they_start_as() -> None:
     pairs = {"untied-grow": "untied-2", "loop-grow": "loop-2", "deep-vanilla-grow": "deep-vanilla"}
-    assert {name: fixed_twin(find_arm(name)).name for name in pairs} == pairs
+    assert {name: starting_arm(find_arm(name)).name for name in pairs} == pairs
 
 
 def test_a_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
@@ -384,7 +384,7 @@ def test_a_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
 
 
 def test_a_preset_names_its_faults(tmp_path) -> None:
-    text = (FOLDER / "tiny.yaml").read_text()
+    text = (PRESETS_DIRECTORY / "tiny.yaml").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("batch_tokens: 2048", "batch_tokens: 2000"))
     with pytest.raises(UsageError, match=r"batch_tokens.*multiple of the context"):

@@ -11,7 +11,7 @@ import pytest
 from steepen.cli import main
 from steepen.data.prepare import prepare
 from steepen.data.prepare_options import PrepareRequest
-from steepen.studies.preset import FOLDER
+from steepen.studies.preset import PRESETS_DIRECTORY
 from steepen.studies.study_names import ASKS
 
 WORDS = ["north", "south", "river", "hill", "stone", "wood", "light", "rain", "wind", "house", "road", "sea"]
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(
         PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data"
     )
-    text = (FOLDER / "tiny.yaml").read_text()
+    text = (PRESETS_DIRECTORY / "tiny.yaml").read_text()
     for before, after in (
         ("context: 64", "context: 16"),
         ("batch_tokens: 2048", "batch_tokens: 64"),

@@ -37,18 +37,20 @@ def report(
 
     steepen report ladder-tiny studies/tpp-tiny --out report --format pdf
     """
-    from steepen.report.load import load
-    from steepen.report.write import PAGE, parse_formats, steps, write_report
+    from steepen.report.load import load_study
+    from steepen.report.write import PAGE_NAME, parse_formats, step_count, write_report
 
     kinds = parse_formats(formats)
-    loaded = [load(name, studies, runs) for name in dict.fromkeys(study)]
-    written = [file for files in _followed(write_report(loaded, out, kinds), steps(loaded)) for file in files]
+    loaded = [load_study(name, studies, runs) for name in dict.fromkeys(study)]
+    written = [
+        file for files in _followed(write_report(loaded, out, kinds), step_count(loaded)) for file in files
+    ]
     if as_json:
-        print(json.dumps({"page": str(out / PAGE), "files": [str(file) for file in written]}, indent=2))
+        print(json.dumps({"page": str(out / PAGE_NAME), "files": [str(file) for file in written]}, indent=2))
         return
     figures = sum(file.parent.name == "figures" for file in written)
     tables = sum(file.parent.name == "tables" for file in written)
-    print(f"{out / PAGE}: open it in any browser.")
+    print(f"{out / PAGE_NAME}: open it in any browser.")
     for folder, count in (("figures", figures), ("tables", tables)):
         if count:
             print(f"{out / folder}: {count} files.")

@@ -31,7 +31,7 @@ from steepen.studies.study_names import ASKS
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
-    from steepen.studies.context import DataFacts
+    from steepen.studies.context import DatasetInfo
     from steepen.studies.preset import Preset
     from steepen.studies.registry import StudyEntry
 
@@ -92,7 +92,7 @@ def study(
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
     from steepen.studies.registry import find_study
-    from steepen.studies.synthetic import STAND_INS
+    from steepen.studies.synthetic import STAND_IN_RECORDS
 
     listed = find_study(name)
     chosen = load_preset(preset)
@@ -115,8 +115,8 @@ def study(
     asked = chosen.validation_tokens // chosen.context * chosen.context
     if context.validation_tokens < asked:
         print(
-            f"note: losses are of {context.validation_tokens:,} validation tokens, all that the data has; the "
-            f"preset asks for {asked:,}.",
+            f"note: losses are of {context.validation_tokens:,} validation tokens, all that the data has; "
+            f"the preset asks for {asked:,}.",
             file=sys.stderr,
         )
     title = label or _title(listed, chosen, given)
@@ -129,7 +129,7 @@ def study(
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
         retry_diverged=retry_diverged, gaps=listed.gaps, as_json=as_json,
-        stand_ins=STAND_INS if dry_run and listed.adaptive else (),
+        stand_ins=STAND_IN_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
     if answer is None:  # a dry run has said what it had to say
         return
@@ -179,10 +179,10 @@ def _title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
 
 
-def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DataFacts]:
+def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DatasetInfo]:
     """What was given, or the preset's own data, which is prepared beside the runs where it is not there."""
     from steepen.data import Dataset
-    from steepen.studies.context import DataFacts
+    from steepen.studies.context import DatasetInfo
 
     if folder is None:
         own = preset.source or "data"
@@ -199,7 +199,7 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
                 )
             _prepare(preset, folder)
     dataset = Dataset.open(folder)
-    return folder, DataFacts(
+    return folder, DatasetInfo(
         identity=dataset.identity,
         vocabulary=dataset.padded_vocabulary,
         train_tokens=len(dataset.tokens("train")),
@@ -207,13 +207,13 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
     )
 
 
-def _assumed(preset: Preset) -> DataFacts:
+def _assumed(preset: Preset) -> DatasetInfo:
     """A dry run needs no data: the vocabulary follows from the tokenizer, the rest is taken to suffice."""
-    from steepen.studies.context import DataFacts
+    from steepen.studies.context import DatasetInfo
 
     _, _, size = preset.tokenizer.partition(":")
     vocabulary = -(-int(size or 50_257) // 128) * 128
-    return DataFacts("0" * 64, vocabulary, 10**15, 10**9)
+    return DatasetInfo("0" * 64, vocabulary, 10**15, 10**9)
 
 
 def _prepare(preset: Preset, folder: Path) -> None:

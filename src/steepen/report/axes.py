@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from steepen.studies.answer import Axis
 from steepen.utils.formatting import typographic_minus
 
-WANTED = 6  # labelled ticks at most, where there is a choice
+MAX_TICKS = 6  # labelled ticks at most, where there is a choice
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Span:
+class AxisRange:
     """An axis with its reach."""
 
     axis: Axis
@@ -34,13 +34,13 @@ class Span:
         """Whether distances are ratios."""
         return self.axis.scale == "log"
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         """Where a value lies: 0 at the axis's beginning, 1 at its end."""
         bend = math.log if self.log else float
         share = (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
         return 1 - share if self.axis.reverse else share
 
-    def shows(self, value: float) -> bool:
+    def can_show(self, value: float) -> bool:
         """Whether a value has a place on this axis, inside its reach or not."""
         return _drawable(value, self.log)
 
@@ -50,7 +50,9 @@ def _drawable(value: float, log: bool) -> bool:
     return abs(value) < 1e250 and (value > 1e-250 or not log)
 
 
-def span(axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05) -> Span:
+def axis_range(
+    axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05
+) -> AxisRange:
     """The reach that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
     good = [v for v in values if _drawable(v, axis.scale == "log")]
     extra = [v for v in soft if _drawable(v, axis.scale == "log")]
@@ -66,10 +68,10 @@ def span(axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: f
         around = math.log(2) if axis.scale == "log" else (0.5 * abs(low) or 1.0)
         low, high = low - around, high + around
     edge = pad * (high - low)
-    return Span(axis, back(low - edge), back(high + edge))
+    return AxisRange(axis, back(low - edge), back(high + edge))
 
 
-def ticks(reach: Span, wanted: int = WANTED) -> tuple[list[Tick], list[float]]:
+def ticks(reach: AxisRange, wanted: int = MAX_TICKS) -> tuple[list[Tick], list[float]]:
     """Labelled ticks, and the places of the unlabelled small ones."""
     if not reach.log:
         return _even(reach, wanted), []
@@ -94,7 +96,7 @@ def ticks(reach: Span, wanted: int = WANTED) -> tuple[list[Tick], list[float]]:
     return _even(reach, wanted), []
 
 
-def _between(reach: Span) -> list[float]:
+def _between(reach: AxisRange) -> list[float]:
     powers = range(math.floor(math.log10(reach.low)), math.ceil(math.log10(reach.high)) + 1)
     return [d * 10.0**p for p in powers for d in range(1, 10) if reach.low <= d * 10.0**p <= reach.high]
 
@@ -106,7 +108,7 @@ def _power_tick(digit: float, power: int) -> Tick:
     return Tick(value, "10" if digit == 1 else f"{digit:g}×10", power)
 
 
-def _even(reach: Span, wanted: int) -> list[Tick]:
+def _even(reach: AxisRange, wanted: int) -> list[Tick]:
     """Round values at equal distances."""
     raw = (reach.high - reach.low) / wanted
     size = 10.0 ** math.floor(math.log10(raw))

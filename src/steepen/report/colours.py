@@ -11,7 +11,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-LIGHT_PAPER, DARK_PAPER = "#ffffff", "#15181c"
+LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181c"
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Colour:
     @property
     def light_text(self) -> str:
         """For words on light ground."""
-        return _readable(self.light, LIGHT_PAPER)
+        return _readable(self.light, LIGHT_BACKGROUND)
 
     @property
     def dark_text(self) -> str:
         """For words on dark ground."""
-        return _readable(self.dark, DARK_PAPER)
+        return _readable(self.dark, DARK_BACKGROUND)
 
 
 ARM_COLOURS: dict[str, Colour] = {
@@ -80,7 +80,7 @@ def level_colour(share: float, arm: str | None = None) -> Colour:
     if arm is None:
         return Colour(_along(_RAMP, share), _along(_DARK_RAMP, share))
     colour, faint = arm_colour(arm), 0.55 * (1 - share)
-    return Colour(_mix(colour.light, LIGHT_PAPER, faint), _mix(colour.dark, DARK_PAPER, faint))
+    return Colour(_mix(colour.light, LIGHT_BACKGROUND, faint), _mix(colour.dark, DARK_BACKGROUND, faint))
 
 
 def anonymous_colour(index: int) -> Colour:

@@ -11,7 +11,7 @@ from steepen.utils.formatting import format_value, pretty_exponents
 
 
 @dataclass(frozen=True)
-class Group:
+class Curve:
     """Series that share a colour; `named` where the label must stand in the picture."""
 
     label: str
@@ -21,7 +21,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class KeyEntry:
+class LegendEntry:
     """A line of the key: what a kind of line or marker means, in any colour."""
 
     text: str
@@ -29,7 +29,7 @@ class KeyEntry:
     colour: Colour = NEUTRAL
 
 
-def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
+def curves_of(panel: Panel, titles: dict[str, str]) -> list[Curve]:
     """The groups of a panel, in the order of first appearance; levels in the order of their values."""
     rivals = _rivals(panel)
     buckets: dict[tuple[str | None, float | None, str], list[Series]] = {}
@@ -45,7 +45,7 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
     short = {
         key: pretty_exponents(min((s.label for s in bucket), key=len)) for key, bucket in buckets.items()
     }
-    groups: list[Group] = []
+    groups: list[Curve] = []
     for key, bucket in buckets.items():
         arm, level, own = key
         if level is not None:
@@ -66,7 +66,7 @@ def group_series(panel: Panel, titles: dict[str, str]) -> list[Group]:
             kind = bucket[0].kind
             colour, label = anonymous_colour(anonymous_kinds.get(kind, 0)), own
             anonymous_kinds[kind] = anonymous_kinds.get(kind, 0) + 1
-        groups.append(Group(label, colour, tuple(bucket), named=level is not None or arm is not None))
+        groups.append(Curve(label, colour, tuple(bucket), named=level is not None or arm is not None))
     return groups
 
 
@@ -94,7 +94,7 @@ def title_of(arm: str, titles: dict[str, str]) -> str:
     return titles.get(arm_key(arm), arm)
 
 
-def remainder(series: Series, group: Group) -> str:
+def remainder(series: Series, group: Curve) -> str:
     """What a series' label says beyond its group's: "fit" of "Vanilla fit"."""
     names = [group.label, *([series.arm] if series.arm else [])]
     text = pretty_exponents(series.label)
@@ -111,9 +111,9 @@ def _without(name: str, text: str, instead: str = "") -> str:
     return re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _: instead, text, flags=re.IGNORECASE)
 
 
-def style_key(groups: list[Group]) -> list[KeyEntry]:
+def legend_entries(groups: list[Curve]) -> list[LegendEntry]:
     """What the kinds of lines and markers mean. Words only one of many groups has are left to the hover."""
-    found: dict[tuple[object, ...], list[tuple[Series, Group, str]]] = {}
+    found: dict[tuple[object, ...], list[tuple[Series, Curve, str]]] = {}
     for group in groups:
         for series in group.series:
             text = remainder(series, group) if group.named else pretty_exponents(series.label)
@@ -129,11 +129,11 @@ def style_key(groups: list[Group]) -> list[KeyEntry]:
     ]
     if len(lonely) > 3 and sum(group.named for group in groups) > 2:
         found = {key: uses for key, uses in found.items() if key not in lonely}
-    entries: list[KeyEntry] = []
+    entries: list[LegendEntry] = []
     for uses in found.values():
         series, group, text = uses[0]
         if not series.filled and any(other is not uses and other[0][2] == text for other in found.values()):
             text += " (censored)"  # a hollow twin of a filled marker: an optimum that is only a bound
         one_colour = len({use[1].label for use in uses}) == 1
-        entries.append(KeyEntry(text, series, group.colour if one_colour else NEUTRAL))
+        entries.append(LegendEntry(text, series, group.colour if one_colour else NEUTRAL))
     return entries[:8]

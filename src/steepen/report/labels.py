@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steepen.report.colours import Colour
-from steepen.report.groups import Group
+from steepen.report.groups import Curve
 
 Box = tuple[float, float, float, float]
 Anchor = Literal["start", "middle", "end"]
@@ -24,7 +24,7 @@ class Label:
     leader: tuple[tuple[float, float], tuple[float, float]] | None = None
 
 
-def spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+def spread_apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
     """Positions nearest to the wanted ones (in rising order) that keep their distance, inside low to high.
 
     Subtracting i·gap turns "at least gap apart" into "not falling", which pooling neighbours solves exactly.
@@ -40,24 +40,24 @@ def spread(wanted: list[float], gap: float, low: float, high: float) -> list[flo
     return [min(max(value, low), ceiling) + i * gap for i, value in enumerate(level)]
 
 
-def column_of_labels(
-    ends: list[tuple[Group, tuple[float, float]]], box: Box, font: float, room: float, letter: float
+def labels_at_curve_ends(
+    ends: list[tuple[Curve, tuple[float, float]]], box: Box, font: float, room: float, letter: float
 ) -> list[Label]:
     """Labels right of the box, each led to the end of its curve."""
     _, top, right, bottom = box
     ends = sorted(ends, key=lambda end: (end[1][1], end[0].label))
-    heights = spread([y for _, (_, y) in ends], 1.2 * font, top + 0.4 * font, bottom - 0.2 * font)
+    heights = spread_apart([y for _, (_, y) in ends], 1.2 * font, top + 0.4 * font, bottom - 0.2 * font)
     x = right + 1.3 * font
     labels: list[Label] = []
     for (group, (from_x, from_y)), y in zip(ends, heights, strict=True):
         start = (min(from_x + 0.45 * font, right), from_y)
-        text = shorten(group.label, room, letter * font)
+        text = truncate(group.label, room, letter * font)
         labels.append(Label(text, group.colour, x, y, leader=(start, (x - 0.3 * font, y))))
     return labels
 
 
-def beside_points(
-    points: list[tuple[Group, tuple[float, float]]],
+def labels_beside_points(
+    points: list[tuple[Curve, tuple[float, float]]],
     taken: list[tuple[float, float]],
     box: Box,
     font: float,
@@ -111,7 +111,7 @@ def _overlap(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
-def shorten(text: str, room: float, letter: float) -> str:
+def truncate(text: str, room: float, letter: float) -> str:
     """The text, cut with an ellipsis where it is longer than its room."""
     count = max(4, int(room / letter))
     return text if len(text) <= count + 1 else text[: count - 1].rstrip() + "…"

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from steepen.report.axes import Span, Tick, span, ticks
-from steepen.report.groups import Group, KeyEntry, group_series, style_key
-from steepen.report.labels import Label, beside_points, column_of_labels
+from steepen.report.axes import AxisRange, Tick, axis_range, ticks
+from steepen.report.groups import Curve, LegendEntry, curves_of, legend_entries
+from steepen.report.labels import Label, labels_at_curve_ends, labels_beside_points
 from steepen.studies.answer import Panel, Series
 
 
@@ -24,25 +24,29 @@ class Canvas:
     width: float
     height: float
     font: float
-    letter: float = 0.6
-    upright: bool = False  # the y axis's label stands beside the axis, turned; otherwise it lies above
+    character_width: float = 0.6
+    rotated_y_label: bool = (
+        False  # the y axis's label stands beside the axis, turned; otherwise it lies above
+    )
 
-    def text(self, text: str) -> float:
+    def text_width(self, text: str) -> float:
         """About how wide a text is."""
-        return self.letter * self.font * len(text)
+        return self.character_width * self.font * len(text)
 
 
-PAPER = Canvas(252, 178, 7.5, letter=0.47, upright=True)  # 3.5 inches: one column of a two-column page
+PAPER = Canvas(
+    252, 178, 7.5, character_width=0.47, rotated_y_label=True
+)  # 3.5 inches: one column of a two-column page
 WIDE = Canvas(760, 420, 13)
 NARROW = Canvas(358, 330, 11.5)
 
 
 @dataclass(frozen=True)
-class Mark:
+class PlacedSeries:
     """A series in place: pixel coordinates and values of what can be shown of it."""
 
     series: Series
-    group: Group
+    group: Curve
     at: tuple[tuple[float, float], ...]
     values: tuple[tuple[float, float], ...]
     upper: tuple[float, ...] = ()  # of a band: where its upper edge lies
@@ -51,7 +55,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ReferenceLine:
     """A vertical or horizontal line across the box, with a word."""
 
     direction: str
@@ -61,29 +65,29 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Scene:
+class PanelLayout:
     """Everything a drawing of one panel needs."""
 
     panel: Panel
     canvas: Canvas
     height: float
     box: tuple[float, float, float, float]  # left, top, right, bottom
-    x: Span
-    y: Span
+    x: AxisRange
+    y: AxisRange
     x_ticks: tuple[tuple[float, Tick], ...]
     y_ticks: tuple[tuple[float, Tick], ...]
     x_small: tuple[tuple[float, float], ...]  # places and values of unlabelled ticks
     y_small: tuple[tuple[float, float], ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[PlacedSeries, ...]
     labels: tuple[Label, ...]
-    rules: tuple[Rule, ...]
-    key: tuple[tuple[float, float, KeyEntry], ...]
+    rules: tuple[ReferenceLine, ...]
+    key: tuple[tuple[float, float, LegendEntry], ...]
     hidden: int  # points that have no place on a log axis
 
 
-def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
+def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout:
     """Lay out a panel on a canvas; `titles` are the arms' names as people read them."""
-    groups = group_series(panel, titles)
+    groups = curves_of(panel, titles)
     x, y = _reach(panel)
     font = canvas.font
     x_ticks, x_small = ticks(x, wanted=5 if canvas.width < 400 else 7)
@@ -91,26 +95,26 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
 
     single = [g for g in groups if g.named and _lone_point(g, x, y)]
     ended = [g for g in groups if g.named and g not in single and _has_end(g)]
-    longest = max((canvas.text(g.label) for g in ended), default=0.0)
+    longest = max((canvas.text_width(g.label) for g in ended), default=0.0)
     right_margin = min(longest + 1.9 * font, 0.42 * canvas.width) if ended else 1.2 * font
-    left = max((canvas.text(_tick_text(t)) for t in y_ticks), default=0.0) + 1.1 * font
-    left += 1.5 * font if canvas.upright else 0.0
-    top = 1.9 * font if canvas.upright else 2.3 * font
+    left = max((canvas.text_width(_tick_text(t)) for t in y_ticks), default=0.0) + 1.1 * font
+    left += 1.5 * font if canvas.rotated_y_label else 0.0
+    top = 1.9 * font if canvas.rotated_y_label else 2.3 * font
     right = canvas.width - right_margin
-    entries, key_height = _place_key(style_key(groups), canvas)
-    under = (3.2 if canvas.upright else 3.6) * font  # ticks and the axis's label
+    entries, key_height = _place_key(legend_entries(groups), canvas)
+    under = (3.2 if canvas.rotated_y_label else 3.6) * font  # ticks and the axis's label
     bottom_margin = under + key_height + 0.3 * font
     plain = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
     bottom = top + plain
     height = bottom + bottom_margin
 
     def at_x(value: float) -> float:
-        return left + x.at(value) * (right - left)
+        return left + x.position(value) * (right - left)
 
     def at_y(value: float) -> float:
-        return bottom - y.at(value) * (bottom - top)
+        return bottom - y.position(value) * (bottom - top)
 
-    marks: list[Mark] = []
+    marks: list[PlacedSeries] = []
     hidden = 0
     for group in groups:
         for series in group.series:
@@ -120,15 +124,19 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
                 marks.append(mark)
     box = (left, top, right, bottom)
     room = right_margin - 1.6 * font
-    labels = column_of_labels([(g, _end(g, marks, box)) for g in ended], box, font, room, canvas.letter)
+    labels = labels_at_curve_ends(
+        [(g, _end(g, marks, box)) for g in ended], box, font, room, canvas.character_width
+    )
     taken = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
-    labels += beside_points([(g, _end(g, marks, box)) for g in single], taken, box, font, canvas.letter)
+    labels += labels_beside_points(
+        [(g, _end(g, marks, box)) for g in single], taken, box, font, canvas.character_width
+    )
     rules = [
-        Rule(kind, value, at_x(value) if kind == "x" else at_y(value), text)
+        ReferenceLine(kind, value, at_x(value) if kind == "x" else at_y(value), text)
         for kind, value, text in panel.lines
-        if (x if kind == "x" else y).shows(value)
+        if (x if kind == "x" else y).can_show(value)
     ]
-    return Scene(
+    return PanelLayout(
         panel=panel,
         canvas=canvas,
         height=height,
@@ -147,29 +155,33 @@ def compose(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> Scene:
     )
 
 
-def _reach(panel: Panel) -> tuple[Span, Span]:
+def _reach(panel: Panel) -> tuple[AxisRange, AxisRange]:
     firm = [s for s in panel.series if s.kind != "band"]
     bands = [s for s in panel.series if s.kind == "band"]
     marks_x = [value for kind, value, _ in panel.lines if kind == "x"]
     marks_y = [value for kind, value, _ in panel.lines if kind == "y"]
-    x = span(panel.x, [v for s in firm for v in s.x] + marks_x, [v for s in bands for v in s.x], pad=0.035)
+    x = axis_range(
+        panel.x, [v for s in firm for v in s.x] + marks_x, [v for s in bands for v in s.x], pad=0.035
+    )
     edges = [v for s in bands for v in (*s.y, *s.y_high)]
-    return x, span(panel.y, [v for s in firm for v in s.y] + marks_y, edges)
+    return x, axis_range(panel.y, [v for s in firm for v in s.y] + marks_y, edges)
 
 
 def _mark(
     series: Series,
-    group: Group,
-    x: Span,
-    y: Span,
+    group: Curve,
+    x: AxisRange,
+    y: AxisRange,
     at_x: Callable[[float], float],
     at_y: Callable[[float], float],
-) -> tuple[Mark, int]:
+) -> tuple[PlacedSeries, int]:
     if series.kind == "band":
         return _band(series, group, x, y, at_x, at_y), 0
-    shown = [i for i, (a, b) in enumerate(zip(series.x, series.y, strict=True)) if x.shows(a) and y.shows(b)]
+    shown = [
+        i for i, (a, b) in enumerate(zip(series.x, series.y, strict=True)) if x.can_show(a) and y.can_show(b)
+    ]
     runs = tuple(series.runs[i] for i in shown) if len(series.runs) == len(series.x) else ()
-    mark = Mark(
+    mark = PlacedSeries(
         series,
         group,
         tuple((at_x(series.x[i]), at_y(series.y[i])) for i in shown),
@@ -181,19 +193,19 @@ def _mark(
 
 def _band(
     series: Series,
-    group: Group,
-    x: Span,
-    y: Span,
+    group: Curve,
+    x: AxisRange,
+    y: AxisRange,
     at_x: Callable[[float], float],
     at_y: Callable[[float], float],
-) -> Mark:
+) -> PlacedSeries:
     """Edges that run off the axis (an infinite interval, zero on a log axis) are cut at the box."""
 
     def cut(value: float) -> float:
         return min(max(value, y.low), y.high) if not math.isnan(value) else y.low
 
-    rows = [(a, b, c) for a, b, c in zip(series.x, series.y, series.y_high, strict=True) if x.shows(a)]
-    return Mark(
+    rows = [(a, b, c) for a, b, c in zip(series.x, series.y, series.y_high, strict=True) if x.can_show(a)]
+    return PlacedSeries(
         series,
         group,
         tuple((at_x(a), at_y(cut(b))) for a, b, _ in rows),
@@ -203,10 +215,10 @@ def _band(
     )
 
 
-def _lone_point(group: Group, x: Span, y: Span) -> bool:
+def _lone_point(group: Curve, x: AxisRange, y: AxisRange) -> bool:
     """A point with no curve (a plane of parameters): its label belongs beside it, not at the right."""
     points = sum(
-        x.shows(a) and y.shows(b)
+        x.can_show(a) and y.can_show(b)
         for s in group.series
         if s.kind == "points"
         for a, b in zip(s.x, s.y, strict=True)
@@ -214,11 +226,13 @@ def _lone_point(group: Group, x: Span, y: Span) -> bool:
     return points == 1 and all(len(s.x) <= 2 for s in group.series)
 
 
-def _has_end(group: Group) -> bool:
+def _has_end(group: Curve) -> bool:
     return any(s.x and s.kind != "band" for s in group.series)
 
 
-def _end(group: Group, marks: list[Mark], box: tuple[float, float, float, float]) -> tuple[float, float]:
+def _end(
+    group: Curve, marks: list[PlacedSeries], box: tuple[float, float, float, float]
+) -> tuple[float, float]:
     """Where a group's label points to: its rightmost place inside the box."""
     _, top, right, bottom = box
     own = [mark for mark in marks if mark.group is group and mark.series.kind != "band"]
@@ -229,7 +243,7 @@ def _end(group: Group, marks: list[Mark], box: tuple[float, float, float, float]
     return max(inside, default=(right, (top + bottom) / 2))
 
 
-def _covered(mark: Mark, step: float) -> list[tuple[float, float]]:
+def _covered(mark: PlacedSeries, step: float) -> list[tuple[float, float]]:
     """Places a label should keep off: the points, and the lines in small steps."""
     places = list(mark.at)
     if mark.series.kind == "line":
@@ -243,12 +257,14 @@ def _tick_text(tick: Tick) -> str:
     return tick.text + ("" if tick.power is None else str(tick.power))
 
 
-def _place_key(entries: list[KeyEntry], canvas: Canvas) -> tuple[list[tuple[float, float, KeyEntry]], float]:
+def _place_key(
+    entries: list[LegendEntry], canvas: Canvas
+) -> tuple[list[tuple[float, float, LegendEntry]], float]:
     """Rows of glyph and word under the axis; the height they need."""
-    placed: list[tuple[float, float, KeyEntry]] = []
+    placed: list[tuple[float, float, LegendEntry]] = []
     font, x, row = canvas.font, 0.5 * canvas.font, 0
     for entry in entries:
-        wide = 2.6 * font + canvas.text(entry.text) + 1.4 * font
+        wide = 2.6 * font + canvas.text_width(entry.text) + 1.4 * font
         if x > font and x + wide > canvas.width:
             x, row = 0.5 * font, row + 1
         placed.append((x, (row + 0.5) * 1.35 * font, entry))

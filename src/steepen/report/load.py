@@ -16,7 +16,7 @@ from steepen.studies.driver.journal import Journal, find_study_folder
 
 
 @dataclass(frozen=True)
-class Finished:
+class LoadedStudy:
     """A study that has its answer, with its records in the answer's order."""
 
     name: str
@@ -26,7 +26,7 @@ class Finished:
     failures: tuple[tuple[str, str], ...] = ()  # runs that gave no record, each with the reason
 
 
-def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
+def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStudy:
     """A study by folder, name inside `studies` or a beginning of it; `runs` is where its runs are now."""
     folder = find_study_folder(study, studies)
     journal = Journal.read(folder)
@@ -46,10 +46,10 @@ def load(study: str, studies: Path, runs: Path | None = None) -> Finished:
         raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
     _check(answer, journal.file)
     records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
-    return Finished(entry.name, answer, entry.options, records, failures)
+    return LoadedStudy(entry.name, answer, entry.options, records, failures)
 
 
-def titles(studies: Sequence[Finished]) -> dict[str, str]:
+def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
     """Every arm's name as people read it, from the records; the eight main arms' are known."""
     found = dict(ARM_TITLES)
     for study in studies:

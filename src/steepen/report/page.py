@@ -12,19 +12,19 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from steepen.report.colours import DARK_PAPER, LIGHT_PAPER, NEUTRAL, Colour, arm_colour, arm_key
-from steepen.report.layout import NARROW, WIDE, compose
-from steepen.report.load import Finished, titles
-from steepen.report.provenance import facts, run_title
-from steepen.report.svg import describe, draw_svg
-from steepen.report.table_files import cells, numeric
+from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
+from steepen.report.layout import NARROW, WIDE, lay_out
+from steepen.report.load import LoadedStudy, arm_titles
+from steepen.report.provenance import provenance_rows, run_title
+from steepen.report.svg import alt_text, panel_svg
+from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.report.verdict_badges import other_findings, verdicts_of
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Panel, Table
 from steepen.utils.formatting import format_value, is_number
 
 
-def render_page(studies: Sequence[Finished]) -> str:
+def render_page(studies: Sequence[LoadedStudy]) -> str:
     """The page of one or more studies."""
     import jinja2
 
@@ -51,8 +51,8 @@ def render_page(studies: Sequence[Finished]) -> str:
 class _Content:
     """Turns answers into what the template shows, and remembers which colours they use."""
 
-    def __init__(self, studies: Sequence[Finished]) -> None:
-        self.titles = titles(studies)
+    def __init__(self, studies: Sequence[LoadedStudy]) -> None:
+        self.titles = arm_titles(studies)
         self.records: dict[str, RunRecord] = {r.run: r for study in studies for r in study.records}
         self.classes: dict[Colour, str] = {}
         self.colour_class(NEUTRAL)
@@ -74,8 +74,10 @@ class _Content:
         """The classes' rules; the print is always light."""
         light = "".join(f".{k}{{--c:{c.light};--t:{c.light_text}}}" for c, k in self.classes.items())
         dark = "".join(f".{k}{{--c:{c.dark};--t:{c.dark_text}}}" for c, k in self.classes.items())
-        dark_screen = f"@media screen and (prefers-color-scheme:dark){{:root{{--paper:{DARK_PAPER}}}{dark}}}"
-        return f":root{{--paper:{LIGHT_PAPER}}}{light}{dark_screen}"
+        dark_screen = (
+            f"@media screen and (prefers-color-scheme:dark){{:root{{--paper:{DARK_BACKGROUND}}}{dark}}}"
+        )
+        return f":root{{--paper:{LIGHT_BACKGROUND}}}{light}{dark_screen}"
 
     def arm(self, name: str) -> Markup:
         """An arm's title with its colour."""
@@ -93,7 +95,7 @@ class _Content:
             end = match.end()
         return out + escape(text[end:])
 
-    def study(self, index: int, study: Finished) -> dict[str, Any]:
+    def study(self, index: int, study: LoadedStudy) -> dict[str, Any]:
         """One study's section."""
         answer = study.answer
         verdicts = verdicts_of(answer)
@@ -123,7 +125,7 @@ class _Content:
             "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
             "tables": [self.table(table) for table in answer.tables],
             "method": [self.prose(sentence) for sentence in answer.method],
-            "facts": facts(study.records),
+            "facts": provenance_rows(study.records),
             "options": [(key, format_value(value)) for key, value in study.options.items()],
             "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
             "failures": list(study.failures),
@@ -133,8 +135,8 @@ class _Content:
 
     def panel(self, name: str, panel: Panel) -> dict[str, Any]:
         """A figure in its two widths."""
-        wide, narrow = compose(panel, WIDE, self.titles), compose(panel, NARROW, self.titles)
-        alt = describe(panel, wide)
+        wide, narrow = lay_out(panel, WIDE, self.titles), lay_out(panel, NARROW, self.titles)
+        alt = alt_text(panel, wide)
         hidden = (
             f" {wide.hidden} points have no place on these axes and are not shown." if wide.hidden else ""
         )
@@ -143,8 +145,8 @@ class _Content:
             "title": panel.title,
             "x": panel.x.label,
             "y": panel.y.label,
-            "wide": draw_svg(wide, f"{name}w", self.colour_class, alt),
-            "narrow": draw_svg(narrow, f"{name}n", self.colour_class, alt),
+            "wide": panel_svg(wide, f"{name}w", self.colour_class, alt),
+            "narrow": panel_svg(narrow, f"{name}n", self.colour_class, alt),
             "caption": self.prose((panel.caption + hidden).strip()),
         }
 
@@ -152,11 +154,11 @@ class _Content:
         """A table whose cells know their arm, their run, and what to sort them by."""
         rows = [
             [self.cell(raw, text) for raw, text in zip([*row, *[None] * len(texts)], texts, strict=False)]
-            for row, texts in zip(table.rows, cells(table), strict=True)
+            for row, texts in zip(table.rows, formatted_rows(table), strict=True)
         ]
         return {
             "title": table.title,
-            "columns": list(zip(table.columns, numeric(table), strict=True)),
+            "columns": list(zip(table.columns, numeric_columns(table), strict=True)),
             "rows": rows,
             "caption": self.prose(table.caption),
         }

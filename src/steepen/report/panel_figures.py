@@ -6,7 +6,7 @@ import io
 from typing import Any, Literal
 
 from steepen.report.colours import NEUTRAL
-from steepen.report.layout import PAPER, Mark, Scene, compose
+from steepen.report.layout import PAPER, PanelLayout, PlacedSeries, lay_out
 from steepen.studies.answer import Panel, Series
 
 Format = Literal["pdf", "svg", "png"]
@@ -47,13 +47,15 @@ _MARKERS = {"circle": "o", "square": "s", "star": "*"}
 _DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.6))}
 
 
-def draw(panels: list[Panel], titles: dict[str, str], formats: tuple[Format, ...]) -> dict[Format, bytes]:
+def draw_panels(
+    panels: list[Panel], titles: dict[str, str], formats: tuple[Format, ...]
+) -> dict[Format, bytes]:
     """One figure of one or more panels, up to three beside each other, as the bytes of each format's file."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    scenes = [compose(panel, PAPER, titles) for panel in panels]
+    scenes = [lay_out(panel, PAPER, titles) for panel in panels]
     columns = min(3, len(scenes))
     rows = [scenes[i : i + columns] for i in range(0, len(scenes), columns)]
     heights = [max(scene.height for scene in row) for row in rows]
@@ -86,7 +88,7 @@ class _Painter:
         """Points in a scene to shares of the figure."""
         return (self.left + x) / self.width, 1 - (self.top + y) / self.height
 
-    def draw(self, scene: Scene) -> None:
+    def draw(self, scene: PanelLayout) -> None:
         left, top, right, bottom = scene.box
         x0, y0 = self.place(left, bottom)
         x1, y1 = self.place(right, top)
@@ -115,7 +117,7 @@ class _Painter:
         self._labels(scene)
         self._key(scene)
 
-    def _ticks(self, axes: Any, scene: Scene) -> None:
+    def _ticks(self, axes: Any, scene: PanelLayout) -> None:
         from matplotlib.ticker import FixedLocator, NullFormatter
 
         for axis, marks, small in (
@@ -136,7 +138,7 @@ class _Painter:
             axis.set_minor_formatter(NullFormatter())
             axis.set_tick_params(pad=2)
 
-    def _labels(self, scene: Scene) -> None:
+    def _labels(self, scene: PanelLayout) -> None:
         from matplotlib.lines import Line2D
 
         for label in scene.labels:
@@ -148,7 +150,7 @@ class _Painter:
                 line = Line2D([ax, bx], [ay, by], color=label.colour.light, lw=0.4, alpha=0.6)
                 self.figure.add_artist(line)
 
-    def _key(self, scene: Scene) -> None:
+    def _key(self, scene: PanelLayout) -> None:
         from matplotlib.lines import Line2D
         from matplotlib.patches import Rectangle
 
@@ -178,7 +180,7 @@ def _limits(low: float, high: float, reverse: bool) -> tuple[float, float]:
     return (high, low) if reverse else (low, high)
 
 
-def _draw_mark(axes: Any, mark: Mark) -> None:
+def _draw_mark(axes: Any, mark: PlacedSeries) -> None:
     series, colour = mark.series, mark.group.colour.light
     x, y = [v for v, _ in mark.values], [v for _, v in mark.values]
     if series.kind == "band":

@@ -8,7 +8,7 @@ from steepen.runs.record import RunRecord
 from steepen.utils.formatting import format_value
 
 
-def facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Name and value of what all the runs together say about the measurement."""
     if not records:
         return []

@@ -15,14 +15,14 @@ from markupsafe import Markup, escape
 from steepen.report.axes import Tick
 from steepen.report.colours import Colour
 from steepen.report.groups import remainder
-from steepen.report.layout import Mark, Scene
+from steepen.report.layout import PanelLayout, PlacedSeries
 from steepen.studies.answer import Panel, Series
 from steepen.utils.formatting import format_value
 
 ColourClass = Callable[[Colour], str]
 
 
-def draw_svg(scene: Scene, name: str, colour_class: ColourClass, alt: str) -> Markup:
+def panel_svg(scene: PanelLayout, name: str, colour_class: ColourClass, alt: str) -> Markup:
     """The scene; `name` makes its ids unique, `alt` is what a screen reader says of it."""
     left, top, right, bottom = scene.box
     width, font = scene.canvas.width, scene.canvas.font
@@ -43,7 +43,7 @@ def draw_svg(scene: Scene, name: str, colour_class: ColourClass, alt: str) -> Ma
     return Markup("".join(out))
 
 
-def describe(panel: Panel, scene: Scene) -> str:
+def alt_text(panel: Panel, scene: PanelLayout) -> str:
     """The panel in words, for those who can't see it."""
     parts = [f"{panel.title}: {panel.y.label} against {panel.x.label}."]
     for mark in scene.marks:
@@ -58,7 +58,7 @@ def describe(panel: Panel, scene: Scene) -> str:
     return " ".join(parts)
 
 
-def _axes(scene: Scene) -> list[str]:
+def _axes(scene: PanelLayout) -> list[str]:
     left, top, right, bottom = scene.box
     font = scene.canvas.font
     out = ['<g class="grid">']
@@ -88,7 +88,7 @@ def _tick(tick: Tick) -> str:
     return f'{tick.text}<tspan dy="-0.45em" font-size="75%">{power}</tspan>'
 
 
-def _rules(scene: Scene) -> list[str]:
+def _rules(scene: PanelLayout) -> list[str]:
     left, top, right, bottom = scene.box
     font = scene.canvas.font
     out = ['<g class="rule">']
@@ -103,7 +103,7 @@ def _rules(scene: Scene) -> list[str]:
     return [*out, "</g>"]
 
 
-def _mark(mark: Mark, scene: Scene, colour_class: ColourClass) -> str:
+def _mark(mark: PlacedSeries, scene: PanelLayout, colour_class: ColourClass) -> str:
     series, style = mark.series, mark.series.style
     shade = colour_class(mark.group.colour)
     if series.kind == "band":
@@ -133,7 +133,7 @@ def _mark(mark: Mark, scene: Scene, colour_class: ColourClass) -> str:
     return f'<g class="{filled} {shade}">{"".join(shapes)}</g>'
 
 
-def _hover_values(mark: Mark) -> str:
+def _hover_values(mark: PlacedSeries) -> str:
     """What the hover says along a line, vertex by vertex: x;y|x;y."""
     return "|".join(f"{format_value(a)};{format_value(b, 5)}" for a, b in mark.values)
 
@@ -158,7 +158,7 @@ def _star(size: float) -> str:
     return "m" + "l".join(f"{_n(a)} {_n(b)}" for a, b in moves) + "z"
 
 
-def _labels(scene: Scene, colour_class: ColourClass) -> list[str]:
+def _labels(scene: PanelLayout, colour_class: ColourClass) -> list[str]:
     font = scene.canvas.font
     out = ['<g class="names">']
     for label in scene.labels:
@@ -173,7 +173,7 @@ def _labels(scene: Scene, colour_class: ColourClass) -> list[str]:
     return [*out, "</g>"]
 
 
-def _key(scene: Scene, colour_class: ColourClass) -> list[str]:
+def _key(scene: PanelLayout, colour_class: ColourClass) -> list[str]:
     font = scene.canvas.font
     out = ['<g class="key">']
     for x, y, entry in scene.key:
@@ -191,7 +191,7 @@ def _key(scene: Scene, colour_class: ColourClass) -> list[str]:
     return [*out, "</g>"]
 
 
-def _name(mark: Mark) -> str:
+def _name(mark: PlacedSeries) -> str:
     if not mark.group.named:
         return mark.series.label
     more = remainder(mark.series, mark.group)

@@ -11,7 +11,7 @@ from steepen.studies.answer import Table
 from steepen.utils.formatting import format_column, is_number
 
 
-def cells(table: Table) -> list[list[str]]:
+def formatted_rows(table: Table) -> list[list[str]]:
     """The rows as people read them, formatted column by column."""
     width = len(table.columns)
     rows = [[*row, *[None] * (width - len(row))][:width] for row in table.rows]
@@ -19,7 +19,7 @@ def cells(table: Table) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)] if rows else []
 
 
-def numeric(table: Table) -> list[bool]:
+def numeric_columns(table: Table) -> list[bool]:
     """Which columns hold numbers."""
     return [
         any(is_number(row[i]) for row in table.rows if i < len(row))
@@ -40,8 +40,8 @@ def to_csv(table: Table) -> str:
 def to_markdown(table: Table) -> str:
     """A Markdown table under its title, with its caption."""
     lines = [f"**{_escape(table.title)}**", "", _row(table.columns)]
-    lines.append("|" + "|".join(" ---: " if right else " --- " for right in numeric(table)) + "|")
-    lines += [_row(row) for row in cells(table)]
+    lines.append("|" + "|".join(" ---: " if right else " --- " for right in numeric_columns(table)) + "|")
+    lines += [_row(row) for row in formatted_rows(table)]
     if table.caption:
         lines += ["", _escape(table.caption)]
     return "\n".join(lines) + "\n"

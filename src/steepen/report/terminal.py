@@ -9,11 +9,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
-from steepen.report.table_files import cells, numeric
+from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.report.verdict_badges import other_findings, verdicts_of
 from steepen.studies.answer import Answer, Table
 
-LONGEST = 20  # rows of a table; the report has them all
+MAX_ROWS = 20  # rows of a table; the report has them all
 
 
 def print_answer(answer: Answer, console: Console | None = None, tables: bool = True) -> None:
@@ -40,8 +40,8 @@ def print_answer(answer: Answer, console: Console | None = None, tables: bool = 
             _say(console, Text(table.title, style="bold"))
             for part in _fitting(table, console.width):
                 console.print(part)
-            if len(table.rows) > LONGEST:
-                _say(console, Text(f"… and {len(table.rows) - LONGEST} more rows.", style="dim"))
+            if len(table.rows) > MAX_ROWS:
+                _say(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
             if table.caption:
                 _say(console, Text(table.caption, style="dim"))
     if answer.warnings:
@@ -66,7 +66,7 @@ def _fitting(table: Table, width: int) -> list[Grid]:
 
     A number that is cut off is worse than a table in two parts.
     """
-    rows = cells(table)[:LONGEST]
+    rows = formatted_rows(table)[:MAX_ROWS]
     columns = [[name, *(row[i] for row in rows)] for i, name in enumerate(table.columns)]
     wide = [max(map(cell_len, column)) + 2 for column in columns]
     parts: list[list[int]] = [[]]
@@ -80,7 +80,7 @@ def _fitting(table: Table, width: int) -> list[Grid]:
 
 def _grid(table: Table, rows: list[list[str]], chosen: list[int]) -> Grid:
     grid = Grid(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    right = numeric(table)
+    right = numeric_columns(table)
     for i in chosen:
         grid.add_column(Text(table.columns[i]), justify="right" if right[i] else "left", overflow="fold")
     for row in rows:

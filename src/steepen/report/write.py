@@ -7,31 +7,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steepen.errors import UsageError
-from steepen.report.load import Finished, titles
+from steepen.report.load import LoadedStudy, arm_titles
 from steepen.report.page import render_page
-from steepen.report.panel_figures import FORMATS, Format, draw
+from steepen.report.panel_figures import FORMATS, Format, draw_panels
 from steepen.report.table_files import to_csv, to_markdown
 from steepen.studies.answer import Panel
 
-PAGE = "report.html"
-PAGEFUL = 6  # panels that one figure may hold
+PAGE_NAME = "report.html"
+MAX_COMBINED_PANELS = 6  # panels that one figure may hold
 
 
 def write_report(
-    studies: Sequence[Finished], out: Path, formats: tuple[Format, ...] = FORMATS
+    studies: Sequence[LoadedStudy], out: Path, formats: tuple[Format, ...] = FORMATS
 ) -> Iterator[tuple[Path, ...]]:
     """Write everything, yielding the files of each step: the page, then a figure or a table at a time."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a folder, which is made if it does not exist.")
     out.mkdir(parents=True, exist_ok=True)
-    yield (_write(out / PAGE, render_page(studies).encode()),)
-    names = titles(studies)
+    yield (_write(out / PAGE_NAME, render_page(studies).encode()),)
+    names = arm_titles(studies)
     drawn_names: set[str] = set()
     table_names: set[str] = set()
     for study in studies:
-        for title, panels in figures_of(study):
+        for title, panels in figures_to_draw(study):
             name = _name(study.name, title, drawn_names)
-            drawn = draw(panels, names, formats)
+            drawn = draw_panels(panels, names, formats)
             yield tuple(_write(out / "figures" / f"{name}.{kind}", data) for kind, data in drawn.items())
         for table in study.answer.tables:
             name = _name(study.name, table.title, table_names)
@@ -41,16 +41,16 @@ def write_report(
             )
 
 
-def figures_of(study: Finished) -> list[tuple[str, list[Panel]]]:
+def figures_to_draw(study: LoadedStudy) -> list[tuple[str, list[Panel]]]:
     """What is drawn of a study: every panel by itself, and together where they fit on one page."""
     panels = list(study.answer.panels)
     alone = [(panel.title, [panel]) for panel in panels]
-    return [*alone, ("all", panels)] if 1 < len(panels) <= PAGEFUL else alone
+    return [*alone, ("all", panels)] if 1 < len(panels) <= MAX_COMBINED_PANELS else alone
 
 
-def steps(studies: Sequence[Finished]) -> int:
+def step_count(studies: Sequence[LoadedStudy]) -> int:
     """How many steps `write_report` takes."""
-    return 1 + sum(len(figures_of(study)) + len(study.answer.tables) for study in studies)
+    return 1 + sum(len(figures_to_draw(study)) + len(study.answer.tables) for study in studies)
 
 
 def parse_formats(text: str) -> tuple[Format, ...]:

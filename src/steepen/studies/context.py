@@ -22,7 +22,7 @@ Arms: TypeAlias = Sequence[str | Arm]  # by name, or an arm of one's own
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DatasetInfo:
     """What a study needs to know of prepared data; the data itself stays where it is."""
 
     identity: str
@@ -36,7 +36,7 @@ class StudyContext:
     """A preset on data, with recipes that were fitted here instead of the paper's."""
 
     preset: Preset
-    data: DataFacts
+    data: DatasetInfo
     recipes: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])  # by the arm's name
     epochs: int = 1  # how often the data may be repeated by runs that need more than there is
 
@@ -44,9 +44,9 @@ class StudyContext:
         require_positive(self, ("epochs",))
 
     @property
-    def scale(self) -> SizeRule:
+    def size_rule(self) -> SizeRule:
         """Width, heads and vocabulary by depth."""
-        return self.preset.scale(self.data.vocabulary)
+        return self.preset.size_rule(self.data.vocabulary)
 
     @property
     def seed(self) -> int:
@@ -61,19 +61,19 @@ class StudyContext:
         """The context with another recipe for one arm."""
         return replace(self, recipes={**self.recipes, arm.name: recipe})
 
-    def stored(self, arm: Arm, depth: int, passes: int | None = None) -> int:
+    def stored_parameters(self, arm: Arm, depth: int, passes: int | None = None) -> int:
         """Stored parameters at the start (or at so many passes)."""
-        shape = arm.shape(depth, self.scale)
+        shape = arm.shape(depth, self.size_rule)
         return stored_parameters(arm, shape, arm.passes.initial if passes is None else passes)
 
-    def cost(self, arm: Arm, depth: int, passes: int | None = None) -> float:
+    def flops_per_token(self, arm: Arm, depth: int, passes: int | None = None) -> float:
         """FLOPs per token at the start (or at so many passes)."""
-        shape = arm.shape(depth, self.scale)
+        shape = arm.shape(depth, self.size_rule)
         return float(flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total)
 
-    def budget(self, arm: Arm, depth: int, tpp: float) -> float:
+    def flops_at_tpp(self, arm: Arm, depth: int, tpp: float) -> float:
         """FLOPs of so many tokens per stored parameter at a depth, without growth."""
-        return tpp * self.stored(arm, depth) * self.cost(arm, depth)
+        return tpp * self.stored_parameters(arm, depth) * self.flops_per_token(arm, depth)
 
     def spec(
         self,
@@ -117,15 +117,15 @@ class StudyContext:
         available = self.data.validation_tokens // (length + 1) * length
         return max(length, min(self.preset.validation_tokens // length * length, available))
 
-    def at_base(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
+    def base_rung(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
         """A run of the base size on the base tokens, with some hyperparameters changed."""
         changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
         if "learning_rate" in changes:
             changed = replace(changed, learning_rate_base=None)
-        return changed.spend(arm, self.preset.base_depth, self.scale, tokens=self.preset.base_tokens)
+        return changed.spend(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
 
 
-def fixed_twin(arm: Arm) -> Arm:
+def starting_arm(arm: Arm) -> Arm:
     """The arm a growing one starts as: untied-grow begins as untied-2, and inherits its recipe."""
     if not arm.passes.grows:
         return arm
@@ -148,12 +148,12 @@ def find_arms(names: Arms) -> list[Arm]:
     return found
 
 
-def loss_of(record: RunRecord | None) -> float:
+def loss_or_inf(record: RunRecord | None) -> float:
     """A run's validation loss; infinite where it diverged."""
     return float("inf") if record is None else record.validation_loss
 
 
-def all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:
+def require_all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:
     """The records where every run is needed: one that diverged is an error that names it."""
     for spec, record in zip(specs, records, strict=True):
         if record is None:

@@ -24,12 +24,12 @@ def require_depths(owner: Any, name: str) -> None:
     require(good, type(owner).__name__, name, list(value), "depths of at least 1 in rising order")
 
 
-def require_numbers(owner: Any, name: str, low: float, high: float, least: int) -> None:
+def require_numbers(owner: Any, name: str, low: float, high: float, minimum: int) -> None:
     """At least so many different numbers in [low, high]."""
     require_unique(owner, name)
     value = getattr(owner, name)
-    good = len(value) >= least and all(low <= number <= high for number in value)
-    accepted = f"at least {least} different numbers in [{low:g}, {high:g}]"
+    good = len(value) >= minimum and all(low <= number <= high for number in value)
+    accepted = f"at least {minimum} different numbers in [{low:g}, {high:g}]"
     require(good, type(owner).__name__, name, list(value), accepted)
 
 
@@ -67,11 +67,11 @@ class GrowthTargetGrid:
     """Targets of growth from two passes; budgets by the share after growth that target 4 would have."""
 
     targets: tuple[int, ...] = (3, 4, 6, 8)
-    shares: tuple[float, ...] = (0.15, 0.3, 0.5)  # larger ones leave target 3 behind
+    fractions: tuple[float, ...] = (0.15, 0.3, 0.5)  # larger ones leave target 3 behind
 
     def __post_init__(self) -> None:
         require_numbers(self, "targets", 3, 64, 2)
-        require_numbers(self, "shares", 1e-3, 1, 1)
+        require_numbers(self, "fractions", 1e-3, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -53,26 +53,30 @@ def parabola(
     return [line(label, x.tolist(), y.tolist(), **look)]
 
 
-def star(label: str, vertex: Vertex, **look: Any) -> Series:
+def optimum_star(label: str, vertex: Vertex, **look: Any) -> Series:
     """The optimum of a sweep: a star, hollow where it is only the best measured point."""
     return Series(label, "points", (vertex.x,), (vertex.loss,), marker="star", filled=vertex.interior, **look)
 
 
-def sweep(
+def sweep_series(
     label: str, x: Sequence[float], losses: Sequence[float], runs: Sequence[str], vertex: Vertex,
     *, log: bool, **look: Any,
 ) -> list[Series]:  # fmt: skip
     """A sweep as it is always shown: what was measured, the fitted parabola, and the optimum's star."""
     fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **look)
-    return [points(label, x, losses, runs, **look), *fitted, star(f"{label}: optimum", vertex, **look)]
+    return [
+        points(label, x, losses, runs, **look),
+        *fitted,
+        optimum_star(f"{label}: optimum", vertex, **look),
+    ]
 
 
-def levels(values: Sequence[float]) -> dict[float, float]:
+def shade_levels(values: Sequence[float]) -> dict[float, float]:
     """A shade in [0, 1] for each of a family of curves."""
     ordered = sorted(set(values))
     return {value: i / max(1, len(ordered) - 1) for i, value in enumerate(ordered)}
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """A number that JSON has a word for, or None."""
     return None if value is None or not math.isfinite(value) else float(value)

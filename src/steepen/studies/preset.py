@@ -22,8 +22,8 @@ from steepen.utils.codec import from_builtins
 from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
-FOLDER = Path(__file__).parent / "presets"
-EVERY_ARM = "all"
+PRESETS_DIRECTORY = Path(__file__).parent / "presets"
+ALL_ARMS = "all"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Adjustment:
     ALIASES: ClassVar[Mapping[str, str]] = PAPER_CODES
 
     def __post_init__(self) -> None:
-        if self.arm != EVERY_ARM:
+        if self.arm != ALL_ARMS:
             find_arm(self.arm)
 
     def apply(self, recipe: Recipe) -> Recipe:
@@ -111,7 +111,7 @@ class Preset:
 
     def __post_init__(self) -> None:
         require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
-        self.scale(128)  # refuses a bad aspect, head or context
+        self.size_rule(128)  # refuses a bad aspect, head or context
         require(
             self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,
             f"a multiple of the context ({self.context})",
@@ -123,7 +123,7 @@ class Preset:
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 
-    def scale(self, vocabulary: int) -> SizeRule:
+    def size_rule(self, vocabulary: int) -> SizeRule:
         """What a depth is multiplied out to."""
         return SizeRule(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
 
@@ -132,7 +132,7 @@ class Preset:
         recipe = replace(
             recipe_of(arm), batch_tokens=self.batch_tokens, base_depth=self.base_depth, measured=None
         )
-        for name in (EVERY_ARM, arm.recipe, arm.name):  # an ablation follows its parent's
+        for name in (ALL_ARMS, arm.recipe, arm.name):  # an ablation follows its parent's
             for adjustment in self.recipes:
                 if adjustment.arm == name:
                     recipe = adjustment.apply(recipe)
@@ -144,16 +144,16 @@ class Preset:
         return own[0] if own else self.rungs
 
 
-def presets() -> list[str]:
+def preset_names() -> list[str]:
     """The names of the presets that come with steepen."""
-    return [name for name in ("tiny", "mini", "paper") if (FOLDER / f"{name}.yaml").exists()]
+    return [name for name in ("tiny", "mini", "paper") if (PRESETS_DIRECTORY / f"{name}.yaml").exists()]
 
 
 def load_preset(name: str) -> Preset:
     """A preset by name, or from a YAML file of one's own."""
-    path = FOLDER / f"{name}.yaml" if name in presets() else Path(name)
+    path = PRESETS_DIRECTORY / f"{name}.yaml" if name in preset_names() else Path(name)
     if not path.is_file():
-        raise UsageError(f"there is no preset {name!r}; use {', '.join(presets())}, or a YAML file.")
+        raise UsageError(f"there is no preset {name!r}; use {', '.join(preset_names())}, or a YAML file.")
     try:
         value: Any = load_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

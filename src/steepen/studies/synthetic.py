@@ -13,8 +13,8 @@ from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Study
 
-Surface = Callable[[RunSpec], float]
-SPEED = 1e10  # FLOPs per second of the fabricated runs
+LossFunction = Callable[[RunSpec], float]
+FLOPS_PER_SECOND = 1e10  # FLOPs per second of the fabricated runs
 
 
 def initial_parameters(spec: RunSpec) -> int:
@@ -28,13 +28,13 @@ def tokens_per_parameter(spec: RunSpec) -> float:
     return expected_flops(spec) / (cost * initial_parameters(spec))
 
 
-def share_after_growth(spec: RunSpec) -> float:
+def growth_fraction_of(spec: RunSpec) -> float:
     """ρ; zero where nothing grows."""
     stages = spec.schedule.stages
     return 1.0 - (stages[1].start or 0.0) if len(stages) > 1 else 0.0
 
 
-def fabricate(spec: RunSpec, loss: float) -> RunRecord:
+def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
     """A record as training would have left it, with a given loss."""
     flops, stored = expected_flops(spec), initial_parameters(spec)
     active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
@@ -50,9 +50,9 @@ def fabricate(spec: RunSpec, loss: float) -> RunRecord:
         flops=flops,
         flops_by_term={"total": flops},
         parameters=Parameters(stored, stored, active, active, float(active), 0, stored),
-        seconds_training=flops / SPEED,
-        seconds_total=flops / SPEED + 1,
-        tokens_per_second=SPEED / flops,
+        seconds_training=flops / FLOPS_PER_SECOND,
+        seconds_total=flops / FLOPS_PER_SECOND + 1,
+        tokens_per_second=FLOPS_PER_SECOND / flops,
         mfu=None,
         peak_memory_bytes=None,
         hardware={"device": "none", "host": "synthetic"},
@@ -62,7 +62,7 @@ def fabricate(spec: RunSpec, loss: float) -> RunRecord:
     )
 
 
-def made_up(spec: RunSpec, side: int) -> RunRecord:
+def stand_in_record(spec: RunSpec, side: int) -> RunRecord:
     """What a dry run may suppose: optima inside every sweep, on one side (+1) of the usual or on the other.
 
     No claim is made about the loss. Two sides that disagree about every setting tell runs that a study makes
@@ -84,19 +84,19 @@ def made_up(spec: RunSpec, side: int) -> RunRecord:
             (h.injection_weight, 0.3),
         )
     ]
-    away.append(2 * (share_after_growth(spec) - 0.35 - 0.15 * side))
+    away.append(2 * (growth_fraction_of(spec) - 0.35 - 0.15 * side))
     flops = expected_flops(spec)
-    return fabricate(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in away))
+    return fabricate_record(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in away))
 
 
-STAND_INS = (partial(made_up, side=1), partial(made_up, side=-1))
+STAND_IN_RECORDS = (partial(stand_in_record, side=1), partial(stand_in_record, side=-1))
 
 
 @dataclass
 class Formula:
     """Answers a study from a formula for the loss, as the driver does from a store. NaN: the run diverged."""
 
-    surface: Surface
+    loss: LossFunction
     batches: list[list[RunSpec]] = field(default_factory=list[list[RunSpec]])
 
     def answer(self, study: Study) -> Answer:
@@ -110,8 +110,8 @@ class Formula:
             return end.value
 
     def _record(self, spec: RunSpec) -> RunRecord | None:
-        loss = self.surface(spec)
-        return None if math.isnan(loss) else fabricate(spec, loss)
+        loss = self.loss(spec)
+        return None if math.isnan(loss) else fabricate_record(spec, loss)
 
     @property
     def specs(self) -> list[RunSpec]:

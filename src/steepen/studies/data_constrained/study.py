@@ -16,18 +16,18 @@ from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vani
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import StudyContext, loss_of
+from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
     Cell,
-    cut_families,
     cut_panel,
     cut_table,
     cut_values,
     loss_panel,
+    matched_compute_cuts,
     range_sentence,
 )
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import levels, line, points
+from steepen.studies.plotting import line, points, shade_levels
 from steepen.utils.json_io import json_safe
 
 SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
@@ -35,7 +35,7 @@ PARTS = ("grid", "regimes", "controls")
 
 
 @dataclass
-class Found:
+class Findings:
     """What the parts add up to."""
 
     findings: list[str] = field(default_factory=list[str])
@@ -61,7 +61,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
     wanted = parts or PARTS
     grid = context.preset.grids.data_constrained
-    found = Found()
+    found = Findings()
     works: list[Work] = []
     if "grid" in wanted:
         works.append(_grid(context, found))
@@ -125,7 +125,7 @@ def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: i
         unique = pool // (preset.context + 1) * preset.context
         tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
     recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
-    rung = recipe.spend(arm, depth, context.scale, tokens=max(tokens, preset.batch_tokens))
+    rung = recipe.spend(arm, depth, context.size_rule, tokens=max(tokens, preset.batch_tokens))
     return context.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
 
 
@@ -137,17 +137,17 @@ def _cells(
     specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
     records = yield specs
     return [
-        Cell(depth, count, _flops(context, spec), loss_of(record), spec.hash)
+        Cell(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash)
         for (depth, count), spec, record in zip(keys, specs, records, strict=True)
     ]
 
 
 def _flops(context: StudyContext, spec: RunSpec) -> float:
-    return spec.tokens * context.cost(spec.arm, spec.shape.depth)
+    return spec.tokens * context.flops_per_token(spec.arm, spec.shape.depth)
 
 
-def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str) -> None:
-    cuts = cut_families(cells, budgets)
+def _cut(found: Findings, name: str, cells: Sequence[Cell], budgets: int, key: str) -> None:
+    cuts = matched_compute_cuts(cells, budgets)
     found.findings.append(range_sentence(name, cuts))
     found.panels += [
         loss_panel(f"{name}: loss against compute", cells),
@@ -160,7 +160,12 @@ def _cut(found: Found, name: str, cells: Sequence[Cell], budgets: int, key: str)
 
 
 def _family(
-    context: StudyContext, found: Found, names: tuple[str, str], family: Family, recipe: Recipe, epochs: int
+    context: StudyContext,
+    found: Findings,
+    names: tuple[str, str],
+    family: Family,
+    recipe: Recipe,
+    epochs: int,
 ) -> Work:
     """One family of passes at one decay: its cuts, under a title and a key."""
     grid = context.preset.grids.data_constrained
@@ -168,7 +173,7 @@ def _family(
     _cut(found, names[0], cells, grid.budgets, names[1])
 
 
-def _grid(context: StudyContext, found: Found) -> Work:
+def _grid(context: StudyContext, found: Findings) -> Work:
     grid = context.preset.grids.data_constrained
     epochs = grid.epochs[-1]
     decays = sorted(grid.decays)
@@ -228,7 +233,7 @@ def _gains(cells: Sequence[Cell]) -> list[dict[str, float]]:
 
 def _gains_panel(name: str, cells: Sequence[Cell]) -> Panel:
     gains = _gains(cells)
-    shade = levels([row["depth"] for row in gains])
+    shade = shade_levels([row["depth"] for row in gains])
     series: list[Series] = []
     for depth in shade:
         own = sorted((row["passes"], row["gain"]) for row in gains if row["depth"] == depth)
@@ -268,7 +273,7 @@ def _decay_table(optima: dict[tuple[int, int], Vertex]) -> Table:
 
 
 def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
-    shade = levels([depth for depth, _ in optima])
+    shade = shade_levels([depth for depth, _ in optima])
     series: list[Series] = []
     for depth in shade:
         own = [(count, v.x) for (d, count), v in optima.items() if d == depth]
@@ -294,7 +299,7 @@ def _ways_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> P
         x, y = [row[0] for row in own], [row[1] for row in own]
         series += [points(label, x, y, [r[2] for r in own], arm="operator-1", filled=style == "solid"),
                    line(label, x, y, arm="operator-1", style=style)]  # fmt: skip
-    shade = levels([cell.depth for cell in fixed])
+    shade = shade_levels([cell.depth for cell in fixed])
     for depth in shade:
         own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
         if own:

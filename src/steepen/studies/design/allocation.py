@@ -13,8 +13,8 @@ from steepen.laws.fits.isoflop import PowerLine, fit_power_line
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
-from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
@@ -55,12 +55,12 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
     rungs = [
         replace(recipe, base_depth=depth).spend(
-            _allocated(arm, depth, core), depth, context.scale, tokens=tokens
+            _allocated(arm, depth, core), depth, context.size_rule, tokens=tokens
         )
         for depth, core in keys
     ]
     specs = [context.spec(rung) for rung in rungs]
-    losses = [loss_of(record) for record in (yield specs)]
+    losses = [loss_or_inf(record) for record in (yield specs)]
     cells = [
         Cell(depth, core, rung.flops.total, loss, spec.hash)
         for (depth, core), rung, spec, loss in zip(keys, rungs, specs, losses, strict=True)
@@ -123,7 +123,7 @@ def _answer(
             verb = "drifts" if drift.p_value < 0.05 else "does not measurably drift"
             found += f" and {verb} with depth (exponent {drift.exponent:+.2f}, p = {drift.p_value:.2g})"
         found += "; an even split has 1/3."
-    shade = levels([cell.depth for cell in cells])
+    shade = shade_levels([cell.depth for cell in cells])
     loss: list[Series] = []
     regrets: list[Series] = []
     for depth in sorted({cell.depth for cell in cells}):
@@ -136,7 +136,7 @@ def _answer(
         regrets.append(points(f"d{depth}", x, y, runs, **look))
         if depth in best:
             regrets += parabola(f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **look)
-            regrets.append(star(f"d{depth}: best", best[depth], **look))
+            regrets.append(optimum_star(f"d{depth}: best", best[depth], **look))
     ends = [min(c.flops for c in cells), max(c.flops for c in cells)]
     loss.append(line("frontier", ends, [edge.predict(x) for x in ends], style="dashed"))
     return Answer(
@@ -162,13 +162,14 @@ def _answer(
             Table(
                 "Best core shares",
                 ("depth", "best share", "inside", "regret there"),
-                tuple((depth, v.x, v.interior, finite(v.loss)) for depth, v in best.items()),
+                tuple((depth, v.x, v.interior, finite_or_none(v.loss))
+                      for depth, v in best.items()),
             ),
         ),
         warnings=tuple(notes),
         method=(
-            f"{context.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through the "
-            "runs that no cheaper one beats.",
+            f"{context.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through "
+            "the runs that no cheaper one beats.",
         ),
         runs=tuple(cell.run for cell in cells),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
-from steepen.studies.plotting import levels, line, points
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.plotting import line, points, shade_levels
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
@@ -48,28 +48,28 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
     depth, tokens = context.preset.base_depth, context.preset.base_tokens
     first = arm.passes.initial
-    base, four = context.cost(arm, depth, first), context.cost(arm, depth, 2 * first)
+    base, four = context.flops_per_token(arm, depth, first), context.flops_per_token(arm, depth, 2 * first)
     plans: list[tuple[int, float, float, bool, RunSpec]] = []
     skipped: list[str] = []
-    for share in sorted(grid.shares):
+    for share in sorted(grid.fractions):
         budget = tokens * (base + share * (four - base))
         for target in sorted(grid.targets):
-            rho = share * (four - base) / (context.cost(arm, depth, target) - base)
+            rho = share * (four - base) / (context.flops_per_token(arm, depth, target) - base)
             if rho > 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
             grown = _grown(arm, target)
-            rung = recipe.spend(grown, depth, context.scale, tokens=tokens, rho=rho)
+            rung = recipe.spend(grown, depth, context.size_rule, tokens=tokens, rho=rho)
             plans.append((target, budget, rho, False, context.spec(rung)))
     for passes in sorted({first, *grid.targets}):
         fixed = _fixed(arm, passes)
-        if context.cost(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
+        if context.flops_per_token(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
             continue  # far beyond the budgets: no anchor for them
-        rung = recipe.spend(fixed, depth, context.scale, tokens=tokens)
+        rung = recipe.spend(fixed, depth, context.size_rule, tokens=tokens)
         plans.append((passes, rung.flops.total, 1.0, True, context.spec(rung)))
     records = yield [plan[-1] for plan in plans]
     cells = [
-        Cell(target, budget, rho, loss_of(record), spec.hash, _effective_depth(record), fixed)
+        Cell(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)
         for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
     ]
     return _answer(arm, cells, skipped, depth, tokens)
@@ -112,7 +112,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
         for budget in budgets
         if budget not in best
     ]
-    shade = levels(budgets)
+    shade = shade_levels(budgets)
     loss: list[Series] = []
     deep: list[Series] = []
     for budget in budgets:

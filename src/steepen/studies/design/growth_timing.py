@@ -13,9 +13,9 @@ from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import levels, line, points, sweep
+from steepen.studies.plotting import line, points, shade_levels, sweep_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
@@ -31,12 +31,12 @@ class Anchor:
     losses: tuple[float, ...]
     runs: tuple[str, ...]
     vertex: Vertex
-    full: float  # E_4/E_2
+    full_expansion: float  # E_4/E_2
 
     @property
     def expansion(self) -> float:
         """E_ρ*/E_2."""
-        return 1 + self.vertex.x * (self.full - 1)
+        return 1 + self.vertex.x * (self.full_expansion - 1)
 
 
 def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -60,11 +60,11 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         rungs = [
-            recipe.spend(arm, d, context.scale, flops=context.budget(arm, d, tpp), rho=rho)
+            recipe.spend(arm, d, context.size_rule, flops=context.flops_at_tpp(arm, d, tpp), rho=rho)
             for d, tpp, rho in keys
         ]
         specs = [context.spec(rung) for rung in rungs]
-        losses = [loss_of(record) for record in (yield specs)]
+        losses = [loss_or_inf(record) for record in (yield specs)]
         runs.extend(spec.hash for spec in specs)
         anchors: list[Anchor] = []
         for depth in grid.depths:
@@ -131,7 +131,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 
 def _full(context: StudyContext, arm: Arm, depth: int) -> float:
-    shape = arm.shape(depth, context.scale)
+    shape = arm.shape(depth, context.size_rule)
     first, last = arm.passes.initial, arm.passes.final
     return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
 
@@ -161,12 +161,14 @@ def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> st
 
 def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list[Panel]:
     panels: list[Panel] = []
-    shade = levels([anchor.tpp for anchor in anchors])
+    shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
             label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
-            series += sweep(label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **look)
+            series += sweep_series(
+                label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **look
+            )
         panels.append(
             Panel(f"{name} d{depth}: growth timing", Axis("ρ"), Axis("validation loss"), tuple(series))
         )
@@ -178,7 +180,7 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
         if law is not None:
             grid = np.geomspace(min(x), max(x), 40)
             tokens.append(line("affine law", grid, [law.a * value + law.b for value in grid], arm=name))
-            full = float(np.mean([anchor.full for anchor in inside]))
+            full = float(np.mean([anchor.full_expansion for anchor in inside]))
             shares.append(
                 line("its implication", grid, [law.growth_fraction(v, full) for v in grid], arm=name)
             )

@@ -11,7 +11,7 @@ import numpy as np
 from steepen.laws.fits.matched_compute import Cut, matched_cuts
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import levels, line, parabola, points, star
+from steepen.studies.plotting import line, optimum_star, parabola, points, shade_levels
 from steepen.utils.formatting import format_flops
 
 
@@ -26,7 +26,7 @@ class Cell:
     run: str
 
 
-def families(cells: Sequence[Cell]) -> dict[float, Ladder]:
+def pass_ladders(cells: Sequence[Cell]) -> dict[float, Ladder]:
     """Ladders over depth, one for each number of passes."""
     found: dict[float, Ladder] = {}
     for passes in sorted({cell.passes for cell in cells}):
@@ -37,11 +37,11 @@ def families(cells: Sequence[Cell]) -> dict[float, Ladder]:
     return found
 
 
-def cut_families(cells: Sequence[Cell], count: int) -> list[Cut]:
+def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[Cut]:
     """The best number of passes at budgets from where three families are measured to where the fewest
     passes end; families with more passes join where their ranges reach.
     """
-    ladders = families(cells)
+    ladders = pass_ladders(cells)
     if len(ladders) < 3:
         return []
     low = sorted(float(ladder.flops[0]) for ladder in ladders.values())[2]
@@ -54,7 +54,7 @@ def cut_families(cells: Sequence[Cell], count: int) -> list[Cut]:
 
 def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
     """Loss against compute, one line for each number of passes."""
-    shade = levels([np.log(cell.passes) for cell in cells])
+    shade = shade_levels([np.log(cell.passes) for cell in cells])
     series: list[Series] = []
     for passes in sorted({cell.passes for cell in cells}):
         own = sorted((c for c in cells if c.passes == passes and np.isfinite(c.loss)), key=lambda c: c.flops)
@@ -67,7 +67,7 @@ def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
 
 def cut_panel(title: str, cuts: Sequence[Cut]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
-    shade = levels([cut.budget for cut in cuts])
+    shade = shade_levels([cut.budget for cut in cuts])
     series: list[Series] = []
     for cut in cuts:
         look: dict[str, Any] = {"level": shade[cut.budget]}
@@ -78,7 +78,7 @@ def cut_panel(title: str, cuts: Sequence[Cut]) -> Panel:
         series.append(points(label, x, y, **look))
         if cut.best is not None:
             series += parabola(label, cut.best, min(x), max(x), log_x=True, log_loss=True, **look)
-            series.append(star(f"{label}: best", cut.best, **look))
+            series.append(optimum_star(f"{label}: best", cut.best, **look))
     return Panel(
         title, Axis("passes K", "log"), Axis("validation loss", "log"), tuple(series),
         caption="Losses are interpolated between neighbouring depths; hollow stars are the best measured K.",

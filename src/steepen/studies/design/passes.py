@@ -18,18 +18,18 @@ from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import StudyContext, loss_of
+from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
     Cell,
-    cut_families,
     cut_panel,
     cut_table,
     cut_values,
     loss_panel,
+    matched_compute_cuts,
     range_sentence,
 )
 from steepen.studies.driver.run_concurrently import run_concurrently
-from steepen.studies.plotting import levels, line, points, sweep
+from steepen.studies.plotting import line, points, shade_levels, sweep_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
@@ -48,11 +48,11 @@ class Anchor:
     runs: tuple[str, ...]
     vertex: Vertex
     expansion: float  # E at K*
-    tpp_there: float  # tokens per stored parameter at K*
+    tpp_at_optimum: float  # tokens per stored parameter at K*
 
 
 @dataclass
-class Part:
+class PartResult:
     """What one half of the study found."""
 
     found: list[str]
@@ -62,7 +62,7 @@ class Part:
     values: dict[str, Any]
 
 
-PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Part]
+PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], PartResult]
 
 
 def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
@@ -80,7 +80,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
         if name in (parts or PARTS)
     }
-    done: list[Part] = yield from run_concurrently(list(works.values()))
+    done: list[PartResult] = yield from run_concurrently(list(works.values()))
     values = {name: part.values for name, part in zip(works, done, strict=True)}
     return Answer(
         study="passes",
@@ -111,13 +111,14 @@ def _recipe(context: StudyContext) -> Recipe:
 
 def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     grid = context.preset.grids.passes
-    part = Part([], [], [], [], {})
+    part = PartResult([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
     rungs = [
-        recipe.spend(family_arm(f, k), d, context.scale, tokens=context.preset.base_tokens) for f, k, d in keys
+        recipe.spend(family_arm(f, k), d, context.size_rule, tokens=context.preset.base_tokens)
+        for f, k, d in keys
     ]
     specs = [context.spec(rung) for rung in rungs]
-    losses = [loss_of(record) for record in (yield specs)]
+    losses = [loss_or_inf(record) for record in (yield specs)]
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
         cells = [
@@ -125,7 +126,7 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
             for (name, count, depth), rung, loss, spec in zip(keys, rungs, losses, specs, strict=True)
             if name == family
         ]
-        cuts = cut_families(cells, grid.budgets)
+        cuts = matched_compute_cuts(cells, grid.budgets)
         part.found.append(range_sentence(f"{family}, fixed tokens", cuts))
         part.panels += [
             loss_panel(f"{family}: fixed-token ladders", cells),
@@ -138,17 +139,19 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
 
 def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
     grid = context.preset.grids.passes
-    part = Part([], [], [], [], {})
+    part = PartResult([], [], [], [], {})
     one = find_arm("operator-1")
     keys = [
         (f, d, tpp, k) for f in FAMILIES for d in grid.anchors for tpp in sorted(grid.anchor_tpp)
         for k in sorted(grid.passes)
     ]  # fmt: skip
     specs = [
-        context.spec(recipe.spend(family_arm(f, k), d, context.scale, flops=context.budget(one, d, tpp)))
+        context.spec(
+            recipe.spend(family_arm(f, k), d, context.size_rule, flops=context.flops_at_tpp(one, d, tpp))
+        )
         for f, d, tpp, k in keys
     ]
-    losses = [loss_of(record) for record in (yield specs)]
+    losses = [loss_or_inf(record) for record in (yield specs)]
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
         anchors: list[Anchor] = []
@@ -171,22 +174,22 @@ def _anchor(
     counts, losses, runs = zip(*own, strict=True)
     vertex = find_vertex(np.array(counts, float), np.array(losses))
     arm = family_arm(family, 2)
-    shape = arm.shape(depth, context.scale)
+    shape = arm.shape(depth, context.size_rule)
     # Both counts are straight lines in K, so a fractional K* has a place on them.
     active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
-    stored = [context.stored(arm, depth, k) for k in (1, 2)]
+    stored = [context.stored_parameters(arm, depth, k) for k in (1, 2)]
     expansion = 1 + (vertex.x - 1) * (active[1] / active[0] - 1)
     size = 1 + (vertex.x - 1) * (stored[1] / stored[0] - 1)
     return Anchor(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))
 
 
-def _report(part: Part, family: str, anchors: Sequence[Anchor]) -> dict[str, Any]:
+def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[str, Any]:
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     laws: dict[str, PowerLine] = {}
     if len({anchor.tpp for anchor in inside}) >= 2:
         x = np.array([anchor.tpp for anchor in inside])
         laws["expansion"] = fit_power_line(x, np.array([anchor.expansion for anchor in inside]))
-        laws["tpp"] = fit_power_line(x, np.array([anchor.tpp_there for anchor in inside]))
+        laws["tpp"] = fit_power_line(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
         e, t = laws["expansion"], laws["tpp"]
         part.found.append(
             f"{family}, fixed anchor: E at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and TPP at K* = "
@@ -202,7 +205,10 @@ def _report(part: Part, family: str, anchors: Sequence[Anchor]) -> dict[str, Any
         Table(
             f"{family}: best passes at fixed anchor and compute",
             ("depth", "TPP at K = 1", "K*", "inside", "E at K*", "TPP at K*"),
-            tuple((a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.expansion, a.tpp_there) for a in anchors),
+            tuple(
+                (a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.expansion, a.tpp_at_optimum)
+                for a in anchors
+            ),
         )
     )
     return {
@@ -219,12 +225,14 @@ def _report(part: Part, family: str, anchors: Sequence[Anchor]) -> dict[str, Any
 
 def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLine]) -> list[Panel]:
     panels: list[Panel] = []
-    shade = levels([anchor.tpp for anchor in anchors])
+    shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
             label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
-            series += sweep(label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **look)
+            series += sweep_series(
+                label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **look
+            )
         panels.append(
             Panel(f"{family} d{depth}: passes at fixed compute", Axis("passes K", "log"),
                   Axis("validation loss", "log"), tuple(series))
@@ -233,7 +241,7 @@ def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLine]) 
     for name, label in words.items():
         ys = {True: [], False: []}
         for anchor in anchors:
-            value = anchor.expansion if name == "expansion" else anchor.tpp_there
+            value = anchor.expansion if name == "expansion" else anchor.tpp_at_optimum
             ys[anchor.vertex.interior].append((anchor.tpp, value))
         series = [
             points("optima" if inside else "censored", *zip(*rows, strict=True), filled=inside)

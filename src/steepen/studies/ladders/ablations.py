@@ -12,13 +12,13 @@ from steepen.studies.answer import Answer, Study
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import judged_ladders
-from steepen.studies.ladders.ladder_runs import LadderEntry, entry_of
+from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
 
 @dataclass(frozen=True)
-class Group:
+class AblationGroup:
     """Ladders that are compared with one another; the first is the reference."""
 
     part: str
@@ -26,36 +26,36 @@ class Group:
     arms: tuple[str, ...]
 
 
-GROUPS = (
-    Group(
+ABLATION_GROUPS = (
+    AblationGroup(
         "operator", "Which parts of the boundary operator matter?",
         ("vanilla", "untied-2", "deep-vanilla", "untied-2-norm-only", "untied-2-inject-only",
          "untied-2-no-coda-injection"),
     ),
-    Group(
+    AblationGroup(
         "allocation", "Must prelude, core and coda grow together?",
         ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-2-c-3", "operator-1", "operator-1-1-c-2"),
     ),
-    Group(
+    AblationGroup(
         "shape", "Do deeper shapes scale better?",
         ("vanilla", "deep-vanilla", "deeper-vanilla", "operator-1", "deeper-operator-1"),
     ),
-    Group(
+    AblationGroup(
         "width-only", "Does the operator's gain survive when only the width grows?",
         ("width-only-deep-vanilla", "width-only-operator-1", "width-only-loop-2", "width-only-untied-2"),
     ),
-    Group(
+    AblationGroup(
         "width-and-depth", "And when width and depth grow together?",
         ("deep-vanilla", "loop-2", "untied-2"),
     ),
-    Group("optimizer", "What does Muon gain over Adam, and does it keep it?", ()),
-    Group("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
-    Group(
+    AblationGroup("optimizer", "What does Muon gain over Adam, and does it keep it?", ()),
+    AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
+    AblationGroup(
         "constant", "How do the arms compare under constant recipes?",
         ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"),
     ),
 )  # fmt: skip
-PARTS = tuple(group.part for group in GROUPS)
+PARTS = tuple(group.part for group in ABLATION_GROUPS)
 
 
 def ablations(
@@ -74,7 +74,7 @@ def ablations(
             context, entries, entries[0].label, study="ablations", section=SECTION,
             question=group.question, seeds=seeds, by_time=False,
         )
-        for group in GROUPS
+        for group in ABLATION_GROUPS
         if group.part in (parts or PARTS)
         for name, entries in _ladders(context, group, rungs).items()
     }  # fmt: skip
@@ -82,10 +82,12 @@ def ablations(
     return _joined(dict(zip(works, answers, strict=True)))
 
 
-def _ladders(context: StudyContext, group: Group, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
+def _ladders(
+    context: StudyContext, group: AblationGroup, rungs: Sequence[int]
+) -> dict[str, list[LadderSpec]]:
     if group.part == "optimizer":
         return _optimizers(context, rungs)
-    entries = [entry_of(context, find_arm(name), rungs) for name in group.arms]
+    entries = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
     if group.part == "constant":
         entries = [
             replace(entry, recipe=replace(entry.recipe, learning_rate_exponent=0.0)) for entry in entries
@@ -93,14 +95,14 @@ def _ladders(context: StudyContext, group: Group, rungs: Sequence[int]) -> dict[
     return {group.part: entries}
 
 
-def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderEntry]]:
+def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderSpec]]:
     """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
     grid = context.preset.grids.ablations
-    found: dict[str, list[LadderEntry]] = {}
+    found: dict[str, list[LadderSpec]] = {}
     for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
-        muon = entry_of(context, find_arm(name), rungs)
+        muon = ladder_spec(context, find_arm(name), rungs)
         base = replace(muon.recipe.base, learning_rate=grid.adam_learning_rate)
-        adam = LadderEntry(
+        adam = LadderSpec(
             f"{name} (adamw)",
             muon.arm,
             replace(muon.recipe, base=base, learning_rate_base=None),

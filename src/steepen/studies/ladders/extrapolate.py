@@ -15,17 +15,17 @@ from steepen.recipe.accounting import mean_flops_per_token
 from steepen.studies.answer import Answer, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
-    Judged,
-    LadderEntry,
-    Measured,
-    check_entries,
-    entry_of,
-    judge,
-    ladders_of,
-    measure,
-    repeats,
+    JudgedLadders,
+    LadderSpec,
+    MeasuredLadder,
+    check_ladders,
+    judge_ladders,
+    ladder_spec,
+    repeated_data_warnings,
+    run_ladders,
+    to_ladders,
 )
-from steepen.studies.ladders.verdict_report import findings, ladder_panels, runs_table, verdict_table
+from steepen.studies.ladders.verdict_report import ladder_panels, runs_table, verdict_sentences, verdict_table
 from steepen.studies.plotting import line
 from steepen.utils.json_io import json_safe
 
@@ -51,7 +51,9 @@ def extrapolate(
     reference = find_arm(context.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    entries, notes = check_entries(context, [entry_of(context, arm, rungs) for arm in chosen], reference.name)
+    entries, notes = check_ladders(
+        context, [ladder_spec(context, arm, rungs) for arm in chosen], reference.name
+    )
     own = next((entry for entry in entries if entry.arm.name == target.name), None)
     if own is None:
         raise UsageError(f"there is no law of {target.name} to extrapolate: {'; '.join(notes)}.")
@@ -60,27 +62,27 @@ def extrapolate(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
             "with --hold-out."
         )
-    rung = own.recipe.at(target, depth, context.scale)
+    rung = own.recipe.at(target, depth, context.size_rule)
     context.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
-    measured: list[Measured] = yield from measure(context, entries, seeds)
-    law = judge(measured, reference.name).report.head.arms[own.label]
+    measured: list[MeasuredLadder] = yield from run_ladders(context, entries, seeds)
+    law = judge_ladders(measured, reference.name).analysis.head.arms[own.label]
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
     promised = float(law.predict(expected))
-    held: list[Measured] = yield from measure(context, [replace(own, depths=(depth,))], seeds)
-    judged = judge(measured, reference.name, hold_out=ladders_of(held))
+    held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
+    judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
     return _answer(own, depth, promised, judged, measured, held, notes)
 
 
 def _answer(
-    own: LadderEntry,
+    own: LadderSpec,
     depth: int,
     promised: float,
-    judged: Judged,
-    measured: Sequence[Measured],
-    held: Sequence[Measured],
+    judged: JudgedLadders,
+    measured: Sequence[MeasuredLadder],
+    held: Sequence[MeasuredLadder],
     notes: Sequence[str],
 ) -> Answer:
-    report, ladders = judged.report, judged.ladders
+    report, ladders = judged.analysis, judged.ladders
     score = report.hold_out[0]
     within = score.interval[0] <= score.observed <= score.interval[1]
     low, high = score.interval
@@ -106,7 +108,7 @@ def _answer(
         study="extrapolate",
         question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
         section=SECTION,
-        findings=(told, *findings(report)),
+        findings=(told, *verdict_sentences(report)),
         values=json_safe(
             {"hold_out": asdict(score), "forecast_before_the_run": promised, "flops": report.to_dict()}
         ),
@@ -116,7 +118,7 @@ def _answer(
             verdict_table(report),
             runs_table(everything),
         ),
-        warnings=(*notes, *report.warnings, *judged.notes, *repeats(everything)),
+        warnings=(*notes, *report.warnings, *judged.notes, *repeated_data_warnings(everything)),
         method=(
             "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
             "takes part in no fit.",
@@ -125,7 +127,7 @@ def _answer(
     )
 
 
-def _beyond(own: LadderEntry, score: HoldOut, report: LadderAnalysis, panel: Panel) -> list[Series]:
+def _beyond(own: LadderSpec, score: HoldOut, report: LadderAnalysis, panel: Panel) -> list[Series]:
     """The held-out run as a square, and the laws dashed on the way to it."""
     floor = report.head.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
     added: list[Series] = []

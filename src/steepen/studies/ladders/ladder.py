@@ -12,21 +12,21 @@ from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Panel, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
-    LadderEntry,
-    Measured,
-    check_entries,
-    entry_of,
-    judge,
-    measure,
-    repeats,
+    LadderSpec,
+    MeasuredLadder,
+    check_ladders,
+    judge_ladders,
+    ladder_spec,
+    repeated_data_warnings,
+    run_ladders,
 )
 from steepen.studies.ladders.verdict_report import (
-    findings,
+    hypotheses_table,
     ladder_panels,
-    readings_table,
     runs_table,
+    verdict_sentences,
     verdict_table,
-    would_decide,
+    what_would_change,
 )
 from steepen.utils.json_io import json_safe
 
@@ -51,7 +51,7 @@ def ladder(
     base = _reference(context, reference, [arm.name for arm in chosen])
     if base not in [arm.name for arm in chosen]:
         chosen.insert(0, find_arm(base))
-    entries = [entry_of(context, arm, rungs) for arm in chosen]
+    entries = [ladder_spec(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
     answer = yield from judged_ladders(
         context,
@@ -76,7 +76,7 @@ def _reference(context: StudyContext, asked: str | None, names: list[str]) -> st
 
 def judged_ladders(
     context: StudyContext,
-    entries: Sequence[LadderEntry],
+    entries: Sequence[LadderSpec],
     reference: str,
     *,
     study: str,
@@ -87,16 +87,16 @@ def judged_ladders(
     by_time: bool = True,
 ) -> Study:
     """Ladders run and judged against one of them; the whole of several studies."""
-    exist, warnings = check_entries(context, entries, reference)
+    exist, warnings = check_ladders(context, entries, reference)
     unused = sorted(set(context.recipes) - {entry.arm.name for entry in exist})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
-    measured: list[Measured] = yield from measure(context, exist, seeds)
-    judged = judge(measured, reference, noise=noise)
-    report, ladders = judged.report, judged.ladders
+    measured: list[MeasuredLadder] = yield from run_ladders(context, exist, seeds)
+    judged = judge_ladders(measured, reference, noise=noise)
+    report, ladders = judged.analysis, judged.ladders
     values: dict[str, Any] = {"flops": json_safe(report.to_dict())}
     panels: list[Panel] = ladder_panels(report, ladders, measured)
-    tables: list[Table] = [verdict_table(report), readings_table(report)]
+    tables: list[Table] = [verdict_table(report), hypotheses_table(report)]
     warnings += [*report.warnings, *judged.notes]
     if by_time:
         found, table, extra, notes = _per_time(measured, reference, noise)
@@ -107,12 +107,12 @@ def judged_ladders(
     hardware = sorted({_hardware(record.hardware) for one in measured for record in one.records})
     if len(hardware) > 1 and by_time:
         warnings.append(f"runs are of different hardware ({', '.join(hardware)}): times do not compare")
-    if by_time and shared_machine([record for one in measured for record in one.records]):
+    if by_time and ran_on_shared_machine([record for one in measured for record in one.records]):
         warnings.append(
             "runs shared their machine (a CPU, or several at a time on one host): seconds include what "
             "neighbours took, so verdicts per time are weaker than those per FLOPs"
         )
-    warnings += repeats(measured)
+    warnings += repeated_data_warnings(measured)
     count = sum(len(one.records) for one in measured)
     low, high = report.head.arms[reference].flops_range
     used = len({record.spec.seed for one in measured for record in one.records})
@@ -120,8 +120,8 @@ def judged_ladders(
         study=study,
         question=question,
         section=section,
-        findings=tuple(findings(report)),
-        values={**values, "what_would_change": would_decide(report)},
+        findings=tuple(verdict_sentences(report)),
+        values={**values, "what_would_change": what_would_change(report)},
         panels=tuple(panels),
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),
@@ -137,17 +137,17 @@ def judged_ladders(
 
 
 def _per_time(
-    measured: Sequence[Measured], reference: str, noise: float | None
+    measured: Sequence[MeasuredLadder], reference: str, noise: float | None
 ) -> tuple[dict[str, Any], Table, list[Panel], tuple[str, ...]]:
     """The verdicts' values, their table, the panels of loss and multiplier, and what to know about them."""
-    judged = judge(measured, reference, by="seconds", noise=noise)
-    report = judged.report
+    judged = judge_ladders(measured, reference, by="seconds", noise=noise)
+    report = judged.analysis
     panels = ladder_panels(report, judged.ladders, measured, by="seconds")
     notes = (*report.warnings, *judged.notes)
     return json_safe(report.to_dict()), verdict_table(report, "seconds"), [panels[0], panels[2]], notes
 
 
-def shared_machine(records: Sequence[RunRecord]) -> bool:
+def ran_on_shared_machine(records: Sequence[RunRecord]) -> bool:
     """Whether some run was on a CPU, or overlapped in time with another on its host."""
     if any(record.hardware.get("device") == "cpu" for record in records):
         return True

@@ -16,15 +16,15 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.context import StudyContext, all_finished
+from steepen.studies.context import StudyContext, require_all_finished
 
-DRAWS = 2000  # of the bootstraps behind a verdict
+BOOTSTRAP_DRAWS = 2000  # of the bootstraps behind a verdict
 
 Runs = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
 @dataclass(frozen=True)
-class LadderEntry:
+class LadderSpec:
     """One ladder of a study: an arm under a recipe, at some depths. `label` tells it from its siblings."""
 
     label: str
@@ -35,19 +35,19 @@ class LadderEntry:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLadder:
     """A ladder's finished runs: by depth, all seeds."""
 
-    entry: LadderEntry
+    spec: LadderSpec
     runs: dict[int, list[RunRecord]]
 
     def columns(self, by: str) -> dict[str, list[Any]]:
         """Rows for a table of ladders; a rung's compute is its seeds' mean (random passes differ)."""
         rows: dict[str, list[Any]] = {"arm": [], "flops": [], "loss": [], "seed": []}
         for records in self.runs.values():
-            cost = fmean(spent(record, by) for record in records)
+            cost = fmean(cost_of(record, by) for record in records)
             for record in records:
-                rows["arm"].append(self.entry.label)
+                rows["arm"].append(self.spec.label)
                 rows["flops"].append(cost)
                 rows["loss"].append(record.validation_loss)
                 rows["seed"].append(record.spec.seed)
@@ -59,24 +59,26 @@ class Measured:
         return [record for records in self.runs.values() for record in records]
 
 
-def spent(record: RunRecord, by: str) -> float:
+def cost_of(record: RunRecord, by: str) -> float:
     """What a run cost: FLOPs, or seconds of training."""
     return record.flops if by == "flops" else record.seconds_training
 
 
-def entry_of(
+def ladder_spec(
     context: StudyContext, arm: Arm, depths: Sequence[int] | None = None, label: str = ""
-) -> LadderEntry:
+) -> LadderSpec:
     """An arm's ladder under its own recipe."""
-    return LadderEntry(label or arm.name, arm, context.recipe(arm), tuple(depths or context.preset.depths(arm)))
+    return LadderSpec(
+        label or arm.name, arm, context.recipe(arm), tuple(depths or context.preset.depths(arm))
+    )
 
 
-def possible(entry: LadderEntry, context: StudyContext) -> tuple[LadderEntry, list[str]]:
+def drop_impossible_depths(entry: LadderSpec, context: StudyContext) -> tuple[LadderSpec, list[str]]:
     """The entry without depths at which its shape does not exist, and a warning where there were any."""
     kept: list[int] = []
     for depth in entry.depths:
         try:
-            entry.recipe.at(entry.arm, depth, context.scale)
+            entry.recipe.at(entry.arm, depth, context.size_rule)
         except UsageError:
             continue
         kept.append(depth)
@@ -86,16 +88,20 @@ def possible(entry: LadderEntry, context: StudyContext) -> tuple[LadderEntry, li
     return replace(entry, depths=tuple(kept)), warning
 
 
-def measure(context: StudyContext, entries: Sequence[LadderEntry], seeds: Sequence[int] | None = None) -> Runs:
+def run_ladders(
+    context: StudyContext, entries: Sequence[LadderSpec], seeds: Sequence[int] | None = None
+) -> Runs:
     """Run ladders, longest runs first across all of them; returns a list of `Measured`."""
     seeds = seeds or context.preset.seeds
     keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
     rungs = {
-        (i, depth): entry.recipe.at(entry.arm, depth, context.scale)
+        (i, depth): entry.recipe.at(entry.arm, depth, context.size_rule)
         for i, entry in enumerate(entries)
         for depth in entry.depths
     }
-    context.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # if data fall short, say it of the longest
+    context.spec(
+        max(rungs.values(), key=lambda rung: rung.tokens)
+    )  # if data fall short, say it of the longest
     specs = {
         (i, depth, seed): context.spec(rungs[i, depth], seed=seed, optimizer=entries[i].optimizer)
         for i, depth, seed in keys
@@ -103,15 +109,15 @@ def measure(context: StudyContext, entries: Sequence[LadderEntry], seeds: Sequen
     # Longest first: with few workers the batch then ends together instead of waiting for one last large run.
     order = sorted(keys, key=lambda key: rungs[key[:2]].flops.total, reverse=True)
     batch = [specs[key] for key in order]
-    records = all_finished(batch, (yield batch))
+    records = require_all_finished(batch, (yield batch))
     found = dict(zip(order, records, strict=True))
     return [
-        Measured(entry, {depth: [found[i, depth, seed] for seed in seeds] for depth in entry.depths})
+        MeasuredLadder(entry, {depth: [found[i, depth, seed] for seed in seeds] for depth in entry.depths})
         for i, entry in enumerate(entries)
     ]
 
 
-def ladders_of(measured: Sequence[Measured], by: str = "flops") -> dict[str, Ladder]:
+def to_ladders(measured: Sequence[MeasuredLadder], by: str = "flops") -> dict[str, Ladder]:
     """Ladders for the laws, by label."""
     parts = [one.columns(by) for one in measured]
     columns: dict[str, Sequence[Any]] = {
@@ -120,7 +126,7 @@ def ladders_of(measured: Sequence[Measured], by: str = "flops") -> dict[str, Lad
     return read_ladders(table_from(columns, "the study's runs"))
 
 
-def repeats(measured: Sequence[Measured]) -> list[str]:
+def repeated_data_warnings(measured: Sequence[MeasuredLadder]) -> list[str]:
     """A warning where some runs saw their data more than once."""
     most = max(record.spec.data.epochs for one in measured for record in one.records)
     if most == 1:
@@ -128,17 +134,17 @@ def repeats(measured: Sequence[Measured]) -> list[str]:
     return [f"some runs repeat their data up to {most} times: this is not the fresh-data regime"]
 
 
-def check_entries(
-    context: StudyContext, entries: Sequence[LadderEntry], reference: str
-) -> tuple[list[LadderEntry], list[str]]:
+def check_ladders(
+    context: StudyContext, entries: Sequence[LadderSpec], reference: str
+) -> tuple[list[LadderSpec], list[str]]:
     """Ladders on the rungs at which they exist; one too short for a law is left out. Warnings tell of both.
 
     The reference is needed.
     """
-    kept: list[LadderEntry] = []
+    kept: list[LadderSpec] = []
     warnings: list[str] = []
     for asked in entries:
-        entry, lost = possible(asked, context)
+        entry, lost = drop_impossible_depths(asked, context)
         warnings += lost
         least = LEAST_REFERENCE_RUNGS if entry.label == reference else LEAST_ARM_RUNGS
         if len(entry.depths) >= least:
@@ -159,31 +165,31 @@ def check_entries(
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLadders:
     """The laws' report on ladders, the ladders, and what to know about the fit."""
 
-    report: LadderAnalysis
+    analysis: LadderAnalysis
     ladders: dict[str, Ladder]
     notes: tuple[str, ...] = ()
 
 
-def judge(
-    measured: Sequence[Measured],
+def judge_ladders(
+    measured: Sequence[MeasuredLadder],
     reference: str,
     by: str = "flops",
     hold_out: dict[str, Ladder] | None = None,
     noise: float | None = None,
-) -> Judged:
+) -> JudgedLadders:
     """Fit and judge ladders, jointly and the paper's way; jointly alone where the latter does not exist."""
-    ladders = ladders_of(measured, by)
+    ladders = to_ladders(measured, by)
     # Per second only the table and the curves are shown: fewer draws will do.
-    draws = DRAWS if by == "flops" else max(100, DRAWS // 10)
+    draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(reference=reference, noise=noise, draws=draws, unit=unit)
     try:
-        return Judged(analyse(ladders, request, hold_out), ladders)
+        return JudgedLadders(analyse(ladders, request, hold_out), ladders)
     except UsageError as problem:
         report = analyse(ladders, replace(request, method="joint"), hold_out)
-        return Judged(
+        return JudgedLadders(
             report, ladders, (f"only the joint fit is given, as the paper's way failed: {problem}",)
         )

@@ -10,8 +10,8 @@ import numpy as np
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.ladder import Ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.ladders.ladder_runs import Measured, spent
-from steepen.studies.plotting import finite, line, points
+from steepen.studies.ladders.ladder_runs import MeasuredLadder, cost_of
+from steepen.studies.plotting import finite_or_none, line, points
 
 WORDS = {
     "flops": ("training compute (FLOPs)", "compute", "FLOPs"),
@@ -19,12 +19,12 @@ WORDS = {
 }
 
 
-def findings(report: LadderAnalysis) -> list[str]:
+def verdict_sentences(report: LadderAnalysis) -> list[str]:
     """The verdicts as sentences."""
     return [verdict.sentence for verdict in report.verdicts.values()]
 
 
-def would_decide(report: LadderAnalysis) -> list[str]:
+def what_would_change(report: LadderAnalysis) -> list[str]:
     """What would decide or undo each verdict."""
     return [
         f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.what_would_change
@@ -47,11 +47,11 @@ def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
                 name,
                 verdict.word if verdict else "reference",
                 gamma.value,
-                finite(gamma.unconditional[0]),
-                finite(gamma.unconditional[1]),
+                finite_or_none(gamma.unconditional[0]),
+                finite_or_none(gamma.unconditional[1]),
                 verdict.delta_gamma if verdict else None,
-                finite(verdict.delta_gamma_interval[0]) if verdict else None,
-                finite(verdict.delta_gamma_interval[1]) if verdict else None,
+                finite_or_none(verdict.delta_gamma_interval[0]) if verdict else None,
+                finite_or_none(verdict.delta_gamma_interval[1]) if verdict else None,
                 low,
                 high,
             )
@@ -79,7 +79,7 @@ def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
     )
 
 
-def readings_table(report: LadderAnalysis, by: str = "flops") -> Table:
+def hypotheses_table(report: LadderAnalysis, by: str = "flops") -> Table:
     """What each arm would gain beyond the ladder if its exponent, or if only its floor, were better."""
     _, noun, _ = WORDS[by]
     rows: list[tuple[object, ...]] = []
@@ -87,8 +87,8 @@ def readings_table(report: LadderAnalysis, by: str = "flops") -> Table:
         row: list[object] = [name]
         for reading in ("exponent", "floor"):
             fit = verdict.hypotheses[reading]
-            row += [finite(prediction.multiplier) for prediction in fit.predictions[:2]]
-            row.append(finite(fit.p_against_free) if fit.p_against_free is not None else None)
+            row += [finite_or_none(prediction.multiplier) for prediction in fit.predictions[:2]]
+            row.append(finite_or_none(fit.p_against_free) if fit.p_against_free is not None else None)
         rows.append(tuple(row))
     return Table(
         title="If exponent, if floor" + ("" if by == "flops" else f", per {noun}"),
@@ -106,19 +106,19 @@ def readings_table(report: LadderAnalysis, by: str = "flops") -> Table:
 
 
 def ladder_panels(
-    report: LadderAnalysis, ladders: dict[str, Ladder], measured: Sequence[Measured], by: str = "flops"
+    report: LadderAnalysis, ladders: dict[str, Ladder], measured: Sequence[MeasuredLadder], by: str = "flops"
 ) -> list[Panel]:
     """Loss against compute with fits, reducible loss, multipliers with bands, exponent against constant."""
     label, noun, _ = WORDS[by]
-    arms = {one.entry.label: one.entry.arm.name for one in measured}
+    arms = {one.spec.label: one.spec.arm.name for one in measured}
     head = report.head
     floor = next(iter(head.arms.values())).e.value
     loss: list[Series] = []
     above: list[Series] = []
     for one in measured:
-        name = one.entry.label
+        name = one.spec.label
         law, records = head.arms[name], one.records
-        x = [spent(record, by) for record in records]
+        x = [cost_of(record, by) for record in records]
         y = [record.validation_loss for record in records]
         names = [record.run for record in records]
         look = {"arm": arms[name]}
@@ -184,7 +184,7 @@ def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
             (law.gamma.unconditional, "E unknown", "dotted"),
             (law.gamma.conditional, "given E", "solid"),
         ):
-            if finite(low) is not None and finite(high) is not None:
+            if finite_or_none(low) is not None and finite_or_none(high) is not None:
                 label = f"{name}: interval, {given}"
                 series.append(line(label, (x, x), (low, high), arm=arms[name], style=style))
     return Panel(
@@ -195,11 +195,11 @@ def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
     )  # fmt: skip
 
 
-def runs_table(measured: Sequence[Measured]) -> Table:
+def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
     """Every run of the ladders."""
     rows = tuple(
         (
-            one.entry.label, record.spec.shape.depth, record.spec.seed, record.parameters.initial_stored,
+            one.spec.label, record.spec.shape.depth, record.spec.seed, record.parameters.initial_stored,
             record.tokens, record.flops, record.validation_loss, record.seconds_training,
             record.spec.hyperparameters.learning_rate, record.run,
         )

@@ -14,7 +14,7 @@ from steepen.recipe.paper_tables import INITIAL
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.grids import ChainGrid
 from steepen.studies.plotting import line, points
@@ -49,7 +49,7 @@ DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Step:
+class SweepResult:
     """One sweep of the chain: what was tried, and what was adopted."""
 
     round: int
@@ -68,7 +68,7 @@ class Chain:
     arm: Arm
     values: Hyperparameters
     loss: float = math.inf  # of `values`; infinite while they are not measured
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[SweepResult] = field(default_factory=list[SweepResult])
     runs: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
 
@@ -81,7 +81,7 @@ def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = 
     settings that help are applied together in the next sweep. A second round repeats all on a √2 grid.
     """
     grid = context.preset.grids.chain
-    chosen = [fixed_twin(arm) for arm in find_arms(arms or ("vanilla",))]
+    chosen = [starting_arm(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
     yield from run_concurrently([tune(context, chain, grid) for chain in chains])
     return _answer(context, grid, chains)
@@ -93,16 +93,16 @@ def tune(
     """Take a chain through all its rounds."""
     for number in range(1, grid.rounds + 1):
         for sweep in grid.sweeps:
-            if sweep != "injection_weight" or injects(chain.arm):
+            if sweep != "injection_weight" or has_injection(chain.arm):
                 yield from _sweep(context, chain, grid, number, sweep)
     if not math.isfinite(chain.loss):  # the last sweep stacked settings that nothing has measured yet
         specs = [_spec(context, chain.arm, chain.values)]
         record = (yield specs)[0]
-        _settle(chain, loss_of(record))
+        _settle(chain, loss_or_inf(record))
         chain.runs.append(specs[0].hash)
 
 
-def injects(arm: Arm) -> bool:
+def has_injection(arm: Arm) -> bool:
     """Whether α has any effect."""
     return "inject" in arm.core_boundary or "inject" in arm.coda_boundary
 
@@ -133,7 +133,7 @@ def _sweep(
     options = candidates(chain.values, sweep, number, grid.points)
     tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
     specs = [_spec(context, chain.arm, values) for values in (chain.values, *tried)]
-    losses = [loss_of(record) for record in (yield specs)]
+    losses = [loss_or_inf(record) for record in (yield specs)]
     chain.runs += [spec.hash for spec in specs]
     baseline = losses[0]
     if not math.isfinite(chain.loss):
@@ -155,7 +155,7 @@ def _sweep(
     rows = tuple(
         (name, value, None if math.isinf(loss) else loss, spec.hash) for (name, value), loss, spec in results
     )
-    chain.steps.append(Step(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
+    chain.steps.append(SweepResult(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
 
 
 def _settle(chain: Chain, loss: float) -> None:
@@ -177,7 +177,7 @@ def _settle(chain: Chain, loss: float) -> None:
 
 def _spec(context: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
     recipe = replace(context.recipe(arm), base=values, learning_rate_base=None)
-    return context.spec(context.at_base(arm, recipe))
+    return context.spec(context.base_rung(arm, recipe))
 
 
 def _typed(name: str, value: float) -> float:

@@ -8,11 +8,11 @@ from typing import Any
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import rounded_mean
 from steepen.studies.answer import Answer, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin
+from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.recipe_file import RecipeFile
 from steepen.studies.stages.chain_tuning import chain_tuning
-from steepen.studies.stages.growth_fraction import LEAST_RHO, growth_fraction
-from steepen.studies.stages.lr_rule import inherited, lr_rule
+from steepen.studies.stages.growth_fraction import MIN_RHO, growth_fraction
+from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule
 from steepen.studies.stages.tpp import tpp
 from steepen.utils.codec import to_builtins
 
@@ -30,7 +30,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     if len(chosen) != 1:
         raise UsageError("fit-recipe fits one arm at a time; give a single one with --arms.")
     arm = chosen[0]
-    fixed = fixed_twin(arm)
+    fixed = starting_arm(arm)
     stages: dict[str, Answer] = {}
     notes: list[str] = []
 
@@ -53,12 +53,12 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
 
     rho = None
     if arm.passes.grows:
-        context = context.with_recipe(arm, inherited(context, arm))
+        context = context.with_recipe(arm, inherited_recipe(context, arm))
         stages["growth-fraction"] = yield from growth_fraction(context, arms=[arm])
         found = stages["growth-fraction"].values[arm.name]
         rho = found["rho"]
         if rho is None:
-            rho = max(LEAST_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
+            rho = max(MIN_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
     stages["lr-rule"] = yield from lr_rule(context, arms=[fixed])
@@ -66,7 +66,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     recipe = replace(recipe, learning_rate_exponent=beta)
     context = context.with_recipe(fixed, recipe)
     if arm.passes.grows:
-        recipe = replace(inherited(context, arm), rho=rho, growth_law=None)
+        recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None)
         context = context.with_recipe(arm, recipe)
         stages["lr-rule of growth"] = yield from lr_rule(context, arms=[arm])
 

@@ -12,13 +12,13 @@ from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import finite, levels, parabola, points, star
+from steepen.studies.plotting import finite_or_none, optimum_star, parabola, points, shade_levels
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
-LEAST_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
+MIN_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
 
 
 def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
@@ -40,10 +40,12 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
             raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
         recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
-        budgets = {depth: context.budget(arm, depth, recipe.tpp) for depth in grid.depths}
-        rungs = [recipe.spend(arm, depth, context.scale, flops=budgets[depth], rho=rho) for depth, rho in keys]
+        budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
+        rungs = [
+            recipe.spend(arm, depth, context.size_rule, flops=budgets[depth], rho=rho) for depth, rho in keys
+        ]
         specs = [context.spec(rung) for rung in rungs]
-        losses = np.array([loss_of(record) for record in (yield specs)])
+        losses = np.array([loss_or_inf(record) for record in (yield specs)])
         # The step of growth is whole: ρ on the axis is the one the run really had.
         x = np.array([(rung.steps - (rung.growth_step or 0)) / rung.steps for rung in rungs])
         budget = np.array([budgets[depth] for depth, _ in keys])
@@ -56,8 +58,8 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         runs.extend(names)
         rows = list(zip((depth for depth, _ in keys), x.tolist(), losses.tolist(), names, strict=True))
         panels.append(_panel(arm.name, fit, budgets, rows))
-        if finite(fit.rounded) is not None and fit.rounded < LEAST_RHO:
-            notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {LEAST_RHO} is the least adopted")
+        if finite_or_none(fit.rounded) is not None and fit.rounded < MIN_RHO:
+            notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {MIN_RHO} is the least adopted")
 
     yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
     return Answer(
@@ -71,7 +73,10 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
             Table(
                 "Optimal growth fractions",
                 ("arm", "mean ρ*", "adopted", *(f"ρ* at d{depth}" for depth in grid.depths)),
-                tuple((name, finite(fit.mean), adopted(fit), *optima[name]) for name, fit in found.items()),
+                tuple(
+                    (name, finite_or_none(fit.mean), adopted(fit), *optima[name])
+                    for name, fit in found.items()
+                ),
                 "Empty where an anchor's optimum lies outside the sweep.",
             ),
         ),
@@ -87,8 +92,8 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 def adopted(fit: IsoflopFit) -> float | None:
     """The share a recipe would use; None where no anchor's optimum was inside its sweep."""
-    rounded = finite(fit.rounded)
-    return None if rounded is None else max(LEAST_RHO, rounded)
+    rounded = finite_or_none(fit.rounded)
+    return None if rounded is None else max(MIN_RHO, rounded)
 
 
 def _at(fit: IsoflopFit, budget: float) -> float | None:
@@ -115,7 +120,7 @@ def _panel(
     rows: Sequence[tuple[int, float, float, str]],
 ) -> Panel:
     series: list[Series] = []
-    shade = levels(list(budgets))
+    shade = shade_levels(list(budgets))
     for depth, budget in budgets.items():
         x, losses, runs = zip(*(row[1:] for row in rows if row[0] == depth), strict=True)
         look = {"level": shade[depth]}
@@ -123,8 +128,8 @@ def _panel(
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
                 series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **look)
-                series.append(star(f"d{depth}: optimum", vertex, **look))
-    mean = finite(fit.mean)
+                series.append(optimum_star(f"d{depth}: optimum", vertex, **look))
+    mean = finite_or_none(fit.mean)
     marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
     if mean is not None:
         marks = (("x", mean, f"mean {mean:.3f}"),)

@@ -15,9 +15,9 @@ from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
-from steepen.studies.context import Arms, StudyContext, find_arms, fixed_twin, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.stages.lr_rule_report import Swept, drift_answer
+from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, lr_rule_answer
 
 PARTS = ("drift", "screen")
 SCREENED = (
@@ -33,7 +33,7 @@ SCREENED = (
 )
 
 
-Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Swept]
+Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], HyperparameterSweeps]
 
 
 def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()) -> Study:
@@ -59,18 +59,18 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
             ]
             depths = context.preset.grids.rate_rule.screen_depths
             recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-            works.append(_listed(sweep(context, arm, recipe, "screen", names, depths)))
+            works.append(_listed(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
             works.append(fit_rule(context, arm))
-        found: list[list[Swept]] = yield from run_concurrently(works)
+        found: list[list[HyperparameterSweeps]] = yield from run_concurrently(works)
         if "drift" in parts:
-            rules[arm.name] = rule_of(found[-1], context.recipe(arm), arm)
+            rules[arm.name] = adopted_exponent(found[-1], context.recipe(arm), arm)
         return [one for part in found for one in part]
 
     chosen = find_arms(arms or ("vanilla",))
-    results: list[list[Swept]] = yield from run_concurrently([measured(arm) for arm in chosen])
+    results: list[list[HyperparameterSweeps]] = yield from run_concurrently([measured(arm) for arm in chosen])
     swept = [one for result in results for one in result]
-    return drift_answer(context, swept, rules)
+    return lr_rule_answer(context, swept, rules)
 
 
 def _listed(work: Sweep) -> Work:
@@ -79,23 +79,33 @@ def _listed(work: Sweep) -> Work:
 
 def fit_rule(
     context: StudyContext, arm: Arm
-) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Swept]]:
+) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[HyperparameterSweeps]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
     grid = context.preset.grids.rate_rule
     recipe = context.recipe(arm)
     if arm.passes.grows:
-        return [(yield from sweep(context, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths))]
+        return [
+            (
+                yield from sweep_hyperparameters(
+                    context, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths
+                )
+            )
+        ]
     constant = replace(recipe, learning_rate_exponent=0.0)
-    first = yield from sweep(context, arm, constant, "constant", grid.hyperparameters, grid.depths)
+    first = yield from sweep_hyperparameters(
+        context, arm, constant, "constant", grid.hyperparameters, grid.depths
+    )
     beta = rounded_exponent(first.drifts.get("learning_rate"))
     if beta is None:
         return [first]
     ruled = replace(recipe, learning_rate_exponent=beta)
-    second = yield from sweep(context, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths)
+    second = yield from sweep_hyperparameters(
+        context, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths
+    )
     return [first, second]
 
 
-def rule_of(found: Sequence[Swept], recipe: Recipe, arm: Arm) -> float:
+def adopted_exponent(found: Sequence[HyperparameterSweeps], recipe: Recipe, arm: Arm) -> float:
     """The exponent a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
     beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("learning_rate"))
     return recipe.learning_rate_exponent if beta is None else beta
@@ -106,7 +116,7 @@ def rounded_exponent(drift: Drift | None) -> float | None:
     return None if drift is None or drift.line is None else round(drift.line.exponent, 1) + 0.0
 
 
-def sweep(
+def sweep_hyperparameters(
     context: StudyContext, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
 ) -> Sweep:
     """Slices of several hyperparameters at several sizes around a recipe."""
@@ -114,7 +124,7 @@ def sweep(
     keys: list[tuple[str, int, float]] = []
     specs: list[RunSpec] = []
     for depth in depths:
-        rung = recipe.at(arm, depth, context.scale)
+        rung = recipe.at(arm, depth, context.size_rule)
         for name in names:
             for multiple in sorted(multiples):
                 value = getattr(rung.hyperparameters, name) * multiple
@@ -123,7 +133,7 @@ def sweep(
                 changed = replace(rung.hyperparameters, **{name: value})
                 keys.append((name, depth, multiple))
                 specs.append(context.spec(replace(rung, hyperparameters=changed)))
-    losses = [loss_of(record) for record in (yield specs)]
+    losses = [loss_or_inf(record) for record in (yield specs)]
     table = {key: (loss, spec.hash) for key, loss, spec in zip(keys, losses, specs, strict=True)}
     rows: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in names}
     for (name, depth, multiple), (loss, run) in table.items():
@@ -135,17 +145,17 @@ def sweep(
             own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
             if len(own) >= 3:
                 x, y = np.array([m for m, _ in own]), np.array([loss for _, loss in own])
-                slices.append(Slice(float(context.stored(arm, depth)), x, y))
+                slices.append(Slice(float(context.stored_parameters(arm, depth)), x, y))
         if slices:
             drifts[name] = fit_drift(slices)
     first = names[0]
-    return Swept(
+    return HyperparameterSweeps(
         arm=arm.name,
         recipe=label,
         drifts=drifts,
         rows=rows,
-        centres={depth: table[first, depth, 1.0][0] for depth in depths},
-        tokens={depth: recipe.at(arm, depth, context.scale).tokens for depth in depths},
+        base_losses={depth: table[first, depth, 1.0][0] for depth in depths},
+        tokens={depth: recipe.at(arm, depth, context.size_rule).tokens for depth in depths},
     )
 
 
@@ -153,9 +163,9 @@ def _scaled(recipe: Recipe) -> str:
     return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})"
 
 
-def inherited(context: StudyContext, arm: Arm) -> Recipe:
+def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
-    source = context.recipe(fixed_twin(arm))
+    source = context.recipe(starting_arm(arm))
     return replace(
         context.recipe(arm),
         base=source.base,

@@ -11,25 +11,27 @@ from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLine
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.context import StudyContext
-from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
 
 
 @dataclass(frozen=True)
-class Swept:
+class HyperparameterSweeps:
     """All slices of one arm under one recipe: drift, points and runs by hyperparameter."""
 
     arm: str
     recipe: str  # "constant", or "+GLR (β = −0.6)"
     drifts: dict[str, Drift]
     rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
-    centres: dict[int, float]  # loss at the base values, by depth
+    base_losses: dict[int, float]  # loss at the base values, by depth
     tokens: dict[int, int]
 
 
-def drift_answer(context: StudyContext, swept: Sequence[Swept], rules: dict[str, float]) -> Answer:
+def lr_rule_answer(
+    context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, float]
+) -> Answer:
     """The answer of the learning-rate study; `rules` are the exponents to use, by arm."""
     found: list[str] = []
     notes: list[str] = []
@@ -77,7 +79,7 @@ def drift_answer(context: StudyContext, swept: Sequence[Swept], rules: dict[str,
     )
 
 
-def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
+def _sentence(arm: str, beta: float, own: Sequence[HyperparameterSweeps]) -> str:
     drift = own[0].drifts.get("learning_rate")
     if drift is None or drift.line is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
@@ -88,7 +90,7 @@ def _sentence(arm: str, beta: float, own: Sequence[Swept]) -> str:
         )
     gain = ""
     if len(own) > 1:
-        constant, scaled = own[0].centres, own[1].centres
+        constant, scaled = own[0].base_losses, own[1].base_losses
         finished = [d for d in constant if math.isfinite(constant[d]) and math.isfinite(scaled[d])]
         if finished:
             top = max(finished)
@@ -107,7 +109,7 @@ def _exponent(law: PowerLine) -> str:
     return f"{law.exponent:+.2f} ± {law.error:.2f}, p = {law.p_value:.2g}"
 
 
-def _screened(one: Swept) -> str:
+def _screened(one: HyperparameterSweeps) -> str:
     ranked = sorted(((d.span or 0.0, name) for name, d in one.drifts.items()), reverse=True)
     if not ranked:
         return f"{one.arm}, screened: too few runs finished for a single sweep."
@@ -115,11 +117,11 @@ def _screened(one: Swept) -> str:
     return f"{one.arm}, screened: the widest loss ranges are {words}."
 
 
-def _values(one: Swept) -> dict[str, Any]:
+def _values(one: HyperparameterSweeps) -> dict[str, Any]:
     return {
         "arm": one.arm,
         "recipe": one.recipe,
-        "centres": {str(depth): loss for depth, loss in one.centres.items()},
+        "centres": {str(depth): loss for depth, loss in one.base_losses.items()},
         "hyperparameters": {
             name: {
                 "exponent": drift.line.exponent if drift.line else None,
@@ -140,7 +142,7 @@ def _tested(drift: Drift) -> PowerLine | None:
     return drift.line if drift.line is not None and drift.line.freedom > 0 else None
 
 
-def _drift_table(swept: Sequence[Swept]) -> Table:
+def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
     rows = tuple(
         (
             one.arm, one.recipe, name,
@@ -172,7 +174,7 @@ def _drift_table(swept: Sequence[Swept]) -> Table:
     )
 
 
-def _comparison(swept: Sequence[Swept]) -> Table | None:
+def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
     pairs = [
         (one, other)
         for one in swept
@@ -180,10 +182,11 @@ def _comparison(swept: Sequence[Swept]) -> Table | None:
         if one.arm == other.arm and one.recipe == "constant" and other.recipe.startswith("+")
     ]
     rows = tuple(
-        (one.arm, f"d{depth}", one.tokens[depth], finite(one.centres[depth]), finite(other.centres[depth]),
-         finite(one.centres[depth] - other.centres[depth]))
+        (one.arm, f"d{depth}", one.tokens[depth], finite_or_none(one.base_losses[depth]),
+         finite_or_none(other.base_losses[depth]),
+         finite_or_none(one.base_losses[depth] - other.base_losses[depth]))
         for one, other in pairs
-        for depth in one.centres
+        for depth in one.base_losses
     )  # fmt: skip
     if not rows:
         return None
@@ -191,11 +194,11 @@ def _comparison(swept: Sequence[Swept]) -> Table | None:
     return Table("Constant against scaled learning rate", columns, rows, "Losses at the base values.")
 
 
-def _panels(one: Swept) -> list[Panel]:
+def _panels(one: HyperparameterSweeps) -> list[Panel]:
     panels: list[Panel] = []
     for name, rows in one.rows.items():
         depths = sorted({row[0] for row in rows})
-        shade = levels(depths)
+        shade = shade_levels(depths)
         series: list[Series] = []
         drift = one.drifts.get(name)
         by_size = list(drift.vertices) if drift else []
@@ -207,7 +210,7 @@ def _panels(one: Swept) -> list[Panel]:
             if len(by_size) == len(depths):
                 vertex = by_size[depths.index(depth)]
                 series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **look)
-                series.append(star(f"d{depth}: optimum", vertex, **look))
+                series.append(optimum_star(f"d{depth}: optimum", vertex, **look))
         panels.append(
             Panel(
                 f"{one.arm}, {one.recipe}: {name}", Axis(f"{name} (× base)", "log"),
@@ -218,7 +221,7 @@ def _panels(one: Swept) -> list[Panel]:
     return [*panels, lines] if lines is not None else panels
 
 
-def _drift_panel(one: Swept) -> Panel | None:
+def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
     drift = one.drifts.get("learning_rate")
     if drift is None or drift.line is None:
         return None

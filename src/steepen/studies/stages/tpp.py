@@ -11,9 +11,9 @@ import numpy as np
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_of
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import finite, levels, line, parabola, points, star
+from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import json_safe
 
@@ -37,13 +37,13 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     def measured(arm: Arm) -> Work:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
-        budgets = {anchor: context.budget(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
-        rungs = [recipe.spend(arm, depth, context.scale, flops=budgets[anchor]) for anchor, depth in keys]
+        budgets = {anchor: context.flops_at_tpp(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
+        rungs = [recipe.spend(arm, depth, context.size_rule, flops=budgets[anchor]) for anchor, depth in keys]
         specs = [context.spec(rung) for rung in rungs]
-        losses = [loss_of(record) for record in (yield specs)]
+        losses = [loss_or_inf(record) for record in (yield specs)]
         # Whole steps move a run off its budget a little; its place on the axis is where it really is.
         x = [
-            rung.flops.total / (context.cost(arm, depth) * context.stored(arm, depth))
+            rung.flops.total / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
             for rung, (_, depth) in zip(rungs, keys, strict=True)
         ]
         names = [spec.hash for spec in specs]
@@ -65,7 +65,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         section=SECTION,
         findings=tuple(_sentence(name, fit) for name, fit in found.items()),
         values=json_safe(
-            {name: {**fit.to_dict(), "tpp": finite(fit.rounded)} for name, fit in found.items()}
+            {name: {**fit.to_dict(), "tpp": finite_or_none(fit.rounded)} for name, fit in found.items()}
         ),
         panels=tuple(panels),
         tables=(_table(found),),
@@ -107,7 +107,7 @@ def _panel(
     runs: Sequence[str],
 ) -> Panel:
     series: list[Series] = []
-    shade = levels(budgets)
+    shade = shade_levels(budgets)
     for budget in sorted(set(budgets)):
         rows = [i for i, other in enumerate(budgets) if other == budget]
         look = {"level": shade[budget]}
@@ -118,8 +118,8 @@ def _panel(
             if abs(vertex.budget / budget - 1) < 1e-6:
                 low, high = min(x[i] for i in rows), max(x[i] for i in rows)
                 series += parabola(label, vertex, low, high, log_x=True, log_loss=True, **look)
-                series.append(star(f"{label}: optimum", vertex, **look))
-    marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite(fit.mean) else ()
+                series.append(optimum_star(f"{label}: optimum", vertex, **look))
+    marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite_or_none(fit.mean) else ()
     return Panel(
         f"{name}: loss against tokens per parameter", Axis("tokens per stored parameter", "log"),
         Axis("validation loss", "log"), tuple(series), marks,
@@ -150,8 +150,8 @@ def _laws(found: dict[str, IsoflopFit]) -> Panel:
 def _table(found: dict[str, IsoflopFit]) -> Table:
     rows = tuple(
         (
-            name, finite(fit.mean), finite(fit.rounded), fit.law.p_value if fit.law else None,
-            fit.law.exponent if fit.law else None, finite(fit.law.detectable) if fit.law else None,
+            name, finite_or_none(fit.mean), finite_or_none(fit.rounded), fit.law.p_value if fit.law else None,
+            fit.law.exponent if fit.law else None, finite_or_none(fit.law.detectable) if fit.law else None,
             sum(v.interior for v in fit.vertices), len(fit.vertices),
             fit.vertices[0].loss, fit.vertices[-1].loss,
         )

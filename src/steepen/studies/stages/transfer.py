@@ -11,11 +11,11 @@ from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import INITIAL
 from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Study, Table
-from steepen.studies.context import Arms, StudyContext, all_finished, find_arms
+from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import judged_ladders
-from steepen.studies.ladders.ladder_runs import LadderEntry, entry_of
-from steepen.studies.stages.chain_tuning import injects
+from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
+from steepen.studies.stages.chain_tuning import has_injection
 
 SECTION = (
     "Appendix A.4.1, transfer probe, and Appendix B.2, Recipe Tuning Changes the Apparent Scaling Advantage"
@@ -69,11 +69,11 @@ def transfer(
 def _probe(context: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
     members = [giver, *chosen]
     specs = [
-        context.spec(context.at_base(arm, recipe))
+        context.spec(context.base_rung(arm, recipe))
         for arm in members
-        for recipe in (context.recipe(arm), transferred(context, giver, arm))
+        for recipe in (context.recipe(arm), transferred_recipe(context, giver, arm))
     ]
-    losses = [record.validation_loss for record in all_finished(specs, (yield specs))]
+    losses = [record.validation_loss for record in require_all_finished(specs, (yield specs))]
     rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
     base = rows[0][1]
     table = [
@@ -117,12 +117,14 @@ def _sentence(name: str, giver: str, regret: float) -> str:
 def _ladders(
     context: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
 ) -> Study:
-    entries = [entry_of(context, giver, rungs)]
+    entries = [ladder_spec(context, giver, rungs)]
     for arm in chosen:
-        own = entry_of(context, arm, rungs)
+        own = ladder_spec(context, arm, rungs)
         entries += [
             own,
-            LadderEntry(f"{arm.name} ({giver.name} recipe)", arm, transferred(context, giver, arm), own.depths),
+            LadderSpec(
+                f"{arm.name} ({giver.name} recipe)", arm, transferred_recipe(context, giver, arm), own.depths
+            ),
         ]
     return judged_ladders(
         context, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
@@ -130,14 +132,14 @@ def _ladders(
     )  # fmt: skip
 
 
-def transferred(context: StudyContext, giver: Arm, arm: Arm) -> Recipe:
+def transferred_recipe(context: StudyContext, giver: Arm, arm: Arm) -> Recipe:
     """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
 
     α is the initial one where the giver injects nothing and so has none to give (the table's caption:
     "injection variants keep the default").
     """
     own, foreign = context.recipe(arm), context.recipe(giver)
-    alpha = foreign.base.injection_weight if injects(giver) else INITIAL.injection_weight
+    alpha = foreign.base.injection_weight if has_injection(giver) else INITIAL.injection_weight
     return replace(
         own, base=replace(foreign.base, injection_weight=alpha), learning_rate_base=foreign.learning_rate_base
     )
