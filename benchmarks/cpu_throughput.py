@@ -166,7 +166,9 @@ class Ours:
     def __init__(self, network: Network, spec: RunSpec, passes: int) -> None:
         self.network, self.passes = network, passes
         cpu.install_fused_cpu(network)
-        self.optimizer = Optimizer(network, spec.hyperparameters, spec.optimizer)
+        self.optimizer = Optimizer(
+            network.named_parameters(), spec.hyperparameters, spec.optimizer, network.refresh
+        )
         self.accumulator = GradientAccumulator(network, spec.batch_sequences, None, print)
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:

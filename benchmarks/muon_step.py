@@ -42,7 +42,7 @@ TILES = [  # edge, depth, warps, stages
 def plain(matrices: Tensor) -> Tensor:
     """The same orthogonalisation in torch's batched products, nothing else."""
     size = matrices.norm(dim=(-2, -1), keepdim=True)
-    x = matrices / (size + muon.TINY)
+    x = matrices / (size + muon.NORM_EPS)
     a, b, c = muon.NEWTON_SCHULZ[0]
     for _ in range(CHOICE.orthogonalisation_steps):
         gram = x @ x.mT
@@ -53,7 +53,7 @@ def plain(matrices: Tensor) -> Tensor:
 def reference(optimizer: Optimizer) -> tuple[str, Callable[[], object]]:
     """A step of torch's own Muon on copies of the same logical matrices."""
     singles: list[nn.Parameter] = []
-    for stack in optimizer.muon.parameters.values():
+    for stack in optimizer.matrices.values():
         for matrix in stack.detach().reshape(-1, *stack.shape[-2:]):
             singles.append(nn.Parameter(matrix.clone()))
             singles[-1].grad = torch.randn_like(matrix)
@@ -98,7 +98,7 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
 def buckets(optimizer: Optimizer) -> dict[tuple[int, int], int]:
     """Shape → how many logical matrices have it, or its transpose's."""
     found: dict[tuple[int, int], int] = {}
-    for parameter in optimizer.muon.parameters.values():
+    for parameter in optimizer.matrices.values():
         rows, columns = sorted(parameter.shape[-2:])
         count = parameter.numel() // (rows * columns)
         found[rows, columns] = found.get((rows, columns), 0) + count
@@ -131,7 +131,7 @@ def main() -> None:
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optimizer = Optimizer(network, BASE["vanilla"], CHOICE)
+    optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CHOICE, network.refresh)
     optimizer.step(0.1)
     precision = torch.bfloat16 if on_gpu else torch.float32
     batches = {
@@ -147,16 +147,18 @@ def main() -> None:
 
     def forced(shape: tuple[int, int]) -> Callable[[], object]:
         def work() -> object:
-            with patch.object(muon, "SYMMETRIC_FROM", 1):
+            with patch.object(muon, "SYMMETRIC_MIN_ROWS", 1):
                 return muon.orthogonalise(batches[shape])
 
         return work
 
-    wd = optimizer.hyper.weight_decay
+    stepper = optimizer.muon
+    assert stepper is not None
+    wd = optimizer.hyperparameters.weight_decay
     works: dict[str, Callable[[], object]] = {
         "whole step, with the norm": optimizer.apply,
-        "  Muon, shape after shape": lambda: optimizer.muon.step(optimizer.lr["matrices"], wd),
-        "  AdamW": optimizer.adam.step,
+        "  Muon, shape after shape": lambda: stepper.step(optimizer.lr["matrices"], wd),
+        "  AdamW": optimizer.adamw.step,
         "orthogonalise, as stepped": ours(*batches),
         "orthogonalise, plain baddbmm": theirs(*batches),
     }

@@ -188,7 +188,7 @@ class OurStepper:
             weight_decay=0.0,
         )
         self.network, self.passes, self.micro_batch = network, passes, micro_batch
-        optimizer = Optimizer(network, hyper, OptimizerConfig())
+        optimizer = Optimizer(network.named_parameters(), hyper, OptimizerConfig(), network.refresh)
         accumulator = GradientAccumulator(network, batch, micro_batch, print)
         self.stepper = TrainStep(network, optimizer, accumulator, cuda_graphs=graphs, say=print)
 

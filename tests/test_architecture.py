@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels": set(),
     "model": {"utils"},
     "execution": {"kernels", "model", "utils"},
-    "optim": {"kernels", "model", "execution.cuda_streams", "recipe.hyperparameters", "utils"},
+    "optim": {"kernels", "execution.cuda_streams", "utils"},
     "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "model.count", "utils"},
     "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils", "launch.cost_estimate"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},

@@ -89,7 +89,7 @@ def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
     assert tied.passes == tuple(range(1, 9)) and tied.trained == 2
     assert tied.differences[1] == 0.0 and tied.differences[0] != 0.0
     grown = make_network("untied-grow")
-    grow(grown, {}, 4)
+    grow(grown, 4)
     assert passes_curve(grown, validation).passes == (1, 2, 3, 4)
     assert passes_curve(make_network("vanilla"), validation).passes == (1,)
 

@@ -69,7 +69,7 @@ def test_a_grown_network_and_other_passes_do_too(
     make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     network = make_network("untied-grow")
-    grow(network, {}, 4)
+    grow(network, 4)
     assert_equals_reference(network, tokenizer, bundle, tmp_path / "a", CoreOptions((0,), 5))
     assert_equals_reference(
         make_network("loop-2"), tokenizer, bundle, tmp_path / "b", CoreOptions((0,), 5), 5

@@ -112,7 +112,7 @@ def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
     network, plain = build("untied-grow"), build("untied-grow")
     cpu.install_fused_cpu(network)
     for one in (network, plain):
-        grow(one, {}, 3, "copy")
+        grow(one, 3)
         for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
             nn.init.normal_(block.get_parameter("out"), generator=torch.Generator().manual_seed(index))
     assert all(vars(block)["fused_forward"].block is block for block in network.blocks())

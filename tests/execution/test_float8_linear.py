@@ -61,7 +61,7 @@ def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
     install_fused_gpu(eight, partial(float8_linear_where_aligned, dtype=torch.float32))
     for network in (plain, eight):
         if passes > network.passes:
-            grow(network, {}, passes)
+            grow(network, passes)
     (loss, want), (found, gradients) = loss_and_gradients(plain, passes), loss_and_gradients(eight, passes)
     assert want.keys() == gradients.keys()
     relative = {key: ((gradients[key] - want[key]).norm() / want[key].norm()).item() for key in want}
@@ -218,10 +218,10 @@ def test_on_a_gpu_gradients_in_eight_bits_are_those_of_bf16_up_to_rounding(name:
         network = build(name, scale, "cuda")
         apply_execution_mode(network, precision, fused=True, compiled=False)
         if passes > network.passes:
-            grow(network, {}, passes)
+            grow(network, passes)
         found[precision] = loss_and_gradients(network, passes)
     if passes > exact.passes:
-        grow(exact, {}, passes)
+        grow(exact, passes)
     loss, want = loss_and_gradients(exact, passes)
     assert abs(found["fp8"][0] - loss) < 0.03
     for key, gradient in want.items():

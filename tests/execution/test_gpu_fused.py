@@ -65,7 +65,7 @@ def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> N
     same(gradients(fast, fast.passes), gradients(plain, plain.passes))
     most = ARMS[name].passes.max_passes
     for network in (plain, fast):
-        grow(network, {}, most)
+        grow(network, most)
         with torch.no_grad():  # cores that are copies of one another no more: each must use its own weights
             for index, parameter in enumerate(network.parameters()):
                 parameter.mul_(1 + index / 100)

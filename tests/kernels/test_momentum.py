@@ -102,7 +102,7 @@ def test_muon_steps_through_the_kernels_as_without_them(
 
     plain = stepped()
     asked: list[Tensor] = []
-    monkeypatch.setattr("steepen.optim.muon.SYMMETRIC_FROM", 1)
+    monkeypatch.setattr("steepen.optim.muon.SYMMETRIC_MIN_ROWS", 1)
     monkeypatch.setattr("steepen.optim.muon.kernels_for", lambda x: asked.append(x) or fused)
     torch.testing.assert_close(stepped(), plain, rtol=1e-4, atol=1e-5)
     assert asked

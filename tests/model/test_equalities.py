@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import Multipliers
-from steepen.model.growth import STATE_POLICIES, StatePolicy, grow
+from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+from steepen.optim.config import GrowthState
+from steepen.optim.state import grow_state
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=32)
 MULTIPLIERS = Multipliers(residual=0.5, output=0.7, injection=0.6)
@@ -155,7 +158,7 @@ def test_passes_at_call_time_equal_a_network_built_with_them(name: str, passes: 
 def test_tied_growth_with_the_passes_unchanged_is_the_identity() -> None:
     network = build("loop-grow")
     before = network(tokens())
-    assert grow(network, {}, 2) == {}
+    assert grow(network, 2) == {}
     assert torch.equal(before, network(tokens()))
 
 
@@ -163,7 +166,7 @@ def test_tied_growth_with_the_passes_unchanged_is_the_identity() -> None:
 def test_growth_leaves_the_function_of_fewer_passes_unchanged(name: str) -> None:
     network = build(name)
     before = network(tokens(), passes=2)
-    grow(network, {}, 4)
+    grow(network, 4)
     assert network.passes == 4
     assert torch.equal(before, network(tokens(), passes=2))
     assert not torch.equal(before, network(tokens()))
@@ -171,7 +174,7 @@ def test_growth_leaves_the_function_of_fewer_passes_unchanged(name: str) -> None
 
 def test_new_cores_are_copies_by_algorithm_1_and_then_their_own() -> None:
     network = build("untied-grow")
-    sources = grow(network, {}, 6)
+    sources = grow(network, 6)
     assert len(network.cores) == 6
     assert sources["cores.5.0.qkv"] == "cores.1.0.qkv"
     for index, core in enumerate(network.cores):
@@ -181,8 +184,8 @@ def test_new_cores_are_copies_by_algorithm_1_and_then_their_own() -> None:
             assert index < 2 or parameter.data_ptr() != original.data_ptr()
 
 
-@pytest.mark.parametrize("policy", STATE_POLICIES)
-def test_the_new_cores_optimizer_state_follows_the_policy(policy: StatePolicy) -> None:
+@pytest.mark.parametrize("policy", get_args(GrowthState))
+def test_the_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -> None:
     network = build("untied-grow")
     state = {
         name: {
@@ -192,7 +195,8 @@ def test_the_new_cores_optimizer_state_follows_the_policy(policy: StatePolicy) -
         }
         for name, p in network.named_parameters()
     }
-    sources = grow(network, state, 4, policy)
+    sources = grow(network, 4)
+    grow_state(state, sources, policy)
     assert sources and set(sources) <= {name for name, _ in network.named_parameters()}
     for new, source in sources.items():
         if policy == "fresh":
@@ -206,9 +210,9 @@ def test_the_new_cores_optimizer_state_follows_the_policy(policy: StatePolicy) -
 def test_growth_refuses_to_shrink_and_to_follow_an_unknown_policy() -> None:
     network = build("untied-grow")
     with pytest.raises(UsageError, match="growth only adds"):
-        grow(network, {}, 1)
+        grow(network, 1)
     with pytest.raises(UsageError, match="copy, zero, fresh"):
-        grow(network, {}, 4, "keep")  # type: ignore[arg-type]
+        grow_state({}, {}, "keep")  # type: ignore[arg-type]
 
 
 def test_more_passes_than_untied_cores_is_refused() -> None:
@@ -220,5 +224,5 @@ def test_staged_growth_is_a_schedule_like_any_other() -> None:
     arm = replace(ARMS["untied-grow"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     network = build(arm)
     for passes in (4, 6):
-        grow(network, {}, passes)
+        grow(network, passes)
     assert len(network.cores) == 6 and network(tokens()).isfinite().all()

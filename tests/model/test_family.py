@@ -32,7 +32,7 @@ def test_every_arm_learns_on_cpu_through_its_growth(arm: Arm) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
     for step in range(12):
         if step == 6 and arm.passes.grows:
-            grow(network, {}, arm.passes.final)
+            grow(network, arm.passes.final)
             optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
         loss = network(text[:, :-1], text[:, 1:])
         optimizer.zero_grad()
@@ -104,7 +104,7 @@ def test_a_user_adds_an_arm_without_editing_the_package() -> None:
     shape = arm.shape(4, SCALE)
     network = materialise(on_meta(shape, arm), embedding_std=0.1)
     for passes in (2, 3):
-        grow(network, {}, passes)
+        grow(network, passes)
     network(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
     assert stored_parameters(arm, shape, 3) == sum(p.numel() for p in network.parameters())
     width = shape.width

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from steepen.errors import UsageError
-from steepen.model.arms import ARMS, code_digest
+from steepen.model.arms import ARMS
 from steepen.model.init import materialise, on_meta
 from steepen.model.shape import SizeRule
+from steepen.runs.spec import code_digest
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 FILES = {

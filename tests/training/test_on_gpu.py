@@ -56,7 +56,7 @@ def no_further_off(name: str, exact: Network, eager: Network, other: Network) ->
         for passes in sorted({1, arm.passes.initial, arm.passes.max_passes}):
             for network in (exact, eager, other):
                 if passes > network.passes:
-                    grow(network, {}, passes)
+                    grow(network, passes)
             if other.fused is None:
                 compile_blocks(other)
             reference, expected = loss_and_gradients(exact, passes)
@@ -95,7 +95,7 @@ def test_growth_and_random_passes_compile_nothing_new() -> None:
         loss_and_gradients(network, 2)
         loss_and_gradients(network, 2)
         counters.clear()
-        grow(network, {}, 4)
+        grow(network, 4)
         compile_blocks(network)
         for passes in (4, 3, 1, 2, 4):
             loss_and_gradients(network, passes)
@@ -106,7 +106,7 @@ def stepper(name: str, graphs: bool, precision: str = "bf16") -> TrainStep:
     network = build(name)
     apply_execution_mode(network, precision, fused=True, compiled=False)
     hyper = replace(recipe_of(network.arm).base, learning_rate=3e-3)
-    optimizer = Optimizer(network, hyper, OptimizerConfig())
+    optimizer = Optimizer(network.named_parameters(), hyper, OptimizerConfig(), network.refresh)
     accumulator = GradientAccumulator(network, 4, 2, pytest.fail)
     return TrainStep(network, optimizer, accumulator, cuda_graphs=graphs, say=pytest.fail)
 
@@ -124,7 +124,8 @@ def test_recorded_steps_equal_plain_ones_through_growth_and_other_passes(name: s
             seen: list[float] = []
             for step in range(30):
                 if step == 20:
-                    make.optimizer.grow(4)
+                    sources = grow(make.network, 4)
+                    make.optimizer.grow(make.network.named_parameters(), sources)
                     make.reset()
                 passes = (2, 1, 2, 2)[step % 4] if step < 20 else 4
                 loss, norm = make(*batch(step % 3), passes, 1.0 - step / 60)

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from steepen.execution.cuda_streams import StreamPool
 from steepen.model.arms import ARMS, find_arm
+from steepen.model.growth import grow
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
-from steepen.optim.muon import Muon, orthogonalise, spread
-from steepen.optim.optimizer import Optimizer, route
+from steepen.optim.muon import Muon, orthogonalise, run_split
+from steepen.optim.optimizer import Optimizer, parameter_group
 from steepen.recipe.paper_tables import BASE
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
@@ -137,7 +138,7 @@ class Reference:
 def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
     choice = VARIANTS[variant]
     network = network_with_gradients()
-    optimizer = Optimizer(network, HYPER, choice)
+    optimizer = Optimizer(network.named_parameters(), HYPER, choice, network.refresh)
     reference = Reference(network, choice)
     for step, factor in enumerate((1.0, 0.7, 0.2)):
         if step:
@@ -201,30 +202,33 @@ def test_zero_gradients_leave_finite_weights(variant: str) -> None:
     network = network_with_gradients()
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    Optimizer(network, HYPER, VARIANTS[variant]).step(1.0)
+    Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh).step(1.0)
     assert all(p.isfinite().all() for p in network.parameters())
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_parameter_is_in_one_group_and_block_matrices_in_muon(name: str) -> None:
     network = network_with_gradients(name)
-    optimizer = Optimizer(network, HYPER, OptimizerConfig())
-    assert set(optimizer.muon.parameters) == {n for n, g in route(network).items() if g == "matrices"}
-    assert {n for n, _ in network.named_parameters()} - set(optimizer.muon.parameters) == {
+    optimizer = Optimizer(network.named_parameters(), HYPER, OptimizerConfig(), network.refresh)
+    named = dict(network.named_parameters())
+    assert optimizer.muon is not None
+    matrices = optimizer.muon.parameters
+    assert set(matrices) == {name for name, p in named.items() if parameter_group(name, p) == "matrices"}
+    assert named.keys() - set(matrices) == {
         "embedding",
         "head",
     }
     # The check itself must be able to fail.
-    optimizer.muon.parameters.pop(next(iter(optimizer.muon.parameters)))
+    matrices.pop(next(iter(matrices)))
     with pytest.raises(AssertionError):
-        optimizer._check(route(network))
+        optimizer._check(named)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> None:
     network = network_with_gradients()
     gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    norm = Optimizer(network, HYPER, VARIANTS[variant]).step(1.0)
+    norm = Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh).step(1.0)
     assert norm.item() == pytest.approx(math.sqrt(sum(g.double().square().sum().item() for g in gradients)))
     assert norm.item() > 0.1, "more than the clipped have left"
 
@@ -233,11 +237,14 @@ def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> 
 @pytest.mark.parametrize("policy", ["copy", "zero", "fresh"])
 def test_grown_cores_step_by_their_policy(kind: str, policy: str) -> None:
     network = network_with_gradients("untied-grow")
-    optimizer = Optimizer(network, HYPER, OptimizerConfig(kind=kind, growth_state=policy))  # type: ignore[arg-type]
+    optimizer = Optimizer(
+        network.named_parameters(), HYPER, OptimizerConfig(kind=kind, growth_state=policy), network.refresh
+    )  # type: ignore[arg-type]
     optimizer.step(1.0)
-    sources = optimizer.grow(4)
+    sources = grow(network, 4)
+    optimizer.grow(network.named_parameters(), sources)
     state = optimizer.state()
-    assert len(optimizer.names) == len(list(network.parameters()))
+    assert len(optimizer.parameters) == len(list(network.parameters()))
     key = "momentum" if kind == "muon" else "exp_avg"
     for new, source in sources.items():
         if policy == "fresh":
@@ -254,7 +261,7 @@ def test_grown_cores_step_by_their_policy(kind: str, policy: str) -> None:
 def test_state_survives_a_round_trip_by_name(variant: str) -> None:
     def trained(steps: int) -> tuple[Network, Optimizer]:
         network = network_with_gradients()
-        optimizer = Optimizer(network, HYPER, VARIANTS[variant])
+        optimizer = Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
         for step in range(steps):
             give_gradients(network, step + 1)
             optimizer.step(0.5)
@@ -263,7 +270,7 @@ def test_state_survives_a_round_trip_by_name(variant: str) -> None:
     network, optimizer = trained(2)
     copy = network_with_gradients(seed=9)
     copy.load_state_dict(network.state_dict())
-    other = Optimizer(copy, HYPER, VARIANTS[variant])
+    other = Optimizer(copy.named_parameters(), HYPER, VARIANTS[variant], copy.refresh)
     other.load_state({n: {k: v.clone() for k, v in s.items()} for n, s in optimizer.state().items()})
     for each, stepper in ((network, optimizer), (copy, other)):
         give_gradients(each, 7)
@@ -274,8 +281,8 @@ def test_state_survives_a_round_trip_by_name(variant: str) -> None:
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
     network = network_with_gradients()
-    optimizer = Optimizer(network, HYPER, OptimizerConfig())
-    silent = {"embedding", next(iter(optimizer.muon.parameters))}
+    optimizer = Optimizer(network.named_parameters(), HYPER, OptimizerConfig(), network.refresh)
+    silent = {"embedding", next(iter(optimizer.matrices))}
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for name, parameter in network.named_parameters():
         if name in silent:
@@ -289,9 +296,12 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rates_hold_until_they_are_set_again(variant: str) -> None:
     networks = [network_with_gradients(), network_with_gradients()]
-    one, two = (Optimizer(network, HYPER, VARIANTS[variant]) for network in networks)
+    one, two = (
+        Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
+        for network in networks
+    )
     for factor in (0.7, 0.2):
-        one.set_rates(factor)
+        one.set_lr_factor(factor)
         for seed in (1, 2):
             for network in networks:
                 give_gradients(network, seed)
@@ -306,7 +316,7 @@ def test_warming_up_leaves_no_trace_and_sees_every_shape(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = network_with_gradients()
-    optimizer = Optimizer(network, HYPER, VARIANTS[variant])
+    optimizer = Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
     before = [(p.detach().clone(), p.grad) for p in network.parameters()]
     seen: list[tuple[int, ...]] = []
 
@@ -316,14 +326,14 @@ def test_warming_up_leaves_no_trace_and_sees_every_shape(
 
     monkeypatch.setattr("steepen.optim.muon.orthogonalise", spy)
     optimizer.warm_up()
-    assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.muon.parameters.values()}
+    assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.matrices.values()}
     assert not optimizer.state()
     for parameter, (weight, gradient) in zip(network.parameters(), before, strict=True):
         assert torch.equal(parameter, weight) and parameter.grad is gradient
 
 
 @pytest.mark.parametrize("count", [1, 6, 7, 13])
-def test_what_is_spread_is_done_once(count: int) -> None:
+def test_a_split_task_runs_every_item_once(count: int) -> None:
     done: list[tuple[int, int]] = []
 
     def work(tensors: list[Tensor], numbers: list[int]) -> None:
@@ -335,7 +345,7 @@ def test_what_is_spread_is_done_once(count: int) -> None:
             return [work() for work in works]
 
     tensors = [torch.tensor(k) for k in range(count)]
-    spread(Sides(), work, tensors, list(range(count)))
+    run_split(Sides(), work, tensors, list(range(count)))
     assert sorted(done) == [(k, k) for k in range(count)]
 
 
@@ -365,11 +375,14 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 def test_a_captured_step_replays_at_the_rates_set_since(
     variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.optim.optimizer.OVERLAP_UP_TO", 2**40 if side_by_side else 0)
+    monkeypatch.setattr("steepen.optim.optimizer.PARALLEL_MAX_ELEMENTS", 2**40 if side_by_side else 0)
     torch.manual_seed(0)
     networks = [on_gpu(), on_gpu()]
     networks[1].load_state_dict(networks[0].state_dict())
-    plain, captured = (Optimizer(network, HYPER, VARIANTS[variant]) for network in networks)
+    plain, captured = (
+        Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
+        for network in networks
+    )
     same_gradients(networks, 0)
     plain.step(0.5)
     side = torch.cuda.Stream()
@@ -384,7 +397,7 @@ def test_a_captured_step_replays_at_the_rates_set_since(
         same_gradients(networks, step + 1)
         before = [[p.detach().clone() for p in network.parameters()] for network in networks]
         plain.step(factor)
-        captured.set_rates(factor)
+        captured.set_lr_factor(factor)
         graph.replay()
         for index, (name, parameter) in enumerate(networks[0].named_parameters()):
             moved = parameter - before[0][index]
@@ -404,7 +417,10 @@ def test_steps_on_a_gpu_equal_those_on_a_cpu_within_bf16(variant: str) -> None:
     theirs = materialise(on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
     theirs.load_state_dict(ours.state_dict())
     before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
-    optimizers = [Optimizer(network, HYPER, VARIANTS[variant]) for network in (ours, theirs)]
+    optimizers = [
+        Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
+        for network in (ours, theirs)
+    ]
     for step in range(2):
         same_gradients([ours], step)
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):

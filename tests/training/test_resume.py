@@ -22,10 +22,9 @@ from torch import Tensor
 from steepen.data import Dataset
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import PassSchedule, Stage
-from steepen.model.arms import code_digest
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run

@@ -34,7 +34,9 @@ def make(fast: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) ->
     network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fast:
         install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
-    optimizer = Optimizer(network, replace(recipe_of(arm).base, learning_rate=0.05), choice)
+    optimizer = Optimizer(
+        network.named_parameters(), replace(recipe_of(arm).base, learning_rate=0.05), choice, network.refresh
+    )
     return TrainStep(
         network, optimizer, GradientAccumulator(network, 4, 2, print), cuda_graphs=graphs, say=print
     )

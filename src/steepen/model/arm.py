@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError, nearest
 from steepen.model.shape import BlockAllocation, Shape, SizeRule
+from steepen.utils.imports import object_name
 from steepen.utils.validate import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
 BLOCKS = ("transformer",)
@@ -146,10 +151,11 @@ class AllocationRule:
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of the family's table.
+    """One row of the table of arms.
 
-    Boundaries and blocks are named: one of the built-in names, or "module:attribute" for one of your own,
-    so that an arm stays plain data that can be hashed, stored and sent to another process.
+    A boundary or block is a built-in name, "module:attribute" for a custom one, or the function or class
+    itself, which is replaced by its name: an arm stays data that can be hashed, stored and sent to another
+    process.
     """
 
     name: str
@@ -163,16 +169,38 @@ class Arm:
     recipe: str = "vanilla"  # the arm whose recipe this one follows
     about: str = ""
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            name: str,
+            title: str = "",
+            core_boundary: str | Callable[..., Any] = "identity",
+            coda_boundary: str | Callable[..., Any] = "identity",
+            tied: bool = True,
+            passes: PassSchedule = ...,
+            allocation: AllocationRule = ...,
+            block: str | type = "transformer",
+            recipe: str = "vanilla",
+            about: str = "",
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for name, known in (("core_boundary", BOUNDARIES), ("coda_boundary", BOUNDARIES), ("block", BLOCKS)):
-            value = getattr(self, name)
+            value = object_name(getattr(self, name), name.removeprefix("core_").removeprefix("coda_"))
+            object.__setattr__(self, name, value)
             if value not in known and ":" not in value:
                 raise UsageError(
                     f"Arm.{name} = {value!r} is not known: use one of {nearest(value, known, 4)}, "
-                    'or "module:attribute" for one of your own.'
+                    'or "module:attribute" for a custom one.'
                 )
         if not self.title:
             object.__setattr__(self, "title", self.name)
+
+    @property
+    def custom_code(self) -> tuple[str, ...]:
+        """The "module:attribute" names of the arm's block and boundaries that are not built in."""
+        return tuple(name for name in (self.block, self.core_boundary, self.coda_boundary) if ":" in name)
 
     def shape(self, depth: int, scale: SizeRule | None = None) -> Shape:
         """The shape of this arm at a nominal depth."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.utils.imports import import_object
-from steepen.utils.source_digest import own_sources
 
 FULL = "norm+inject"
 UNSPLIT = AllocationRule(unsplit=True)
@@ -225,8 +223,10 @@ MAIN_ARMS = tuple(list(ARMS)[:8])
 _FAMILIES = {"loop": loop, "untied": untied, "tied-vanilla": tied_vanilla, "untied-vanilla": untied_vanilla}
 
 
-def find_arm(name: str) -> Arm:
-    """The arm of this name: a row of the table, a family with its K (loop-3), or "module:attribute"."""
+def find_arm(name: str | Arm) -> Arm:
+    """Find an arm: a row of the table, a family with its K (loop-3), "module:attribute", or an Arm itself."""
+    if isinstance(name, Arm):
+        return name
     if ":" in name:
         return _from_module(name)
     key = name.strip().lower().replace("_", "-").replace("/", "-").replace(" ", "-")
@@ -241,22 +241,6 @@ def find_arm(name: str) -> Arm:
     raise UsageError(
         f"there is no arm {name!r}; the nearest are {nearest(key, choices)} (`steepen arms` lists all)."
     )
-
-
-def code_digest(arm: Arm) -> str | None:
-    """A digest of the user's own code behind an arm (block, boundaries); None where all of it is built in.
-
-    With what that code names of its own folder: functions, classes, constants, and whole modules.
-    """
-    named = [path for path in (arm.block, arm.core_boundary, arm.coda_boundary) if ":" in path]
-    if not named:
-        return None
-    digest = hashlib.sha256()
-    for path in named:
-        found = import_object(path, "part of an arm")
-        for source in own_sources(found, path):
-            digest.update(source.encode())
-    return digest.hexdigest()[:16]
 
 
 def _from_module(path: str) -> Arm:

@@ -1,1 +1,4 @@
-"""Gradients → new weights: Muon, AdamW, and optimizer state through growth."""
+"""Gradients → new weights: Muon, AdamW and custom optimizers, their state, and its growth.
+
+Optimizers know named parameters, not networks. `optim.config` imports without torch.
+"""

@@ -1,10 +1,10 @@
-"""Muon: momentum, orthogonalised matrix by matrix, batched by shape.
+"""Muon: momentum orthogonalised matrix by matrix, batched by shape.
 
-`torch.optim.Muon` steps one 2-D tensor after another in bf16; a network of many equal matrices is several
-times faster in one batched product, and stacks of logical matrices must be split before orthogonalising.
+`torch.optim.Muon` steps one 2-D tensor after another in bf16. A network with many equal matrices is several
+times faster in batched GEMMs, and stacks of logical matrices must be split before they are orthogonalised.
 """
 
-# The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
+# torch's own optimizers are built on the multi-tensor operators, whose names start with an underscore.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.kernels import eager, kernels_for
-from steepen.model.growth import State
+from steepen.optim.adamw import apply_weight_decay
 from steepen.optim.config import OptimizerConfig
+from steepen.optim.state import OptimizerState
 
-# Odd polynomials a·x + b·x³ + c·x⁵ applied to the singular values, step by step; the last repeats.
+# Coefficients of odd polynomials a·x + b·x³ + c·x⁵ of the singular values, one per step; the last repeats.
 NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),)
 # Minimax-optimal per step for singular values from 1e-3 up (Amsel et al., "The Polar Express", 2025).
 POLAR_EXPRESS = (
@@ -32,52 +33,52 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-# Polar Express needs every singular value at or below one with a little room to spare.
+# Polar Express needs every singular value at or below one, with a margin.
 SAFETY = {"newton-schulz": 1.0, "polar-express": 1.02}
 COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
-TINY = 1e-7  # guards the norm: with output projections at zero the first gradients are exactly zero
+NORM_EPS = 1e-7  # with output projections initialised to zero, the first gradients are exactly zero
 
-# Rows from which the kernels for symmetric products are used: at 384 they are faster than torch's batched
-# product (docs/performance.md), smaller matrices were not measured.
-SYMMETRIC_FROM = 256
-AT_ONCE = 6  # streams for the parameters of a shape, at most: torch has 32 in all
+# Rows from which the Triton kernels for symmetric GEMMs are used: at 384 they are faster than torch.bmm
+# (docs/performance.md); smaller matrices were not measured.
+SYMMETRIC_MIN_ROWS = 256
+MAX_STREAMS = 6  # CUDA streams for the parameters of one shape; torch has 32 in all
 
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
-    """Each matrix of a (count, rows, columns) stack, rows ≤ columns, its singular values brought near 1."""
-    x = kernels_for(matrices).normalised(matrices, SAFETY[method], TINY)
+    """Bring the singular values of each matrix near 1: (count, rows, columns) → same, rows ≤ columns."""
+    x = kernels_for(matrices).normalised(matrices, SAFETY[method], NORM_EPS)
     table = COEFFICIENTS[method]
-    kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_FROM else eager
+    kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_MIN_ROWS else eager
     gram = polynomial = None
     for step in range(steps):
         a, b, c = table[min(step, len(table) - 1)]
         gram = kernels.gram(x, out=gram)
-        # a·x goes into the polynomial as a·I: added to the product, it would be a pass over x of its own.
+        # a·x is folded into the polynomial as a·I: adding it to the GEMM's output would read x once more.
         polynomial = kernels.symmetric_polynomial(gram, b, c, a=a, out=polynomial)
         x = torch.bmm(polynomial, x)
     return x
 
 
 class Muon:
-    """Steps named stacks of logical matrices, (…, out, in); `state` holds momentum by parameter name."""
+    """Steps named stacks of logical matrices (…, out, in); `state` holds the momentum by parameter name."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], choice: OptimizerConfig) -> None:
-        self.choice = choice
+    def __init__(self, parameters: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self.config = config
         self.parameters = parameters
-        self.state: State = {}
-        self.sides: defaultdict[tuple[int, int], StreamPool] = defaultdict(StreamPool)  # by shape
+        self.state: OptimizerState = {}
+        self.streams: defaultdict[tuple[int, int], StreamPool] = defaultdict(StreamPool)  # by shape
 
     def step(self, lr: float | Tensor, weight_decay: float) -> None:
-        """One step: the rate is scaled by max(1, out/in)^½; decay is decoupled, lr·wd."""
-        run_sequentially(self.works(lr, weight_decay))
+        """Update every parameter: lr is scaled by max(1, out/in)^½, weight decay is decoupled (lr·wd)."""
+        run_sequentially(self.tasks(lr, weight_decay))
 
-    def works(
-        self, lr: float | Tensor, weight_decay: float, *, at_once: bool = False
+    def tasks(
+        self, lr: float | Tensor, weight_decay: float, *, parallel: bool = False
     ) -> list[Callable[[], None]]:
-        """A step's parts, one for each shape of matrix, in any order or at once.
+        """Parts of a step, one per matrix shape, that are independent of each other.
 
-        With `at_once`, for a GPU, what can be done at once within a part is, too. A rate that is a tensor
-        stays on its device, so that a captured step can be replayed at another rate.
+        With `parallel` (GPU only), a task also spreads its own work over CUDA streams. A learning rate that
+        is a tensor stays on its device, so that a captured step can be replayed at another rate.
         """
         named = {name: p for name, p in self.parameters.items() if p.grad is not None}
         for name, parameter in named.items():
@@ -88,7 +89,7 @@ class Muon:
             rows, columns = sorted(parameter.shape[-2:])
             buckets[rows, columns].append(name)
         return [
-            functools.partial(self._step_bucket, names, *shape, lr, weight_decay, at_once)
+            functools.partial(self._step_bucket, names, *shape, lr, weight_decay, parallel)
             for shape, names in buckets.items()
         ]
 
@@ -100,80 +101,64 @@ class Muon:
         columns: int,
         lr: float | Tensor,
         weight_decay: float,
-        at_once: bool,
+        parallel: bool,
     ) -> None:
-        """Step all matrices of a shape; a tall matrix is its transpose's, so both kinds share a batch."""
-        choice = self.choice
+        """Step all matrices of one shape; tall matrices are transposed, so that both kinds share a batch."""
+        config = self.config
         parameters: list[Tensor] = [self.parameters[name] for name in names]
         gradients = [p.grad for p in parameters if p.grad is not None]
         momenta = [self.state[name]["momentum"] for name in names]
         kernels = kernels_for(parameters[0])
-        # bf16 is what the GPU multiplies fast; a CPU has no fast bf16.
-        precision = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
+        # bf16 GEMMs are fast on a GPU and slow on a CPU.
+        dtype = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
         counts = [p.numel() // (rows * columns) for p in parameters]
-        batch = torch.empty(sum(counts), rows, columns, dtype=precision, device=parameters[0].device)
-        sides = self.sides[rows, columns] if at_once else None
-        follow = functools.partial(kernels.momentum_into, beta=choice.momentum, nesterov=choice.nesterov)
-        spread(sides, follow, _parts(batch, counts, parameters), gradients, momenta)
-        done = orthogonalise(batch, choice.orthogonalisation, choice.orthogonalisation_steps)
-        updates = _parts(done, counts, parameters)
+        batch = torch.empty(sum(counts), rows, columns, dtype=dtype, device=parameters[0].device)
+        streams = self.streams[rows, columns] if parallel else None
+        update_momentum = functools.partial(
+            kernels.momentum_into, beta=config.momentum, nesterov=config.nesterov
+        )
+        run_split(streams, update_momentum, _split_batch(batch, counts, parameters), gradients, momenta)
+        orthogonal = orthogonalise(batch, config.orthogonalisation, config.orthogonalisation_steps)
+        updates = _split_batch(orthogonal, counts, parameters)
         scales = [max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
-        if not choice.neuron_norm and not choice.cautious_decay:
-            add = functools.partial(kernels.decay_and_add, lr=lr, weight_decay=weight_decay)
-            spread(sides, add, parameters, updates, scales)
+        if not config.neuron_norm and not config.cautious_decay:
+            decay_and_add = functools.partial(kernels.decay_and_add, lr=lr, weight_decay=weight_decay)
+            run_split(streams, decay_and_add, parameters, updates, scales)
             return
         updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
-        if choice.neuron_norm:
-            updates = [self._by_neuron(name, update) for name, update in zip(names, updates, strict=True)]
+        if config.neuron_norm:
+            updates = [
+                self._normalise_neurons(name, update) for name, update in zip(names, updates, strict=True)
+            ]
         updates = [update * (lr * -scale) for update, scale in zip(updates, scales, strict=True)]
-        decay(parameters, updates, lr, weight_decay, cautious=choice.cautious_decay)
+        apply_weight_decay(parameters, updates, lr, weight_decay, cautious=config.cautious_decay)
         torch._foreach_add_(parameters, updates)
 
-    def _by_neuron(self, name: str, update: Tensor) -> Tensor:
-        """NorMuon (Li et al., 2025): divide each output row by its running size, keeping the norm."""
-        state, beta = self.state[name], self.choice.neuron_beta2
-        size = update.square().mean(-1, keepdim=True)
+    def _normalise_neurons(self, name: str, update: Tensor) -> Tensor:
+        """NorMuon (Li et al., 2025): divide each output row by its running RMS, keeping the matrix norm."""
+        state, beta = self.state[name], self.config.neuron_beta2
+        mean_square = update.square().mean(-1, keepdim=True)
         if "neuron" not in state:
-            state["neuron"] = torch.zeros_like(size)
-        running = state["neuron"].lerp_(size, 1 - beta)
-        scaled = update / (running.sqrt() + TINY)
+            state["neuron"] = torch.zeros_like(mean_square)
+        running = state["neuron"].lerp_(mean_square, 1 - beta)
+        scaled = update / (running.sqrt() + NORM_EPS)
         before, after = (x.norm(dim=(-2, -1), keepdim=True) for x in (update, scaled))
-        return scaled * (before / (after + TINY))
+        return scaled * (before / (after + NORM_EPS))
 
 
-def spread(sides: StreamPool | None, work: Callable[..., None], *lists: Sequence[Any]) -> None:
-    """Do a work on lists of things that belong together, or on some of each beside the others."""
-    if sides is None:
-        work(*lists)
+def run_split(streams: StreamPool | None, function: Callable[..., None], *lists: Sequence[Any]) -> None:
+    """Call `function` on parallel lists, whole or, with `streams`, in up to MAX_STREAMS slices of each."""
+    if streams is None:
+        function(*lists)
         return
-    groups = range(min(AT_ONCE, len(lists[0])))
-    works = [functools.partial(work, *(each[k::AT_ONCE] for each in lists)) for k in groups]
-    sides(works, lists[0][0].device)
+    groups = range(min(MAX_STREAMS, len(lists[0])))
+    tasks = [functools.partial(function, *(each[k::MAX_STREAMS] for each in lists)) for k in groups]
+    streams(tasks, lists[0][0].device)
 
 
-def _parts(batch: Tensor, counts: list[int], parameters: list[Tensor]) -> list[Tensor]:
-    """The batch cut up again, each part a view with its parameter's shape."""
+def _split_batch(batch: Tensor, counts: list[int], parameters: list[Tensor]) -> list[Tensor]:
+    """Split a (count, rows, columns) batch into views with the parameters' shapes."""
     return [
         (part if p.shape[-2] <= p.shape[-1] else part.mT).view(p.shape)
         for part, p in zip(batch.split(counts), parameters, strict=True)
     ]
-
-
-def decay(
-    parameters: list[Tensor],
-    updates: list[Tensor],
-    lr: float | Tensor,
-    weight_decay: float,
-    *,
-    cautious: bool,
-) -> None:
-    """Decoupled weight decay; the cautious kind leaves alone the weights that the update makes larger."""
-    if weight_decay == 0:
-        return
-    amount = lr * weight_decay
-    if not cautious:
-        torch._foreach_mul_(parameters, 1 - amount)
-        return
-    for parameter, update in zip(parameters, updates, strict=True):
-        shrinking = (parameter * update <= 0).to(parameter.dtype)
-        parameter.mul_(1 - amount * shrinking)

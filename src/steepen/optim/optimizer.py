@@ -1,197 +1,199 @@
-"""The optimizer of a run: Muon on every block matrix, AdamW on embedding and head."""
-
-# The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+"""The optimizer of a run: Muon (or a custom one) on the block matrices, AdamW on everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
-from steepen.model.growth import State, grow
-from steepen.model.network import Network
-from steepen.optim.config import OptimizerConfig
-from steepen.optim.muon import Muon, decay
-from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.optim.adamw import AdamW
+from steepen.optim.config import OptimizerConfig, OptimizerHyperparameters
+from steepen.optim.custom import CustomOptimizer
+from steepen.optim.muon import Muon
+from steepen.optim.state import OptimizerState, grow_state
 
 GROUPS = ("matrices", "embedding", "head", "vectors")
-# Numbers in all block matrices up to which the parts of a step are done side by side: a small network's leave
-# most of a GPU idle, a large one's would only hold more memory at once. Where to draw the line is a guess.
-OVERLAP_UP_TO = 2**24
+# Elements of all block matrices together up to which the parts of a step run on parallel CUDA streams: the
+# kernels of a small network leave most of a GPU idle, a large one would only hold more memory. Not measured.
+PARALLEL_MAX_ELEMENTS = 2**24
 
 
-def route(network: Network) -> dict[str, str]:
-    """Parameter name → group: block matrices, embedding, head, or vectors of a user's block."""
-    routes: dict[str, str] = {}
-    for name, parameter in network.named_parameters():
-        if name in ("embedding", "head"):
-            routes[name] = name
-        else:
-            routes[name] = "matrices" if parameter.ndim >= 2 else "vectors"
-    return routes
+def parameter_group(name: str, parameter: Tensor) -> str:
+    """Group of a parameter: "embedding", "head", "matrices" (of blocks) or "vectors" (of custom blocks)."""
+    if name in ("embedding", "head"):
+        return name
+    return "matrices" if parameter.ndim >= 2 else "vectors"
 
 
 class Optimizer:
-    """Steps a network by a recipe's hyperparameters. State is kept by parameter name."""
+    """Steps named parameters by a recipe's hyperparameters; state is read and loaded by parameter name.
 
-    def __init__(self, network: Network, hyper: Hyperparameters, choice: OptimizerConfig) -> None:
-        self.network, self.hyper, self.choice = network, hyper, choice
-        self.muon = Muon({}, choice)
-        on_gpu = network.embedding.is_cuda
-        # The decay of a cautious optimizer needs the step's direction, so it is applied here, not by AdamW.
-        self.adam = torch.optim.AdamW(
-            [{"params": [], "name": group} for group in GROUPS],
-            lr=0.0,
-            betas=(hyper.beta1, hyper.beta2),
-            eps=hyper.adam_eps,
-            weight_decay=0.0 if choice.cautious_decay else hyper.weight_decay,
-            fused=on_gpu,
-            capturable=on_gpu,
-        )
-        # On a GPU the rates lie there, where a captured step reads what has been set since its capture.
-        # AdamW's kernel reads its rate as fp32, whatever the weights are.
+    `after_step` is called at the end of every step, also inside a CUDA graph: fused execution refreshes the
+    low-precision copies of the weights there.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        hyperparameters: OptimizerHyperparameters,
+        config: OptimizerConfig,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        named = dict(named_parameters)
+        self.hyperparameters, self.config, self.after_step = hyperparameters, config, after_step
+        self.device = next(iter(named.values())).device
+        on_gpu = self.device.type == "cuda"
+        self.muon = Muon({}, config) if config.kind == "muon" else None
+        self.custom = CustomOptimizer(config, hyperparameters) if config.is_custom else None
+        self.adamw = AdamW(GROUPS, hyperparameters, cautious_decay=config.cautious_decay, on_gpu=on_gpu)
+        # On a GPU the learning rates are tensors there, so that a captured step reads the values set since.
+        # AdamW's kernel reads its rate as fp32, whatever the dtype of the weights.
         self._peaks: Tensor | None = None
         self.lr: dict[str, float | Tensor] = dict.fromkeys(GROUPS, 0.0)
         if on_gpu:
-            rates = list(self.rates().values())
-            self._peaks = torch.tensor(rates, dtype=torch.float32, device=network.embedding.device)
+            rates = list(self.peak_lr().values())
+            self._peaks = torch.tensor(rates, dtype=torch.float32, device=self.device)
             self._live = torch.zeros_like(self._peaks)
             self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
-        for group in self.adam.param_groups:
-            group["lr"] = self.lr[group["name"]]
-        self.side_by_side = StreamPool()
-        self.names: dict[str, nn.Parameter] = {}
-        self.adopt()
+        self.adamw.set_lr(self.lr)
+        self.streams = StreamPool()
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._add(named)
 
-    def adopt(self) -> None:
-        """Take in parameters the network has gained, and check that every one is in exactly one group."""
-        routes = route(self.network)
-        for name, parameter in self.network.named_parameters():
-            if name in self.names:
-                continue
-            self.names[name] = parameter
-            if self.choice.kind == "muon" and routes[name] == "matrices":
-                self.muon.parameters[name] = parameter
-            else:
-                self._adam_group(routes[name])["params"].append(parameter)
-        self._check(routes)
+    @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured in a CUDA graph; custom optimizers keep their rate on the host."""
+        return self.custom is None
 
-    def rates(self) -> dict[str, float]:
+    @property
+    def matrices(self) -> dict[str, nn.Parameter]:
+        """Block matrices that are not stepped by AdamW, by name."""
+        if self.muon is not None:
+            return self.muon.parameters
+        return {} if self.custom is None else self.custom.parameters
+
+    def peak_lr(self) -> dict[str, float]:
         """Peak learning rate of each group."""
-        hyper = self.hyper
+        hyper = self.hyperparameters
         peak = {"embedding": hyper.embedding_lr, "head": hyper.head_lr}
         return {group: peak.get(group, hyper.learning_rate) for group in GROUPS}
 
     def step(self, factor: float) -> Tensor:
-        """One step at this share of the peak learning rates; returns what `apply` does."""
-        self.set_rates(factor)
+        """Step at `factor` times the peak learning rates; returns the gradient norm before clipping."""
+        self.set_lr_factor(factor)
         return self.apply()
 
-    def set_rates(self, factor: float) -> None:
-        """Have the next steps taken at this share of the peak rates: all that differs from step to step."""
+    def set_lr_factor(self, factor: float) -> None:
+        """Set the learning rates of the next steps to `factor` times their peaks."""
+        if self.custom is not None:
+            self.custom.set_factor(factor)
         if self._peaks is not None:
             torch.mul(self._peaks, factor, out=self._live)
             return
-        self.lr = {group: rate * factor for group, rate in self.rates().items()}
-        for group in self.adam.param_groups:
-            group["lr"] = self.lr[group["name"]]
+        self.lr = {group: rate * factor for group, rate in self.peak_lr().items()}
+        self.adamw.set_lr(self.lr)
 
     def apply(self) -> Tensor:
-        """One step at the rates that were set; returns the norm of all gradients together, before clipping.
+        """Step at the current learning rates; returns the norm of all gradients before clipping, a scalar.
 
-        On a GPU it can be captured in a graph and replayed. State is created by the first step, and growing
-        or loading state replaces it: capture after a step was taken, and again after those.
+        On a GPU it can be captured in a CUDA graph. The first step creates the state, and growing or loading
+        replaces it: capture after a step, and again after growth or loading.
         """
-        device = self.network.embedding.device
-        small = sum(p.numel() for p in self.muon.parameters.values()) <= OVERLAP_UP_TO
-        # Only in a recording: elsewhere a small step waits for the host, whose work streams are.
-        at_once = device.type == "cuda" and small and torch.cuda.is_current_stream_capturing()
-        works: list[Callable[[], Any]] = [
-            self._step_adam,
-            *self.muon.works(self.lr["matrices"], self.hyper.weight_decay, at_once=at_once),
-        ]
-        if self.choice.clip is not None:
-            clipped = nn.utils.clip_grad_norm_(self.names.values(), self.choice.clip)
-            works.insert(0, lambda: clipped)
+        small = sum(p.numel() for p in self.matrices.values()) <= PARALLEL_MAX_ELEMENTS
+        # Only during capture: eagerly, a small step is limited by the host, which streams would burden more.
+        parallel = self.device.type == "cuda" and small and torch.cuda.is_current_stream_capturing()
+        tasks: list[Callable[[], Any]] = [self.adamw.step]
+        if self.muon is not None:
+            weight_decay = self.hyperparameters.weight_decay
+            tasks += self.muon.tasks(self.lr["matrices"], weight_decay, parallel=parallel)
+        if self.custom is not None:
+            tasks.append(self.custom.step)
+        if self.config.clip is not None:
+            clipped = nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip)
+            tasks.insert(0, lambda: clipped)
         else:
-            gradients = [p.grad for p in self.names.values() if p.grad is not None]
-            works.insert(0, lambda: nn.utils.get_total_norm(gradients))
-        norm, *_ = self.side_by_side(works, device) if at_once else run_sequentially(works)
-        self.network.refresh()
+            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+            tasks.insert(0, lambda: nn.utils.get_total_norm(gradients))
+        norm, *_ = self.streams(tasks, self.device) if parallel else run_sequentially(tasks)
+        if self.after_step is not None:
+            self.after_step()
         return norm
 
     def warm_up(self) -> None:
-        """Have the kernels of a step compiled, on zeros: one block matrix of each shape."""
+        """Compile the kernels of a Muon step, on zeros: one block matrix of each shape."""
+        if self.muon is None:
+            return
         shapes = {p.shape: p for p in self.muon.parameters.values()}
         zeros = {str(shape): nn.Parameter(torch.zeros_like(p)) for shape, p in shapes.items()}
         for parameter in zeros.values():
             parameter.grad = torch.zeros_like(parameter)
-        Muon(zeros, self.choice).step(self.lr["matrices"], self.hyper.weight_decay)
+        Muon(zeros, self.config).step(self.lr["matrices"], self.hyperparameters.weight_decay)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
-        for parameter in self.names.values():
+        """Set every gradient to None."""
+        for parameter in self.parameters.values():
             parameter.grad = None
 
-    def grow(self, passes: int) -> dict[str, str]:
-        """Grow the network and give its new cores their state by the chosen policy."""
+    def grow(self, named_parameters: Iterable[tuple[str, nn.Parameter]], sources: Mapping[str, str]) -> None:
+        """Add the parameters that growth made, with their state by the configured policy.
+
+        `named_parameters` are the grown network's; `sources` is what `steepen.model.growth.grow` returned.
+        """
         state = self.state()
-        sources = grow(self.network, state, passes, self.choice.growth_state)
-        self.adopt()
+        grow_state(state, sources, self.config.growth_state)
+        self._add(dict(named_parameters))
         self.load_state({name: state[name] for name in sources if name in state})
-        return sources
 
-    def state(self) -> State:
-        """All state by parameter name; the tensors are the live ones."""
-        state: State = {}
-        for name, parameter in self.names.items():
-            if name in self.muon.state:
-                state[name] = dict(self.muon.state[name])
-            elif parameter in self.adam.state:
-                state[name] = dict(self.adam.state[parameter])
-        return state
+    def state(self) -> OptimizerState:
+        """State by parameter name; the tensors are the live ones."""
+        found = {name: self._state_of(name, parameter) for name, parameter in self.parameters.items()}
+        return {name: state for name, state in found.items() if state is not None}
 
-    def load_state(self, state: State) -> None:
-        """Take over the state of the parameters named in `state`."""
+    def load_state(self, state: OptimizerState) -> None:
+        """Replace the state of the parameters named in `state`."""
         for name, tensors in state.items():
-            parameter = self.names[name]
-            if name in self.muon.parameters:
+            parameter = self.parameters[name]
+            if self.muon is not None and name in self.muon.parameters:
                 self.muon.state[name] = {key: value.to(parameter.device) for key, value in tensors.items()}
+            elif self.custom is not None and name in self.custom.parameters:
+                self.custom.load_state_of(name, tensors)
             else:
-                # AdamW counts steps on the host unless it is fused with the update.
-                self.adam.state[parameter] = {
-                    key: value.to(parameter.device) if parameter.is_cuda or key != "step" else value.cpu()
-                    for key, value in tensors.items()
-                }
+                self.adamw.load_state_of(parameter, tensors)
 
-    def _step_adam(self) -> None:
-        if not self.choice.cautious_decay:
-            self.adam.step()
-            return
-        groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.adam.param_groups]
-        before = [[p.detach().clone() for p in parameters] for _, parameters in groups]
-        self.adam.step()
-        with torch.no_grad():
-            for (group, parameters), old in zip(groups, before, strict=True):
-                updates = [p.detach() - o for p, o in zip(parameters, old, strict=True)]
-                decay(old, updates, group["lr"], self.hyper.weight_decay, cautious=True)
-                for parameter, start, update in zip(parameters, old, updates, strict=True):
-                    parameter.copy_(start + update)
+    def _state_of(self, name: str, parameter: nn.Parameter) -> dict[str, Tensor] | None:
+        if self.muon is not None and name in self.muon.parameters:
+            return dict(self.muon.state[name]) if name in self.muon.state else None
+        if self.custom is not None and name in self.custom.parameters:
+            return self.custom.state_of(name)
+        return self.adamw.state_of(parameter)
 
-    def _adam_group(self, name: str) -> dict[str, Any]:
-        return next(group for group in self.adam.param_groups if group["name"] == name)
+    def _add(self, named: dict[str, nn.Parameter]) -> None:
+        """Put the parameters that are new into their groups, and check that each is in exactly one."""
+        matrices: dict[str, nn.Parameter] = {}
+        for name, parameter in named.items():
+            if name in self.parameters:
+                continue
+            self.parameters[name] = parameter
+            group = parameter_group(name, parameter)
+            if group == "matrices" and self.config.kind != "adamw":
+                matrices[name] = parameter
+            else:
+                self.adamw.add(group, parameter)
+        if self.muon is not None:
+            self.muon.parameters |= matrices
+        if self.custom is not None:
+            self.custom.add_parameters(matrices)
+        self._check(named)
 
-    def _check(self, routes: dict[str, str]) -> None:
-        in_adam = [p for group in self.adam.param_groups for p in group["params"]]
-        stepped = [id(p) for p in (*self.muon.parameters.values(), *in_adam)]
-        expected = {id(p) for p in self.network.parameters()}
+    def _check(self, named: dict[str, nn.Parameter]) -> None:
+        stepped = [id(p) for p in (*self.matrices.values(), *self.adamw.parameters)]
+        expected = {id(p) for p in named.values()}
         assert len(stepped) == len(set(stepped)) and set(stepped) == expected, (
-            "a parameter is not in one group"
+            "a parameter is not in exactly one group"
         )
-        if self.choice.kind == "muon":
-            matrices = {name for name, group in routes.items() if group == "matrices"}
-            assert set(self.muon.parameters) == matrices, "a block matrix is not stepped by Muon"
+        if self.config.kind != "adamw":
+            matrices = {name for name, p in named.items() if parameter_group(name, p) == "matrices"}
+            assert set(self.matrices) == matrices, "a block matrix is not stepped by the matrix optimizer"

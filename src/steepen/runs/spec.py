@@ -12,7 +12,6 @@ import yaml
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
-from steepen.model.arms import code_digest
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import OptimizerConfig
@@ -20,6 +19,7 @@ from steepen.recipe.accounting import stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.source_digest import source_digest
 from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
@@ -93,7 +93,7 @@ class RunSpec:
             data=data,
             steps=rung.steps,
             batch_tokens=rung.batch_tokens,
-            code=code_digest(rung.arm),
+            code=code_digest(rung.arm, rest.get("optimizer")),
             **rest,
         )
 
@@ -125,6 +125,12 @@ class RunSpec:
         return from_builtins(RunSpec, value, "spec")
 
 
+def code_digest(arm: Arm, optimizer: OptimizerConfig | None = None) -> str | None:
+    """Digest of an arm's and an optimizer's custom source; None where everything is built in."""
+    custom = [*arm.custom_code, *([optimizer.kind] if optimizer is not None and optimizer.is_custom else [])]
+    return source_digest(custom)
+
+
 def _content(spec: RunSpec) -> dict[str, Any]:
     """What the hash covers: all but the words that describe an arm to people."""
     plain = spec.to_dict()
@@ -148,6 +154,7 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
 
     The tuned hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
     """
+    kind = spec.optimizer.kind
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
@@ -163,6 +170,8 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
             part = getattr(spec, section)
             plain = {**to_builtins(part), name: value}
             spec = replace(spec, **{section: from_builtins(type(part), plain, section)})
+    if spec.optimizer.kind != kind:  # the digest covers a custom optimizer's source
+        spec = replace(spec, code=code_digest(spec.arm, spec.optimizer))
     return spec
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from steepen.errors import SteepenError
-from steepen.model.growth import State
+from steepen.optim.state import OptimizerState
 from steepen.utils.files import sha256_of_file
 
 STATE, META = "state.safetensors", "checkpoint.json"
@@ -65,7 +65,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptCheckpoint(f"checkpoint {self.path} has no readable {META}.") from error
 
-    def load(self, device: torch.device) -> tuple[dict[str, Tensor], State, dict[str, Tensor]]:
+    def load(self, device: torch.device) -> tuple[dict[str, Tensor], OptimizerState, dict[str, Tensor]]:
         """Weights, optimizer state and random state, after the checksum has been found right."""
         file = self.path / STATE
         try:
@@ -80,7 +80,7 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise CorruptCheckpoint(f"checkpoint {self.path} cannot be read ({error}).") from error
         weights: dict[str, Tensor] = {}
-        state: State = {}
+        state: OptimizerState = {}
         random: dict[str, Tensor] = {}
         for key, tensor in tensors.items():
             section, _, rest = key.partition(SEPARATOR)
@@ -95,7 +95,11 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, position: TrainingState, weights: dict[str, Tensor], state: State, random: dict[str, Tensor]
+    folder: Path,
+    position: TrainingState,
+    weights: dict[str, Tensor],
+    state: OptimizerState,
+    random: dict[str, Tensor],
 ) -> Checkpoint:
     """Write a checkpoint; it takes its name only once it is whole and on disk."""
     tensors = {f"model{SEPARATOR}{name}": value.detach().contiguous() for name, value in weights.items()}

@@ -37,7 +37,7 @@ class TrainStep:
         """Step at `factor` times the peak learning rates; returns the loss and the gradient norm."""
         captured = self.captured.get(passes)
         if captured is not None:
-            self.optimizer.set_rates(factor)
+            self.optimizer.set_lr_factor(factor)
             loss, norm = captured.replay(inputs, targets)
             return loss, norm
         loss = self.accumulator(inputs, targets, passes)

@@ -14,11 +14,11 @@ from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
-from steepen.model.arms import code_digest
+from steepen.model.growth import grow
 from steepen.model.mean_loss import mean_loss
 from steepen.recipe.accounting import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as machine
@@ -46,10 +46,10 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
     """Train a run to its end, or return the record it already has."""
     options = options or TrainOptions()
     device = machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
-    if spec.code != code_digest(spec.arm):
+    if spec.code != code_digest(spec.arm, spec.optimizer):
         raise UsageError(
-            f"the code behind arm {spec.arm.name!r} is not what it was when this spec was made; "
-            "make the spec again (a new run), or bring the old code back."
+            f"the custom code of arm {spec.arm.name!r} or of its optimizer is not what the spec was made with; "
+            "make the spec again (a new run), or restore the old code."
         )
     if dataset.identity != spec.data.identity:
         raise UsageError(
@@ -148,7 +148,11 @@ class _Run:
                 self.network, spec.batch_sequences, options.micro_batch, say
             )
             self.stepper = TrainStep(
-                self.network, self.optimizer, self.accumulator, cuda_graphs=self.way.cuda_graphs, say=say
+                self.network,
+                self.optimizer,
+                self.accumulator,
+                cuda_graphs=self.way.cuda_graphs and self.optimizer.capturable,
+                say=say,
             )
             self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
             self.metrics = Metrics(self.directory.metrics_file, self.step)
@@ -210,7 +214,8 @@ class _Run:
     def _grow(self, passes: int) -> None:
         self.clock.pause()
         before = self.network.passes
-        self.optimizer.grow(passes)
+        sources = grow(self.network, passes)
+        self.optimizer.grow(self.network.named_parameters(), sources)
         self.stepper.reset()
         if self.way.compiled:
             compile_blocks(self.network)
