@@ -48,7 +48,7 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
     device = machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
     if spec.code != code_digest(spec.arm, spec.optimizer):
         raise UsageError(
-            f"the custom code of arm {spec.arm.name!r} or of its optimizer is not what the spec was made with; "
+            f"the custom code of arm {spec.arm.name!r} or of its optimizer has changed since the spec; "
             "make the spec again (a new run), or restore the old code."
         )
     if dataset.identity != spec.data.identity:
