@@ -19,13 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.index import NAME, SETTLED_SECONDS, Index
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
-from steepen.runs.spec import DataConfig, RunSpec
+from steepen.runs.spec import DataConfig, RunSpec, expected_flops
 from steepen.runs.store import RunStore
 
 ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 
-from steepen.launch.cost_estimate import expected_flops
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
 from steepen.studies.registry import STUDIES

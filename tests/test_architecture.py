@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "execution": {"kernels", "model", "utils"},
     "optim": {"kernels", "execution.cuda_streams", "utils"},
     "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "model.count", "utils"},
-    "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils", "launch.cost_estimate"},
+    "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
     "training": {"data", "model", "kernels", "execution", "optim", "recipe", "runs", "utils"},
     "evaluation": {"data", "model", "training", "runs", "utils"},

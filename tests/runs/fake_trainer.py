@@ -18,11 +18,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from steepen.launch.cost_estimate import expected_flops
 from steepen.launch.subprocess_entry import follow_parent
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
-from steepen.runs.spec import RunSpec, read_spec
+from steepen.runs.spec import RunSpec, expected_flops, read_spec
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.json_io import write_json
 

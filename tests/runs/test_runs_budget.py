@@ -11,8 +11,8 @@ import pytest
 
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
-from steepen.launch.cost_estimate import Speed, expected_flops
-from steepen.runs.spec import RunSpec
+from steepen.launch.cost_estimate import Speed
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.dry_run import study_status

@@ -13,9 +13,8 @@ import pytest
 from steepen.cli.app import main
 from steepen.cli.launch_options import launch_study
 from steepen.errors import UsageError
-from steepen.launch.cost_estimate import expected_flops
 from steepen.laws.table import read_table
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal

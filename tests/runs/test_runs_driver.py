@@ -19,10 +19,10 @@ import pytest
 from steepen.errors import UsageError
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
-from steepen.launch.cost_estimate import CPU_FLOPS, Speed, expected_flops, makespan
+from steepen.launch.cost_estimate import CPU_FLOPS, Speed, makespan
 from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import RunsFailed, drive, simulate_study
 from steepen.studies.driver.dry_run import DryRunReport, study_status

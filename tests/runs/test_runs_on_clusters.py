@@ -17,10 +17,9 @@ from steepen.data import Dataset
 from steepen.data.prepare import prepare
 from steepen.data.prepare_options import PrepareRequest
 from steepen.launch.base import LaunchContext, Outcome
-from steepen.launch.cost_estimate import expected_flops
 from steepen.launch.ray import RayLauncher
 from steepen.launch.registry import make_launcher
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory, RunStore
 
 Spec = Callable[..., RunSpec]

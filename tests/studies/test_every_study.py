@@ -11,10 +11,9 @@ from functools import partial
 import pytest
 
 from steepen.errors import UsageError
-from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
 from steepen.studies.data_constrained.study import data_constrained

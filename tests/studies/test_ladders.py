@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from steepen.errors import SteepenError, UsageError
-from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ablations import ablations
 from steepen.studies.ladders.extrapolate import extrapolate

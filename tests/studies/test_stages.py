@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 
 from steepen.errors import SteepenError, UsageError
-from steepen.launch.cost_estimate import expected_flops
 from steepen.model.arms import find_arm
 from steepen.recipe.paper_tables import BASE, INITIAL
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe

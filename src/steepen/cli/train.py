@@ -55,10 +55,10 @@ def train(
     precision: Annotated[
         str,
         typer.Option(
-            help="auto (bf16 on a GPU, fp32 on a CPU), fp32, bf16, or fp8 (a GPU with fp8 tensor cores; "
-            "validated and evaluated in bf16)."
+            help="Of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; validated and evaluated in "
+            "bf16), or auto (bf16 on a GPU, fp32 on a CPU)."
         ),
-    ] = "auto",
+    ] = "bf16",
     micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
     fused: Annotated[
         bool | None,
@@ -70,7 +70,9 @@ def train(
         typer.Option(help="Use torch.compile instead (default: on a GPU, for what has no fused kernels)."),
     ] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
-    validation_tokens: Annotated[int | None, typer.Option(help="Size of the validation set.")] = None,
+    validation_tokens: Annotated[
+        int | None, typer.Option(help="Size of the validation set (10,485,760, or what the data has).")
+    ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints (a tenth).")] = None,
     checkpoint_minutes: Annotated[float, typer.Option(help="And at least this often.")] = 10.0,
     keep_last: Annotated[int, typer.Option(help="Checkpoints to keep while running.")] = 2,
@@ -210,6 +212,8 @@ def _spec(
     from steepen.recipe.paper_tables import recipe_of
     from steepen.recipe.planner import make_plan
     from steepen.runs.spec import DataConfig, RunSpec, override
+    from steepen.studies.context import whole_validation_tokens
+    from steepen.studies.preset import load_preset
 
     found = find_arm(arm)
     size = SizeRule(vocabulary=dataset.padded_vocabulary, **scale)
@@ -226,9 +230,8 @@ def _spec(
         rho=budget["rho"],
     )
     if validation_tokens is None:
-        # Two million tokens, or what the data set has set aside where that is less.
-        available = len(dataset.tokens("val")) // (size.context + 1) * size.context
-        validation_tokens = min(2_097_152, max(1, available))
+        wanted = load_preset("paper").validation_tokens
+        validation_tokens = whole_validation_tokens(wanted, len(dataset.tokens("val")), size.context)
     choice = DataConfig(dataset.identity, **data)
     run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
     return override(run, settings), plan.warnings

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from steepen.launch.base import Outcome
-from steepen.launch.cost_estimate import Speed, expected_flops, flops_left, makespan
+from steepen.launch.cost_estimate import Speed, flops_left, makespan
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import last_metrics
 from steepen.runs.store import RunStore
 from steepen.utils.formatting import format_duration

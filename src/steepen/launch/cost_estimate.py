@@ -9,26 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from steepen.launch.base import saved_step
-from steepen.recipe.accounting import Flops, flops_per_token, stage_starts
 from steepen.recipe.hardware import ACCELERATORS, find_accelerator
 from steepen.runs.record import RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
 
 CPU_FLOPS = 1e10  # per second and process: an assumption, used only while nothing has been measured
 MFU = 0.4  # and on a GPU this share of its peak
 START_SECONDS = 5.0  # a process that imports torch, opens the data and validates
-
-
-def expected_flops(spec: RunSpec) -> float:
-    """FLOPs of a whole run: exact, but for random recurrence, where it is the mean over the draws."""
-    starts = [*stage_starts(spec.schedule, spec.steps), spec.steps]
-    total = Flops(0.0, 0.0, 0.0)
-    for stage, begin, end in zip(spec.schedule.stages, starts, starts[1:], strict=False):
-        tokens = (end - begin) * spec.batch_tokens
-        for passes in stage.passes:
-            total += flops_per_token(spec.arm, spec.shape, passes) * (tokens / len(stage.passes))
-    return total.total
 
 
 def flops_left(spec: RunSpec, run: RunDirectory) -> float:

@@ -1,10 +1,16 @@
-"""A run's specification: everything that decides its result. Its content hash is its name."""
+"""The specification of a run: everything that decides its result. Its hash is the run's name.
+
+The hash is a contract. It covers only fields that differ from their defaults, recursively, so a field that is
+added later with a default leaves every existing hash as it was. A changed default would silently give an old
+hash another meaning: bump SPEC_VERSION instead (tests/runs/test_run_identity.py pins the defaults).
+Device, world size and micro-batch do not decide the result and are not part of a spec.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,27 +21,28 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.accounting import stage_fractions
+from steepen.recipe.accounting import Flops, flops_per_token, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.json_io import canonical_json
 from steepen.utils.source_digest import source_digest
 from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
-SPEC_VERSION = 1
-# What products are computed in; weights, optimizer and sums are fp32 in all. fp8 is bf16 with products in
-# eight bits, but for the head's own gradient.
+SPEC_VERSION = 2  # part of every hash
+# Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs,
+# except for the LM head's wgrad.
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data by content, not by place: the same spec means the same tokens on every machine."""
+    """Training data by content hash, not by path: a spec means the same tokens on every machine."""
 
-    identity: str  # the prepared data set's content hash
-    pool_tokens: int | None = None  # only so many unique tokens
-    epochs: int = 1  # how often the data, or the pool, may be seen
+    identity: str  # content hash of the prepared data set
+    pool_tokens: int | None = None  # use only this many unique tokens; None uses all
+    epochs: int = 1  # max passes over the data, or over the pool
 
     def __post_init__(self) -> None:
         require(
@@ -48,11 +55,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: an arm at a size on some data, with every hyperparameter, for so many steps from a seed."""
+    """One training run: arm, shape, data, hyperparameters, number of steps and seed."""
 
     arm: Arm
     shape: Shape
-    schedule: PassSchedule  # with every start known
+    schedule: PassSchedule  # resolved: every stage has a start
     hyperparameters: Hyperparameters
     data: DataConfig
     steps: int
@@ -62,7 +69,7 @@ class RunSpec:
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
-    code: str | None = None  # digest of the user's own code behind the arm, where there is any
+    code: str | None = None  # digest of the custom code that the arm names, if any
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -79,12 +86,12 @@ class RunSpec:
         )
         known = self.precision in get_args(Precision)
         require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
-        stage_fractions(self.schedule)  # refuses a schedule that still waits for a recipe
+        stage_fractions(self.schedule)  # refuses a schedule without starts
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
     def of(rung: Rung, data: DataConfig, **rest: Any) -> RunSpec:
-        """The spec of a planned run."""
+        """The spec of a planned rung on some data."""
         return RunSpec(
             arm=rung.arm,
             shape=rung.shape,
@@ -107,21 +114,19 @@ class RunSpec:
         """Tokens the run trains on."""
         return self.steps * self.batch_tokens
 
-    @property
+    @functools.cached_property
     def hash(self) -> str:
-        """Sixteen hexadecimal digits of the content's SHA-256: the run's name."""
-        # Through the codec, so that 0 and 0.0 in a field of floats are one content, as they are one value.
-        content = _content(from_builtins(RunSpec, to_builtins(self), "spec"))
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """The run's name: the first 16 hex digits of the SHA-256 over the fields that are not defaults."""
+        content = {**_non_default_fields(self), "version": self.version}
+        return hashlib.sha256(canonical_json(content)).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in spec.json."""
+        """JSON values, as written to spec.json."""
         return to_builtins(self)
 
     @staticmethod
     def from_dict(value: Any) -> RunSpec:
-        """The spec of plain values; a wrong field is refused by name."""
+        """Inverse of `to_dict`; refuses a wrong field by its name."""
         return from_builtins(RunSpec, value, "spec")
 
 
@@ -131,16 +136,49 @@ def code_digest(arm: Arm, optimizer: OptimizerConfig | None = None) -> str | Non
     return source_digest(custom)
 
 
-def _content(spec: RunSpec) -> dict[str, Any]:
-    """What the hash covers: all but the words that describe an arm to people."""
-    plain = spec.to_dict()
-    for words in ("title", "about", "recipe"):
-        plain["arm"].pop(words)
-    return plain
+_NOT_HASHED = {"title", "about", "recipe"}  # of an arm: texts for people, and where its recipe came from
+
+
+def _non_default_fields(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, as JSON values; required fields always."""
+    content: dict[str, Any] = {}
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if isinstance(config, Arm) and entry.name in _NOT_HASHED:
+            continue
+        if entry.default_factory is not MISSING:
+            default: Any = entry.default_factory()
+        else:
+            default = entry.default
+        if default is MISSING or value != default:
+            content[entry.name] = hash_content(value)
+    return content
+
+
+def hash_content(value: Any) -> Any:
+    """What the hash covers of a field's value, as JSON."""
+    if is_dataclass(value):
+        return _non_default_fields(value)
+    if isinstance(value, tuple | list):
+        return [hash_content(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1 and 1.0 are equal, and must hash alike
+    return value
+
+
+def expected_flops(spec: RunSpec) -> float:
+    """FLOPs of the whole run: exact, except for random recurrence, where it is the mean over the draws."""
+    starts = [*stage_starts(spec.schedule, spec.steps), spec.steps]
+    total = Flops(0.0, 0.0, 0.0)
+    for stage, begin, end in zip(spec.schedule.stages, starts, starts[1:], strict=False):
+        tokens = (end - begin) * spec.batch_tokens
+        for passes in stage.passes:
+            total += flops_per_token(spec.arm, spec.shape, passes) * (tokens / len(stage.passes))
+    return total.total
 
 
 def read_spec(path: Path) -> RunSpec:
-    """A spec from a JSON or YAML file."""
+    """Read a spec from a JSON or YAML file."""
     try:
         value = load_yaml(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -150,7 +188,7 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def override(spec: RunSpec, settings: list[str]) -> RunSpec:
-    """The spec with `section.field=value` changes: optimizer.learning_rate=0.03, options.softcap=15, seed=2.
+    """Apply `section.field=value` settings: optimizer.learning_rate=0.03, options.softcap=15, seed=2.
 
     The tuned hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
     """
@@ -168,8 +206,8 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
             spec = from_builtins(RunSpec, {**spec.to_dict(), name: value}, "spec")
         else:
             part = getattr(spec, section)
-            plain = {**to_builtins(part), name: value}
-            spec = replace(spec, **{section: from_builtins(type(part), plain, section)})
+            changed = {**to_builtins(part), name: value}
+            spec = replace(spec, **{section: from_builtins(type(part), changed, section)})
     if spec.optimizer.kind != kind:  # the digest covers a custom optimizer's source
         spec = replace(spec, code=code_digest(spec.arm, spec.optimizer))
     return spec
@@ -181,23 +219,23 @@ _SECTIONS: dict[str, type] = {
     "options": ModelOptions,
     "data": DataConfig,
 }
-_PLAIN = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
+_TOP_LEVEL = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 
 
 def _locate(key: str) -> tuple[str | None, str]:
-    """Where a dotted or bare key lives: its section (None for the spec itself) and field."""
+    """The section (None for the spec itself) and field that a dotted or bare key names."""
     section, _, name = key.rpartition(".")
     name = full_name(name)
     homes = [home for home, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
-    if not section and name in _PLAIN:
+    if not section and name in _TOP_LEVEL:
         return None, name
     if section in homes or (not section and len(homes) == 1):
         return section or homes[0], name
     if section == "optimizer" and "hyperparameters" in homes:
         return "hyperparameters", name
-    # As they are written in the documentation: the tuned hyperparameters under `optimizer`.
-    written = {"hyperparameters": "optimizer"}
-    choices = list(_PLAIN)
+    # The documentation writes the tuned hyperparameters under `optimizer`.
+    shown = {"hyperparameters": "optimizer"}
+    choices = list(_TOP_LEVEL)
     for home, kind in _SECTIONS.items():
-        choices += [f"{written.get(home, home)}.{f.name}" for f in fields(kind)]
+        choices += [f"{shown.get(home, home)}.{f.name}" for f in fields(kind)]
     raise UsageError(f"--set knows no {key!r}; the nearest are {nearest(key, choices)}.")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
 
 Status = Literal["finished", "running", "failed", "interrupted", "waiting"]
@@ -72,8 +72,6 @@ def status_of(run: RunDirectory) -> tuple[Status, str]:
 
 def unfinished_row(run: RunDirectory) -> Row | None:
     """The row of a run without a record; None for a folder that holds no run."""
-    from steepen.launch.cost_estimate import expected_flops
-
     status, cause = status_of(run)
     try:
         spec = RunSpec.from_dict(json.loads(run.spec_file.read_text()))

@@ -113,9 +113,9 @@ class StudyContext:
     @property
     def validation_tokens(self) -> int:
         """The preset's, or what the data set aside where that is less, in whole sequences."""
-        length = self.preset.context  # tokens in a sequence
-        available = self.data.validation_tokens // (length + 1) * length
-        return max(length, min(self.preset.validation_tokens // length * length, available))
+        return whole_validation_tokens(
+            self.preset.validation_tokens, self.data.validation_tokens, self.preset.context
+        )
 
     def base_rung(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
         """A run of the base size on the base tokens, with some hyperparameters changed."""
@@ -123,6 +123,11 @@ class StudyContext:
         if "learning_rate" in changes:
             changed = replace(changed, learning_rate_base=None)
         return changed.spend(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
+
+
+def whole_validation_tokens(wanted: int, available: int, context: int) -> int:
+    """`wanted` validation tokens, or those available where fewer, in whole sequences (at least one)."""
+    return max(context, min(wanted // context * context, available // (context + 1) * context))
 
 
 def starting_arm(arm: Arm) -> Arm:

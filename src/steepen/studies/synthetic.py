@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from steepen.launch.cost_estimate import expected_flops
 from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.runs.record import Parameters, RunRecord
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study
 
 LossFunction = Callable[[RunSpec], float]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.base import saved_step
-from steepen.launch.cost_estimate import Speed, expected_flops, flops_left, makespan
-from steepen.runs.spec import RunSpec
+from steepen.launch.cost_estimate import Speed, flops_left, makespan
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import STATUSES, Row
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.drive import DryRunStep

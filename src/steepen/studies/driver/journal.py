@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from steepen.errors import SteepenError, UsageError, nearest
-from steepen.launch.cost_estimate import expected_flops
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import write_json
 from steepen.utils.lock import file_lock, is_locked
