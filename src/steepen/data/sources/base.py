@@ -1,0 +1,44 @@
+"""What every data source provides: named parts that yield documents, and a description for the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, TypeAlias
+
+HASH_BYTES = 16  # length of a document's content hash
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of a source with a fixed order, such as one file.
+
+    `documents(start)` yields one item per unit (a line, a row, a document) from unit `start` on, None where a
+    unit has no text. The order must be the same in every call: an interrupted preparation resumes at a unit.
+    """
+
+    name: str
+    documents: Callable[[int], Iterator[str | None]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A resolved data source.
+
+    `description` goes into the manifest and needs a "name"; preparations with equal descriptions and equal
+    options are the same preparation. `size` is an estimate of the text in bytes.
+    """
+
+    description: dict[str, Any]
+    size: int
+    parts: Sequence[Part]
+
+
+# A user-defined source: called without arguments, returns its documents or a Source.
+SourceFunction: TypeAlias = Callable[[], Iterable[str | None] | Source]
+
+
+def document_hash(text: str) -> bytes:
+    """Content hash of a document, which decides its split; equal texts have equal hashes."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
