@@ -22,7 +22,7 @@ import numpy as np
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, Tokenizer
 from steepen.data.manifest import TOKENIZER, Manifest, SplitRecord, TokenizerRecord
-from steepen.data.shard_writer import SplitWriter
+from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import HEADER
 
 
@@ -52,7 +52,9 @@ def main() -> None:
         size = f"context {options.context}, batch {options.batch_tokens:,}"
         print(f"{options.tokens:,} tokens, {size}, one thread")
         print(f"numpy memmap, random offsets  {statistics.median(theirs) / 1e6:8.0f} M tokens/s")
-        print(f"steepen Batches.at            {statistics.median(ours) / 1e6:8.0f} M tokens/s   promised: 50")
+        print(
+            f"steepen BatchLoader.at          {statistics.median(ours) / 1e6:8.0f} M tokens/s   promised: 50"
+        )
         ratio = statistics.median(o / t for o, t in zip(ours, theirs, strict=True))
         print(f"ratio (ours / reference)      {ratio:8.2f}")
         # Faster than any trainer: one GPU takes about ten times as long for a batch of this size.
@@ -87,7 +89,7 @@ def random_dataset(folder: Path, tokens: int) -> Dataset:
     """Random ids in two shards, one long and one short; what they are does not matter to the loader."""
     tokenizer, generator = Tokenizer.gpt2(), np.random.default_rng(0)
     writers = {
-        split: SplitWriter(folder, split, "uint16", tokenizer.size, int(0.9 * tokens))
+        split: ShardWriter(folder, split, "uint16", tokenizer.size, int(0.9 * tokens))
         for split in ("train", "val")
     }
     for start in range(0, tokens, 1 << 22):

@@ -19,15 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from steepen.data import Tokenizer
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
-from steepen.data.sources import builtin as embedded
+from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.sources.builtin import read_part
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "files", nargs="*", help="Parquet files with a field `text`; default: the embedded speeches"
+        "files",
+        nargs="*",
+        help="Parquet files with a field `text`; default: the speeches of the built-in corpus",
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeats", type=int, default=7)
@@ -66,7 +67,7 @@ def speeches_as_parquet(folder: Path) -> Path:
     pieces = [
         f"{copy} {speech[start : start + 4_000]}"
         for copy in range(4)
-        for speech in embedded.speeches()
+        for speech in read_part("speeches")
         for start in range(0, len(speech), 4_000)
     ]
     pq.write_table(pa.table({"text": pieces}), folder / "speeches.parquet", row_group_size=1_000)

@@ -2,7 +2,7 @@
 
     python benchmarks/fp8_loss.py [--data DIR] [--depth 6] [--steps 300] [--seeds 3]
 
-Without --data, the embedded corpus is prepared in a temporary folder. A seed decides weights and data order,
+Without --data, the built-in corpus is prepared in a temporary folder. A seed decides weights and data order,
 so the two runs of a seed differ in precision alone. All are validated in bf16.
 """
 
@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of
@@ -44,7 +43,9 @@ def main() -> None:
     parser.add_argument("--aspect", type=int, default=128)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--vocabulary", type=int, default=8192, help="of the embedded corpus's tokenizer")
+    parser.add_argument(
+        "--vocabulary", type=int, default=8192, help="of the tokenizer for the built-in corpus"
+    )
     parser.add_argument("--batch-tokens", type=int, default=65_536)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
@@ -53,7 +54,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if given.data is None:
-            request = PrepareRequest(("embedded",), tokenizer=f"bpe:{given.vocabulary}")
+            request = PrepareRequest(("builtin",), tokenizer=f"bpe:{given.vocabulary}")
             dataset = prepare(request, Path(folder) / "data")
         else:
             dataset = Dataset.open(given.data)

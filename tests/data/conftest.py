@@ -11,8 +11,7 @@ import pytest
 
 import steepen
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 
 WORDS = """
 the of and a to in is was that for it with as his on be at by had not are but from or have an they which

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from steepen.data import Dataset, Tokenizer
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.bundle import Bundle
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta

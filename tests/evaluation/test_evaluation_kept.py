@@ -13,8 +13,7 @@ import pytest
 
 from steepen.cli.app import main
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.results import covers
 from steepen.runs.store import RunDirectory
 

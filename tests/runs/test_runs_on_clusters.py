@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import LaunchContext, Outcome
 from steepen.launch.ray import RayLauncher
 from steepen.launch.registry import make_launcher

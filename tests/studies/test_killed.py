@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import Outcome
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore

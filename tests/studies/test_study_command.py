@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from steepen.cli import main
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.studies.preset import PRESETS_DIRECTORY
 from steepen.studies.study_names import ASKS
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.paper_tables import recipe_of

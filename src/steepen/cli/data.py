@@ -1,4 +1,4 @@
-"""`steepen data`: prepare text for training, check it, show what is there."""
+"""`steepen data`: prepare text for training, verify it, show what it is."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
-    from steepen.data.prepare_options import PrepareProgress
+    from steepen.data.prepare_request import PrepareProgress
 
 app = typer.Typer(
-    help="Text to token shards: prepare, verify, show.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Prepare, verify and show training data.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a script to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -28,28 +28,30 @@ def prepare(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); or "
-            "[bold]embedded[/bold]; or [bold]fineweb[/bold], [bold]fineweb-edu[/bold] with a config, "
-            "as in fineweb-edu:sample-10BT.",
+            help="Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); "
+            "[bold]builtin[/bold], the corpus that comes with steepen; [bold]fineweb[/bold] or "
+            "[bold]fineweb-edu[/bold], with a config as in fineweb-edu:sample-10BT; or "
+            "[bold]MODULE:FUNCTION[/bold], a Python function that returns documents.",
             show_default=False,
         ),
     ],
     *,
     out: Annotated[
-        Path, typer.Option(help="Directory to make. DIR.partial until it is whole.", show_default=False)
+        Path,
+        typer.Option(
+            help="Output directory; written as DIR.partial until it is complete.", show_default=False
+        ),
     ],
-    tokenizer: Annotated[str, typer.Option(help="gpt2, or bpe:SIZE trained on the source.")] = "gpt2",
+    tokenizer: Annotated[str, typer.Option(help="gpt2, or bpe:SIZE to train one on the source.")] = "gpt2",
     val_tokens: Annotated[
         float | None,
         typer.Option(
-            help="Validation tokens to set aside, by document.", show_default="1/50, at most 10,485,760"
+            help="Validation tokens to split off, by document.", show_default="1/50, at most 10,485,760"
         ),
     ] = None,
     val_source: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Files that validation is taken from instead; may be given again.", show_default=False
-        ),
+        typer.Option(help="Take validation from this source instead; repeatable.", show_default=False),
     ] = None,
     max_tokens: Annotated[
         float | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
@@ -57,47 +59,52 @@ def prepare(
     field: Annotated[str, typer.Option(help="Field of JSON lines or Parquet that holds the text.")] = "text",
     format: Annotated[str, typer.Option(help="auto, text, jsonl or parquet.")] = "auto",
     separator: Annotated[
-        str, typer.Option(help="What stands between documents in plain text; \\n is a line break.")
+        str, typer.Option(help="Separator between documents in text files; \\n is a line break.")
     ] = "<|endoftext|>",
     replace_invalid: Annotated[
-        bool, typer.Option("--replace-invalid", help="Read bytes that are no UTF-8 as U+FFFD.")
+        bool, typer.Option("--replace-invalid", help="Read invalid UTF-8 as U+FFFD.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="auto, uint16 or uint32.")] = "auto",
-    shard_tokens: Annotated[int, typer.Option(help="Tokens in one shard file.")] = 100_000_000,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens per shard file.")] = 100_000_000,
     threads: Annotated[
         int | None,
-        typer.Option(help="Tokenizer threads; the result does not depend on it.", show_default="all cores"),
+        typer.Option(help="Tokenizer threads; they do not change the result.", show_default="all cores"),
     ] = None,
     hub: Annotated[
         str | None,
         typer.Option(
-            help="Another hub: its URL, or a directory laid out like it.", show_default="huggingface.co"
+            help="Another Hugging Face Hub: its URL, or a directory with its layout.",
+            show_default="huggingface.co",
         ),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw an unfinished preparation away.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete an unfinished preparation first.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Tokenize a source into shards, split by document. Killed and run again, it continues.
+    """Tokenize a source into shards, split into training and validation by document.
 
-    [bold]steepen data prepare embedded --out data/embedded --tokenizer bpe:4096[/bold]
+    An interrupted preparation resumes when the same command is run again.
+
+    [bold]steepen data prepare builtin --out data/builtin --tokenizer bpe:4096[/bold]
 
     [bold]steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1000000[/bold]
 
     [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2000000000[/bold]
     """
+    from steepen.data.prepare import PrepareRequest
     from steepen.data.prepare import prepare as run
-    from steepen.data.prepare_options import PrepareRequest
-    from steepen.data.sources.readers import Reading
+    from steepen.data.sources.readers import ReadOptions
     from steepen.utils.progress import stage_progress
 
-    reading = Reading(format, field, separator.replace("\\n", "\n"), replace_invalid)
+    read_options = ReadOptions(format, field, separator.replace("\\n", "\n"), replace_invalid)
     request = PrepareRequest(
         source=tuple(source),
         val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
         val_tokens=_count("--val-tokens", val_tokens),
         max_tokens=_count("--max-tokens", max_tokens),
-        reading=reading,
+        read_options=read_options,
         dtype=dtype,
         shard_tokens=shard_tokens,
         hub=hub,
@@ -112,7 +119,7 @@ def prepare(
 
             dataset = run(request, out, report, threads, restart)
     except KeyboardInterrupt:
-        typer.echo("Run the same command again to continue where this stopped.", err=True)
+        typer.echo("Interrupted. Run the same command again to resume.", err=True)
         raise
     _print(dataset, as_json)
 
@@ -128,17 +135,17 @@ def verify(
     dataset = Dataset.open(directory)
     tty = sys.stderr.isatty() and not as_json
 
-    def say(file: str, size: int) -> None:
+    def report(file: str, size: int) -> None:
         if tty:
-            typer.echo(f"{file}: {size:,} bytes, whole", err=True)
+            typer.echo(f"{file}: {size:,} bytes, verified", err=True)
 
-    dataset.verify(say)
+    dataset.verify(report)
     if as_json:
-        typer.echo(json.dumps({"directory": str(directory), "identity": dataset.identity, "whole": True}))
+        typer.echo(json.dumps({"directory": str(directory), "identity": dataset.identity, "valid": True}))
     else:
         shards = len(dataset.manifest.shards)
         typer.echo(
-            f"{directory} is whole: {shards} shards and the tokenizer match identity {dataset.identity}."
+            f"{directory} is valid: {shards} shards and the tokenizer match identity {dataset.identity}."
         )
 
 
@@ -147,7 +154,7 @@ def show(
     directory: Annotated[Path, typer.Argument(help="A prepared directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """What a prepared directory holds: source, tokenizer, documents and tokens per split, identity."""
+    """Show a prepared directory: source, tokenizer, documents and tokens per split, identity."""
     from steepen.data import Dataset
 
     _print(Dataset.open(directory), as_json)
@@ -182,14 +189,14 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     console.print(f"source     {manifest.source.get('name', '?')}", markup=False)
     console.print(f"tokenizer  {manifest.tokenizer.name} ({padded}), {manifest.dtype}", markup=False)
     console.print(f"identity   {dataset.identity}", markup=False)
-    wanted = manifest.notes.get("validation_tokens_wanted") or 0
-    if manifest.splits["val"].tokens < wanted:
-        got = manifest.splits["val"].tokens
-        console.print(f"note       the source gave {got:,} validation tokens of {wanted:,} wanted")
+    requested = manifest.notes.get("validation_tokens_requested") or 0
+    if manifest.splits["val"].tokens < requested:
+        found = manifest.splits["val"].tokens
+        console.print(f"note       the source has {found:,} of the {requested:,} validation tokens requested")
 
 
 def _count(option: str, value: float | None) -> int | None:
-    """A whole number that may be written 2e9."""
+    """Parse a token count, which may be written as 2e9."""
     if value is None:
         return None
     if not math.isfinite(value) or value != int(value):

@@ -1,4 +1,4 @@
-"""A prepared directory: cheap to open, read by memory map, verified in full on request."""
+"""A prepared directory of token shards: cheap to open, memory-mapped, verified in full on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steepen.utils.files import sha256_of_file
 
 
 def partial_directory(directory: Path) -> Path:
-    """Where a preparation works until it is whole and takes its final name."""
+    """Where a preparation writes until it is complete and renamed."""
     return directory.with_name(f"{directory.name}.partial")
 
 
@@ -38,7 +38,7 @@ class Dataset:
                     f"the preparation of {path} is not finished; run its `steepen data prepare` again."
                 )
             raise UsageError(
-                f"{path} holds no prepared data (no {MANIFEST}); "
+                f"{path} has no prepared data (no {MANIFEST}); "
                 f"make it with `steepen data prepare SOURCE --out {path}`."
             )
         manifest = Manifest.read(path)
@@ -49,12 +49,12 @@ class Dataset:
 
     @property
     def identity(self) -> str:
-        """Hex hash of tokenizer, splits and shard contents: what a run's spec records as its data."""
+        """Hex SHA-256 of tokenizer, splits and shard contents, as run specs record it."""
         return self.manifest.identity
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids the tokenizer has."""
+        """Number of token ids."""
         return self.manifest.tokenizer.size
 
     @property
@@ -72,11 +72,11 @@ class Dataset:
         return tokenizer
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the ids belong to, checked against the manifest's hash."""
+        """The tokenizer of these shards, checked against the manifest's hash."""
         return self._tokenizer
 
     def tokens(self, split: str) -> TokenStream:
-        """One split's ids as one flat sequence, documents joined by <|endoftext|>."""
+        """The ids of one split as one flat sequence; each document ends with <|endoftext|>."""
         if split not in SPLITS:
             raise UsageError(f"unknown split {split!r}; accepted are {', '.join(SPLITS)}.")
         if split not in self._streams:
@@ -86,7 +86,7 @@ class Dataset:
     def verify(self, progress: Callable[[str, int], None] | None = None) -> None:
         """Check every byte: SHA-256 of each shard, ids within the vocabulary, the tokenizer's hash.
 
-        Raises on the first fault, naming the file. `progress(file, bytes)` is called after each shard.
+        Raises on the first mismatch, naming the file. `progress(file, bytes)` is called after each shard.
         """
         tokenizer = self.tokenizer()
         files = {record.file: record for record in self.manifest.shards}
@@ -101,12 +101,12 @@ class Dataset:
                     )
                 ids = shard.map()
                 for start in range(0, len(ids), 1 << 24):
-                    piece = ids[start : start + (1 << 24)]
-                    if int(piece.max()) >= tokenizer.size:
+                    chunk = ids[start : start + (1 << 24)]
+                    if int(chunk.max()) >= tokenizer.size:
                         raise SteepenError(
                             f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}."
                         )
-                    ends[split] += int(np.count_nonzero(piece == tokenizer.end_of_text))
+                    ends[split] += int(np.count_nonzero(chunk == tokenizer.end_of_text))
                 if progress:
                     progress(shard.path.name, shard.path.stat().st_size)
         for split, found in ends.items():

@@ -1,4 +1,4 @@
-"""Batches by step number: one global order per seed and epoch, whatever the world size or micro-batch."""
+"""Training batches by step number: one global order per seed and epoch, for any world size or micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steepen.data.dataset import Dataset
 from steepen.data.permutation import Permutation
 from steepen.errors import UsageError
 
-BLOCK = 8192  # positions permuted at a time: large enough that numpy's call overhead disappears
+BLOCK = 8192  # positions permuted at a time: large enough to make numpy's call overhead negligible
 
 Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -19,12 +19,12 @@ Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class BatchLoader:
     """Training batches of `batch_tokens` tokens; `at(step)` depends on nothing but its arguments.
 
-    The training split is cut in flat chunks of context+1 tokens. Epoch e visits every chunk once, in the
-    order of a pseudo-random permutation keyed by (seed, e); a batch may straddle two epochs, so no chunk is
-    dropped. The position is the step number: row r of step s is item s·rows + r of the endless order.
+    The training split is cut into flat chunks of context+1 tokens. Epoch e visits every chunk once, in the
+    order of a pseudo-random permutation keyed by (seed, e); a batch may span two epochs, so no chunk is
+    dropped. Row r of step s is item s·rows + r of the concatenated epochs.
 
-    `pool_tokens` keeps only that many unique tokens (a sample of chunks that is the same for every seed, and
-    nested: a smaller pool is part of a larger one). `epochs` is how often the data may be seen.
+    `pool_tokens` restricts training to that many unique tokens (a sample of chunks that is the same for every
+    seed, and nested: a smaller pool is part of a larger one). `epochs` limits how often the data is repeated.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class BatchLoader:
         pool_tokens: int | None = None,
         epochs: int = 1,
     ) -> None:
-        _at_least_one("context", context)
-        _at_least_one("batch_tokens", batch_tokens)
-        _at_least_one("epochs", epochs)
+        _require_positive("context", context)
+        _require_positive("batch_tokens", batch_tokens)
+        _require_positive("epochs", epochs)
         if batch_tokens % context:
-            raise UsageError(f"batch_tokens {batch_tokens:,} is no multiple of the context {context:,}.")
+            raise UsageError(f"batch_tokens {batch_tokens:,} is not a multiple of the context {context:,}.")
         self.dataset = dataset
         self.context = context
         self.batch_tokens = batch_tokens
@@ -49,71 +49,71 @@ class BatchLoader:
         self.seed = seed
         self.epochs = epochs
         self._stream = dataset.tokens("train")
-        in_data = len(self._stream) // (context + 1)
-        self.chunks = in_data
+        data_chunks = len(self._stream) // (context + 1)
+        self.chunks = data_chunks
         self._pool: Permutation | None = None
         if pool_tokens is not None:
-            _at_least_one("pool_tokens", pool_tokens)
+            _require_positive("pool_tokens", pool_tokens)
             if pool_tokens > len(self._stream):
                 raise UsageError(
                     f"a pool of {pool_tokens:,} unique tokens exceeds the {len(self._stream):,} training "
-                    f"tokens of {dataset.directory}; prepare more data or ask for a smaller pool."
+                    f"tokens of {dataset.directory}; prepare more data or use a smaller pool."
                 )
             self.chunks = pool_tokens // (context + 1)
-            self._pool = Permutation(in_data, f"steepen pool {in_data}") if in_data else None
+            self._pool = Permutation(data_chunks, f"steepen pool {data_chunks}") if data_chunks else None
         if not self.chunks:
             available = len(self._stream) if pool_tokens is None else pool_tokens
             raise UsageError(
                 f"{available:,} training tokens do not fill one chunk of context+1 = {context + 1:,} tokens."
             )
-        # A bound method cached per instance; four blocks cover a batch that straddles two, twice over.
+        # Cached per instance; a batch usually spans one or two blocks.
         self._block = lru_cache(maxsize=4)(self._permute_block)
         self._epoch = lru_cache(maxsize=4)(self._epoch_order)
 
     @property
     def steps(self) -> int:
-        """Whole batches the data has to give, over all its epochs."""
+        """Number of full batches in all epochs."""
         return self.chunks * self.epochs // self.rows
 
     @property
     def unique_tokens(self) -> int:
-        """Tokens a single epoch predicts: chunks × context."""
+        """Tokens predicted in one epoch: chunks × context."""
         return self.chunks * self.context
 
     def require(self, steps: int) -> None:
-        """Refuse a run that needs more than the data has, naming both numbers."""
+        """Raise if `steps` batches need more tokens than the data has."""
         if steps > self.steps:
-            passes = "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+            epochs = "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
             raise UsageError(
                 f"{steps:,} steps of {self.batch_tokens:,} need {steps * self.batch_tokens:,} tokens, but "
-                f"{passes} of {self.dataset.directory} give {self.unique_tokens * self.epochs:,}; "
-                "prepare more data, train on fewer tokens, or ask for more epochs."
+                f"{epochs} of {self.dataset.directory} give {self.unique_tokens * self.epochs:,}; "
+                "prepare more data, train on fewer tokens, or allow more epochs."
             )
 
     def epoch_of(self, step: int) -> int:
-        """The epoch in which a step's first row lies, from 0."""
+        """The epoch of a step's first row, counted from 0."""
         return step * self.rows // self.chunks
 
     def at(self, step: int) -> Pair:
-        """One global batch: inputs and targets, int64, [rows, context]; targets are the inputs one later."""
+        """One global batch: (inputs, targets), int64 (rows, context); targets are inputs shifted by one."""
         return self.slice(step, 0, self.rows)
 
     def shard(self, step: int, rank: int, world: int) -> Pair:
-        """The rows of a global batch that belong to one of `world` processes."""
+        """The rows of a global batch for rank `rank` of `world`."""
         first, last = self.rows_of(rank, world)
         return self.slice(step, first, last)
 
     def rows_of(self, rank: int, world: int) -> tuple[int, int]:
-        """The range of rows one of `world` processes reads in every batch."""
+        """The range [first, last) of rows that rank `rank` of `world` reads in every batch."""
         if not 0 <= rank < world:
             raise UsageError(f"rank {rank} is not in a world of {world} processes.")
         if self.rows % world:
             raise UsageError(
                 f"a batch of {self.rows:,} rows ({self.batch_tokens:,} tokens of context {self.context:,}) "
-                f"cannot be shared evenly by {world} processes."
+                f"cannot be divided evenly among {world} processes."
             )
-        share = self.rows // world
-        return rank * share, (rank + 1) * share
+        rows_per_rank = self.rows // world
+        return rank * rows_per_rank, (rank + 1) * rows_per_rank
 
     def slice(self, step: int, first: int, last: int) -> Pair:
         """Rows [first, last) of the global batch of a step, for ranks and micro-batches."""
@@ -128,14 +128,14 @@ class BatchLoader:
         tokens = np.empty((last - first, self.context + 1), dtype=self._stream.dtype)
         starts = chunks * (self.context + 1)
         self._stream.gather(starts, tokens)
-        # Here and not on the device, where an id beyond the embedding is an assertion that names no file.
+        # Checked here: on the device, an id beyond the embedding fails as an assertion that names no file.
         if tokens.size and int(tokens.max()) >= self.dataset.vocabulary:
             row = int(np.argmax(tokens.max(axis=1)))
-            raise self._stream.beyond_the_vocabulary(int(starts[row]), tokens[row])
+            raise self._stream.invalid_id_error(int(starts[row]), tokens[row])
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
 
     def order(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """The chunks at positions [start, stop) of the global order."""
+        """Chunk numbers at positions [start, stop) of the global order, int64."""
         blocks = [
             self._block(number)[max(start - number * BLOCK, 0) : stop - number * BLOCK]
             for number in range(start // BLOCK, -(-stop // BLOCK))
@@ -144,9 +144,9 @@ class BatchLoader:
 
     def _permute_block(self, number: int) -> npt.NDArray[np.int64]:
         end = min((number + 1) * BLOCK, self.chunks * self.epochs)
-        epochs, places = np.divmod(np.arange(number * BLOCK, end), self.chunks)
+        epochs, offsets = np.divmod(np.arange(number * BLOCK, end), self.chunks)
         chunks = np.concatenate(
-            [self._epoch(int(epoch))(places[epochs == epoch]) for epoch in np.unique(epochs)]
+            [self._epoch(int(epoch))(offsets[epochs == epoch]) for epoch in np.unique(epochs)]
         )
         return chunks if self._pool is None else self._pool(chunks)
 
@@ -154,6 +154,6 @@ class BatchLoader:
         return Permutation(self.chunks, f"steepen order {self.seed} {epoch}")
 
 
-def _at_least_one(name: str, value: int) -> None:
+def _require_positive(name: str, value: int) -> None:
     if value < 1:
         raise UsageError(f"{name} is {value}; it must be 1 or more.")

@@ -1,4 +1,4 @@
-"""The manifest: what a prepared directory holds, and the identity that stands for it in a run's spec."""
+"""The manifest of a prepared directory, and the identity by which run specs refer to the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard as the manifest lists it."""
+    """One shard file."""
 
     file: str
     split: str
@@ -48,8 +48,11 @@ class TokenizerRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about a prepared directory. `identity` covers what decides a batch: tokenizer,
-    split and content of every shard; `source`, `request` and `notes` say how it came about."""
+    """Everything known about a prepared directory.
+
+    `identity` covers what decides a batch: tokenizer, dtype, split and content of every shard. `source`,
+    `request` and `notes` record how the data was made.
+    """
 
     dtype: str
     tokenizer: TokenizerRecord
@@ -61,7 +64,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise SteepenError(f"the manifest has dtype {self.dtype!r}; known are {', '.join(DTYPES)}.")
+            raise SteepenError(f"the manifest has dtype {self.dtype!r}; accepted are {', '.join(DTYPES)}.")
         if tuple(self.splits) != SPLITS:
             raise SteepenError(f"the manifest has splits {list(self.splits)}, not {list(SPLITS)}.")
         for name, split in self.splits.items():
@@ -73,7 +76,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """Hex SHA-256 of tokenizer, dtype and shards in order; the same text prepared twice has the same."""
+        """Hex SHA-256 of tokenizer, dtype and shards in order; equal text gives equal identities."""
         content = {
             "format": FORMAT,
             "tokenizer": self.tokenizer.sha256,
@@ -91,13 +94,13 @@ class Manifest:
         ]
 
     def write(self, directory: Path) -> None:
-        """Write manifest.json, whole or not at all."""
+        """Write manifest.json atomically."""
         content = {"format": FORMAT, "identity": self.identity, **asdict(self)}
         write_atomically(directory / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """Read and check manifest.json; the stored identity must be the one its records give."""
+        """Read manifest.json and check that its stored identity matches its records."""
         path = directory / MANIFEST
         try:
             stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
@@ -114,7 +117,7 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SteepenError(
-                f"{path} is no manifest of prepared data ({error}); prepare it again."
+                f"{path} is not a manifest of prepared data ({error}); prepare it again."
             ) from None
         if stored.get("identity") != manifest.identity:
             raise SteepenError(

@@ -1,4 +1,4 @@
-"""Many documents to ids on several threads, in order, with only a few groups in memory at a time."""
+"""Tokenize many documents on several threads, in order, with a bounded number of them in memory."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
+from steepen.data.sources.base import document_hash
 from steepen.data.tokenizer import Tokenizer
 
-GROUP = 1 << 18  # characters a thread is given at a time
-AHEAD = 8  # groups in flight per thread: enough work to outlast a slow write by the thread that writes
-DIGEST = 16  # bytes of a document's hash
+GROUP_CHARACTERS = 1 << 18  # given to a thread at a time
+GROUPS_PER_THREAD = 8  # in flight: enough work to keep threads busy while the main thread writes
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of a source and where it stands; `text` is None where the source has nothing there."""
+    """One unit of a source (a line, a row, a document); `text` is None where it has no text."""
 
     part: int
     number: int
@@ -28,36 +27,33 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A unit's ids, its content hash, and how much text it was."""
+class TokenizedUnit:
+    """The token ids of a unit, its content hash and its length; `ids` is None where it has no text."""
 
     part: int
     number: int
     ids: npt.NDArray[np.uint32] | None
-    digest: bytes
+    hash: bytes
     characters: int
 
 
-def digest_of(text: str) -> bytes:
-    """The content hash that decides a document's split; equal texts have equal hashes."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
+def tokenize_in_order(
+    tokenizer: Tokenizer, units: Iterable[Unit], threads: int
+) -> Iterator[list[TokenizedUnit]]:
+    """Tokenize units on `threads` threads; yields groups in the order of the units."""
 
+    def tokenize(group: list[Unit]) -> list[TokenizedUnit]:
+        return [_tokenize(tokenizer, unit) for unit in group]
 
-def encode_in_order(tokenizer: Tokenizer, units: Iterable[Unit], threads: int) -> Iterator[list[Encoded]]:
-    """Encode units on `threads` threads; groups come out in the order of the units."""
-
-    def encode(group: list[Unit]) -> list[Encoded]:
-        return [_encode(tokenizer, unit) for unit in group]
-
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-encode")
-    waiting: deque[Future[list[Encoded]]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-tokenize")
+    pending: deque[Future[list[TokenizedUnit]]] = deque()
     try:
         for group in _groups(units):
-            waiting.append(pool.submit(encode, group))
-            if len(waiting) > AHEAD * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(tokenize, group))
+            if len(pending) > GROUPS_PER_THREAD * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -67,16 +63,16 @@ def _groups(units: Iterable[Unit]) -> Iterator[list[Unit]]:
     characters = 0
     for unit in units:
         group.append(unit)
-        characters += 64 + len(unit.text or "")  # empty units must fill a group too
-        if characters >= GROUP:
+        characters += 64 + len(unit.text or "")  # so that empty units fill a group too
+        if characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0
     if group:
         yield group
 
 
-def _encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
+def _tokenize(tokenizer: Tokenizer, unit: Unit) -> TokenizedUnit:
     if unit.text is None or unit.text == "":
-        return Encoded(unit.part, unit.number, None, b"", 0)
+        return TokenizedUnit(unit.part, unit.number, None, b"", 0)
     ids = tokenizer.encode_array(unit.text)
-    return Encoded(unit.part, unit.number, ids, digest_of(unit.text), len(unit.text))
+    return TokenizedUnit(unit.part, unit.number, ids, document_hash(unit.text), len(unit.text))

@@ -1,7 +1,7 @@
-"""A keyed pseudo-random permutation of 0 … n−1 that is computed, never stored.
+"""A keyed pseudo-random permutation of 0 … n−1, computed on demand instead of stored.
 
-A Feistel network permutes the smallest power of two that covers n; values that land beyond n are sent through
-again (cycle walking) until they land inside. Memory is that of the indices asked for, whatever n is.
+A Feistel network permutes the smallest power of two ≥ n; values ≥ n are passed through it again (cycle
+walking) until they are below n. Memory depends on the number of indices in a call, not on n.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Permutation:
-    """The permutation of `size` items that belongs to a key; two keys give unrelated orders."""
+    """The permutation of `size` items determined by `key`; different keys give unrelated permutations."""
 
     def __init__(self, size: int, key: str) -> None:
         if not 0 < size < 1 << 62:
@@ -31,7 +31,7 @@ class Permutation:
         assert len(self._keys) == ROUNDS
 
     def __call__(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Where each index goes."""
+        """The image of each index, int64."""
         values = self._feistel(indices.astype(np.uint64))
         outside = np.flatnonzero(values >= self.size)
         while len(outside):
@@ -51,7 +51,7 @@ class Permutation:
 
 
 def _mix(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64, keyed: every bit of the input reaches every bit of the output."""
+    """The finaliser of splitmix64 with a key: every input bit affects every output bit."""
     mixed = values + key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MULTIPLY_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MULTIPLY_2

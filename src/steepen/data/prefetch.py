@@ -1,4 +1,4 @@
-"""Batches made ahead of time by a thread, in pinned memory where a GPU will fetch them."""
+"""Batches prepared ahead of time by a background thread, in pinned memory for a GPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Prefetcher:
-    """Iterates (step, inputs, targets) from `start_step` on: int64 on `device`, [rows of this rank, context].
+    """Iterates (step, inputs, targets) from `start_step` on: int64 on `device`, (rows of this rank, context).
 
-    Which batches come is decided by `batches` and the step alone; the thread only makes them early. On CUDA
-    they wait in pinned memory and are copied without blocking. Close it, or use it in a `with` block.
+    The batches depend on the loader and the step number alone, not on the thread. For CUDA they are copied
+    from pinned memory without blocking. Close it, or use it in a `with` block.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Prefetcher:
             )
 
     def close(self) -> None:
-        """Stop the thread; the position is the caller's step number, so nothing has to be saved."""
+        """Stop the thread. There is no state to save: the position is the caller's step number."""
         self._closing.set()
-        while True:  # make room, so that a thread waiting to put can see the flag
+        while True:  # empty the queue, so that a blocked put() returns and the thread sees the flag
             try:
                 self._ready.get_nowait()
             except queue.Empty:
@@ -92,7 +92,7 @@ class Prefetcher:
                 self._put((step, pair[0], pair[1]))
                 step += 1
             self._put(None)
-        except BaseException as error:  # handed to the reader, who raises it in its own thread
+        except BaseException as error:  # passed to the consumer, which raises it in its own thread
             self._put(error)
 
     def _put(self, item: Item | BaseException | None) -> None:

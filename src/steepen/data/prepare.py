@@ -1,7 +1,7 @@
-"""From a source to a prepared directory: one pass, bounded memory, and a journal to continue from.
+"""Prepare a data source: tokenize it into shards in one pass, with bounded memory, resumable after a kill.
 
-Everything is written into DIR.partial, which takes the name DIR when it is whole. The journal says how far
-the shards on disk can be trusted; a run that was killed goes back to that point and repeats the same bytes.
+Everything is written into DIR.partial, which is renamed to DIR when it is complete. A journal records how far
+the shards on disk are valid; an interrupted preparation continues from there and produces the same bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data.dataset import Dataset, partial_directory
-from steepen.data.make_shards import STAGING, Preparation
 from steepen.data.manifest import MANIFEST, Manifest
-from steepen.data.prepare_journal import State, read_journal
-from steepen.data.prepare_options import PrepareRequest, Report, Reporter
-from steepen.data.sources.resolve import Source, files, resolve
+from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressCallback, ProgressReporter
+from steepen.data.sources.base import Source
+from steepen.data.sources.resolve import resolve_source
+from steepen.data.tokenize_source import STAGING, JournalState, TokenizeSource, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import TEMPORARY_SUFFIX, sync_directory
 from steepen.utils.lock import file_lock
+
+__all__ = ["PrepareProgress", "PrepareRequest", "prepare"]
 
 LOCK = "lock"
 
@@ -30,97 +32,107 @@ LOCK = "lock"
 def prepare(
     request: PrepareRequest,
     out: str | Path,
-    report: Report | None = None,
+    progress: ProgressCallback | None = None,
     threads: int | None = None,
     restart: bool = False,
 ) -> Dataset:
-    """Prepare a source into the directory `out`, or continue an unfinished preparation of the same request.
+    """Prepare a source into the directory `out`, or resume an unfinished preparation of the same request.
 
-    `report` is called a few times a second. `restart` throws an unfinished preparation away first.
+    `progress` is called a few times a second. `restart` deletes an unfinished preparation first.
     """
     out = Path(out).absolute()
-    work = partial_directory(out)
-    reporter = Reporter(report)
-    if restart and work.is_dir():
-        with _only_one(work):
-            _clear(work)
-    source = resolve(request.source, request.reading, request.hub, work / STAGING, reporter.say)
-    validation = files(request.val_source, request.reading) if request.val_source else None
-    asked = _asked(request, source, validation)
+    partial = partial_directory(out)
+    reporter = ProgressReporter(progress)
+    if restart and partial.is_dir():
+        with _lock(partial):
+            _clear(partial)
+    source = resolve_source(
+        request.source, request.read_options, request.hub, partial / STAGING, reporter.stage
+    )
+    validation = None
+    if request.val_source:
+        staging = partial / STAGING / "validation"
+        validation = resolve_source(
+            request.val_source, request.read_options, request.hub, staging, reporter.stage
+        )
+    identity = _identity(request, source, validation)
     if (out / MANIFEST).is_file():
-        return _existing(out, asked)
+        return _open_existing(out, identity)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists and is no prepared data; choose another directory for --out.")
-    work.mkdir(parents=True, exist_ok=True)
-    with _only_one(work):
-        if not (work / MANIFEST).is_file():
-            preparation = Preparation(
+        raise UsageError(f"{out} exists and is not prepared data; choose another directory for --out.")
+    partial.mkdir(parents=True, exist_ok=True)
+    with _lock(partial):
+        if not (partial / MANIFEST).is_file():
+            job = TokenizeSource(
                 request,
                 source,
                 validation,
-                asked=asked,
-                state=_begun(work, asked),
-                work=work,
-                report=reporter,
+                identity=identity,
+                state=_resume_state(partial, identity),
+                directory=partial,
+                progress=reporter,
                 threads=threads or os.cpu_count() or 1,
             )
             try:
-                preparation.run()
+                job.run()
             except SteepenError:
-                # Leave nothing where nothing would be lost: no document written, no download begun.
-                if not preparation.state.documents["train"] and not (work / STAGING).exists():
-                    shutil.rmtree(work)
+                # Nothing would be lost (no document written, no download begun): leave no directory behind.
+                if not job.state.documents["train"] and not (partial / STAGING).exists():
+                    shutil.rmtree(partial)
                 raise
-        elif _found(work) != asked:
-            raise _other_preparation(work)
-    for leftover in (work / LOCK, *work.glob(f".*{TEMPORARY_SUFFIX}")):
+        elif _stored_identity(partial) != identity:
+            raise _other_preparation(partial)
+    for leftover in (partial / LOCK, *partial.glob(f".*{TEMPORARY_SUFFIX}")):
         leftover.unlink(missing_ok=True)
-    sync_directory(work)
-    work.replace(out)
+    sync_directory(partial)
+    partial.replace(out)
     sync_directory(out.parent)
     return Dataset.open(out)
 
 
-def _asked(request: PrepareRequest, source: Source, validation: Source | None) -> dict[str, Any]:
-    """Request and source as they look after a journey through JSON."""
+def _identity(request: PrepareRequest, source: Source, validation: Source | None) -> dict[str, Any]:
+    """What decides the result, as it compares equal after a round trip through JSON."""
     description = source.description
     if validation is not None:
         description = {**description, "validation": validation.description}
-    return json.loads(json.dumps({"request": request.record(), "source": description}))
+    return json.loads(json.dumps({"request": request.options(), "source": description}))
 
 
-def _begun(work: Path, asked: dict[str, Any]) -> State:
-    """How far the same preparation came before; refused where another came as far as a document."""
-    found = read_journal(work)
-    if found is None:
-        return State()
-    before, state = found
-    if before == asked:
+def _resume_state(partial: Path, identity: dict[str, Any]) -> JournalState:
+    """The state of an interrupted preparation of the same identity, or a new one.
+
+    Refused where another preparation has already written documents.
+    """
+    journal = read_journal(partial)
+    if journal is None:
+        return JournalState()
+    stored, state = journal
+    if stored == identity:
         return state
     if any(state.documents.values()):
-        raise _other_preparation(work)
-    _clear(work)  # it had not come as far as the first document
-    return State()
+        raise _other_preparation(partial)
+    _clear(partial)  # the other one had not written a document yet
+    return JournalState()
 
 
-def _clear(work: Path) -> None:
-    """Empty the working directory, but for the lock that is held on it."""
-    for entry in work.iterdir():
+def _clear(partial: Path) -> None:
+    """Delete everything in the working directory except its lock, which is held."""
+    for entry in partial.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)
         elif entry.name != LOCK:
             entry.unlink()
 
 
-def _other_preparation(work: Path) -> UsageError:
+def _other_preparation(partial: Path) -> UsageError:
     return UsageError(
-        f"{work} holds an unfinished preparation of another source or with other options; "
-        "use --restart to throw it away, or choose another directory for --out."
+        f"{partial} holds an unfinished preparation of another source or with other options; "
+        "use --restart to delete it, or choose another directory for --out."
     )
 
 
-def _existing(out: Path, asked: dict[str, Any]) -> Dataset:
-    if _found(out) != asked:
+def _open_existing(out: Path, identity: dict[str, Any]) -> Dataset:
+    if _stored_identity(out) != identity:
         raise UsageError(
             f"{out} already holds prepared data of another source or with other options; "
             "choose another directory for --out, or remove it."
@@ -128,16 +140,16 @@ def _existing(out: Path, asked: dict[str, Any]) -> Dataset:
     return Dataset.open(out)
 
 
-def _found(directory: Path) -> dict[str, Any]:
-    """What a finished directory was asked to be, comparable with `_asked`."""
+def _stored_identity(directory: Path) -> dict[str, Any]:
+    """The identity recorded in a finished directory, comparable with `_identity`."""
     manifest = Manifest.read(directory)
     return {"request": manifest.request, "source": manifest.source}
 
 
 @contextlib.contextmanager
-def _only_one(work: Path) -> Generator[None]:
+def _lock(partial: Path) -> Generator[None]:
     """Hold the lock of the working directory; refuse where another process holds it."""
-    with file_lock(work / LOCK) as holder:
+    with file_lock(partial / LOCK) as holder:
         if holder is not None:
-            raise SteepenError(f"another process is preparing {work} ({holder}); wait for it to finish.")
+            raise SteepenError(f"another process is preparing {partial} ({holder}); wait for it to finish.")
         yield

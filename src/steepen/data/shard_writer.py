@@ -1,4 +1,4 @@
-"""Appends ids to the shards of one split, and can be put back to any state it recorded."""
+"""Writes the shards of one split, and can be restored to any state a journal recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steepen.errors import SteepenError
 from steepen.utils.files import sha256_of_file
 
 
-class SplitWriter:
+class ShardWriter:
     """Writes `split`_00000.bin, _00001.bin, … of `shard_tokens` ids each; only the last may be shorter."""
 
     def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int, shard_tokens: int) -> None:
@@ -34,7 +34,7 @@ class SplitWriter:
         return sum(shard.tokens for shard in self.finished) + self.open_tokens
 
     def restore(self, finished: list[ShardRecord], open_tokens: int) -> None:
-        """Go back to a recorded state: cut the open shard to its length then, drop later shards."""
+        """Restore a recorded state: truncate the open shard to its recorded length, delete later shards."""
         for record in finished:
             Shard(self.directory / record.file, self.dtype, record.tokens, self.vocabulary).check()
         self.finished = list(finished)
@@ -51,26 +51,26 @@ class SplitWriter:
             self._stream.seek(0, os.SEEK_END)
 
     def append(self, ids: npt.NDArray[np.unsignedinteger]) -> None:
-        """Write ids, beginning a new shard whenever one is full."""
+        """Write ids, starting a new shard whenever one is full."""
         while len(ids):
             if self._stream is None:
                 self._stream = self._path().open("wb")
                 self._stream.write(header(self.dtype, 0, self.vocabulary))
-            taken = ids[: self.shard_tokens - self.open_tokens]
-            self._stream.write(taken.astype(DTYPES[self.dtype], copy=False).data)
-            self.open_tokens += len(taken)
-            ids = ids[len(taken) :]
+            written = ids[: self.shard_tokens - self.open_tokens]
+            self._stream.write(written.astype(DTYPES[self.dtype], copy=False).data)
+            self.open_tokens += len(written)
+            ids = ids[len(written) :]
             if self.open_tokens == self.shard_tokens:
                 self.finish_shard()
 
     def sync(self) -> None:
-        """Bring what was written to the disk, before a journal says that it is there."""
+        """Flush to the disk; called before a journal records the length."""
         if self._stream is not None:
             self._stream.flush()
             os.fsync(self._stream.fileno())
 
     def finish_shard(self) -> None:
-        """Close the open shard, if there is one, with its true header and hash."""
+        """Complete the open shard, if there is one: final header, hash, record."""
         if self._stream is None:
             return
         self._stream.seek(0)
@@ -82,7 +82,7 @@ class SplitWriter:
         self._stream, self.open_tokens = None, 0
 
     def close(self) -> None:
-        """Let go of the open file without finishing it."""
+        """Close the open file without completing the shard."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -21,17 +21,17 @@ HEADER = struct.Struct("<8sIIQQ32x")
 DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
-def dtype_for(vocabulary: int, asked: str = "auto") -> str:
-    """The narrowest dtype that holds every id, or the asked one if it does."""
-    if asked not in {"auto", *DTYPES}:
-        raise UsageError(f"unknown dtype {asked!r}; accepted are auto, {', '.join(DTYPES)}.")
+def choose_dtype(vocabulary: int, requested: str = "auto") -> str:
+    """The narrowest dtype that holds every id, or the requested one if it holds them."""
+    if requested not in {"auto", *DTYPES}:
+        raise UsageError(f"unknown dtype {requested!r}; accepted are auto, {', '.join(DTYPES)}.")
     for name, dtype in DTYPES.items():
         if vocabulary - 1 <= np.iinfo(dtype).max:
-            if asked in {"auto", name} or DTYPES[asked].itemsize > dtype.itemsize:
-                return name if asked == "auto" else asked
+            if requested in {"auto", name} or DTYPES[requested].itemsize > dtype.itemsize:
+                return name if requested == "auto" else requested
             break
-    wider = "use uint32" if asked == "uint16" else "use a smaller one"
-    raise UsageError(f"a vocabulary of {vocabulary:,} ids does not fit {asked}; {wider}.")
+    wider = "use uint32" if requested == "uint16" else "use a smaller one"
+    raise UsageError(f"a vocabulary of {vocabulary:,} ids does not fit {requested}; {wider}.")
 
 
 def header(dtype: str, tokens: int, vocabulary: int) -> bytes:
@@ -46,7 +46,7 @@ def size_in_bytes(dtype: str, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard file and what its header must say."""
+    """One shard file and the header it must have."""
 
     path: Path
     dtype: str
@@ -54,7 +54,7 @@ class Shard:
     vocabulary: int
 
     def check(self) -> None:
-        """Compare the file's size and header with the record; cheap, reads 64 bytes."""
+        """Compare the file's size and header with the manifest; reads 64 bytes."""
         try:
             size = self.path.stat().st_size
             with self.path.open("rb") as stream:
@@ -77,7 +77,7 @@ class Shard:
             )
 
     def map(self) -> npt.NDArray[np.unsignedinteger]:
-        """The shard's ids, mapped read-only and as a plain array (slicing a memmap object is slower)."""
+        """The shard's ids, memory-mapped read-only, as an ndarray (slicing an np.memmap is slower)."""
         return np.asarray(
             np.memmap(self.path, DTYPES[self.dtype], mode="r", offset=HEADER.size, shape=(self.tokens,))
         )
@@ -95,28 +95,28 @@ class TokenStream:
     def __len__(self) -> int:
         return self._offsets[-1]
 
-    def beyond_the_vocabulary(self, start: int, ids: npt.NDArray[np.unsignedinteger]) -> SteepenError:
-        """What to say of ids, read from `start` on, of which some are none of the tokenizer's."""
-        place = start + int(np.argmax(ids))
-        shard = self._shards[int(np.searchsorted(self._starts, place, side="right")) - 1]
+    def invalid_id_error(self, start: int, ids: npt.NDArray[np.unsignedinteger]) -> SteepenError:
+        """The error for ids read from `start` on, some of which are beyond the vocabulary."""
+        position = start + int(np.argmax(ids))
+        shard = self._shards[int(np.searchsorted(self._starts, position, side="right")) - 1]
         return SteepenError(
-            f"shard {shard.path} was altered: it has token id {int(ids.max()):,}, and the tokenizer only "
-            f"{shard.vocabulary:,} ids; check the data with `steepen data verify {shard.path.parent}`, then "
-            "restore it or prepare it again."
+            f"shard {shard.path} was altered: it has token id {int(ids.max()):,}, and the tokenizer has "
+            f"only {shard.vocabulary:,} ids; check the data with `steepen data verify {shard.path.parent}`, "
+            "then restore it or prepare it again."
         )
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
         """The ids [start, stop); a view where one shard holds them all."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens [{start}, {stop}) of {len(self)}")
-        pieces: list[npt.NDArray[np.unsignedinteger]] = []
+        chunks: list[npt.NDArray[np.unsignedinteger]] = []
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             offset = self._offsets[shard]
             end = min(stop, self._offsets[shard + 1])
-            pieces.append(self._arrays[shard][start - offset : end - offset])
+            chunks.append(self._arrays[shard][start - offset : end - offset])
             start, shard = end, shard + 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [np.zeros(0, np.uint16)])
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks or [np.zeros(0, np.uint16)])
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -124,10 +124,10 @@ class TokenStream:
         return self._arrays[0].dtype if self._arrays else np.dtype(np.uint16)
 
     def gather(self, starts: npt.NDArray[np.int64], out: npt.NDArray[np.unsignedinteger]) -> None:
-        """Fill each row of `out` with the ids that begin at its start."""
+        """Fill row i of `out`, (rows, length), with the ids from starts[i] on."""
         length = out.shape[1]
         shards = np.searchsorted(self._starts, starts, side="right") - 1
         for row, (start, shard) in enumerate(zip(starts.tolist(), shards.tolist(), strict=True)):
             first = start - self._offsets[shard]
-            piece = self._arrays[shard][first : first + length]
-            out[row] = piece if len(piece) == length else self.read(start, start + length)
+            ids = self._arrays[shard][first : first + length]
+            out[row] = ids if len(ids) == length else self.read(start, start + length)

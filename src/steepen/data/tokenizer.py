@@ -1,4 +1,4 @@
-"""Byte-level BPE: GPT-2's published ranks, or ranks trained on the source; one file form, one encoder."""
+"""Byte-level BPE tokenizers: GPT-2's published merges, or merges trained on the source."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from steepen.utils.json_io import canonical_json
 if TYPE_CHECKING:
     import tiktoken
 
-# How GPT-2 cuts text before merging, with possessive quantifiers so that no run of spaces can backtrack.
+# GPT-2's pre-tokenization pattern, with possessive quantifiers so that runs of spaces do not backtrack.
 SPLIT_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 FILE_FORMAT = "steepen-tokenizer-1"
 BYTES = 256
+GPT2_SIZE = 50_257
 PAD_TO = 128
 
 
@@ -36,7 +37,7 @@ PAD_TO = 128
 class Tokenizer:
     """A byte-level BPE tokenizer. `tokens[i]` is the byte string of id `i`; the last id is <|endoftext|>.
 
-    Encoding never produces <|endoftext|>: a text that spells it is encoded as the ordinary characters it is.
+    Encoding never produces <|endoftext|>: a text that contains it is encoded as ordinary characters.
     """
 
     name: str
@@ -59,17 +60,17 @@ class Tokenizer:
 
     @property
     def padded_size(self) -> int:
-        """`size` rounded up to a multiple of 128, the width of the model's tables (GPT-2: 50,304)."""
+        """`size` rounded up to a multiple of 128, the vocabulary of the model (GPT-2: 50,304)."""
         return -(-self.size // PAD_TO) * PAD_TO
 
     @property
     def end_of_text(self) -> int:
-        """The id that joins documents."""
+        """The id of <|endoftext|>, appended to every document."""
         return len(self.tokens)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """UTF-8 bytes of every id; <|endoftext|> stands for no text and counts 0."""
+        """UTF-8 bytes of every id; <|endoftext|> counts 0."""
         return np.array([*map(len, self.tokens), 0], dtype=np.int32)
 
     @cached_property
@@ -111,14 +112,16 @@ class Tokenizer:
         return self._encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
-        """`encode` as an array; the interpreter lock is free meanwhile, so threads encode in parallel."""
+        """`encode` as an array; releases the GIL, so threads encode in parallel."""
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell: one U+FFFD, as in `encode`
+        except (
+            UnicodeEncodeError
+        ):  # half a surrogate pair, which JSON can contain: one U+FFFD, as in `encode`
             return np.array(self.encode(text), dtype=np.uint32)
 
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of ids; bytes that are not valid UTF-8 become U+FFFD."""
         return self._encoding.decode([int(token) for token in ids])
 
     def decode_bytes(self, ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
@@ -141,15 +144,15 @@ class Tokenizer:
         except FileNotFoundError:
             raise SteepenError(f"{path} is missing; prepare the data again.") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise SteepenError(f"{path} is no tokenizer file ({error}); prepare the data again.") from None
+            raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
 
     @classmethod
     def gpt2(cls) -> Tokenizer:
-        """GPT-2's tokenizer from the published ranks, without a download."""
+        """GPT-2's tokenizer, from the merge table shipped with the package."""
         packed = resources.files("steepen.data").joinpath("assets/gpt2.tiktoken.gz").read_bytes()
         table = gzip.decompress(packed)
         if hashlib.sha256(table).hexdigest() != GPT2_RANKS_SHA256:
-            raise SteepenError("the table of GPT-2 ranks in this installation is damaged; reinstall steepen.")
+            raise SteepenError("the GPT-2 merge table of this installation is damaged; reinstall steepen.")
         # One line a token, "base64 rank", in the order of the ranks.
         return cls(
             name="gpt2", tokens=tuple(base64.b64decode(line.split()[0]) for line in table.splitlines())
@@ -157,36 +160,38 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> Tokenizer:
-        """Learn a byte-level BPE of `size` ids (256 bytes, merges, <|endoftext|>) from texts."""
-        from tokenizers import Tokenizer as Trained
+        """Train a byte-level BPE with `size` ids (256 bytes, merges, <|endoftext|>) on texts."""
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
         from tokenizers import models, pre_tokenizers, trainers
 
         check_trainable(size)
-        trained = Trained(models.BPE())
-        trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # cuts as SPLIT_PATTERN does
+        trained = HuggingFaceTokenizer(models.BPE())
+        trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # the same as SPLIT_PATTERN
         trainer = trainers.BpeTrainer(
             vocab_size=size - 1,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         trained.train_from_iterator(texts, trainer)
-        spelled = {byte: bytes([value]) for value, byte in enumerate(_byte_letters())}
+        byte_of = {letter: bytes([value]) for value, letter in enumerate(_byte_letters())}
         by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
-        merged = [b"".join(spelled[letter] for letter in token) for token, _ in by_id if len(token) > 1]
+        merged = [b"".join(byte_of[letter] for letter in token) for token, _ in by_id if len(token) > 1]
         tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
         if len(tokens) != size - 1:
-            most = len(tokens) + 1
+            available = len(tokens) + 1
             remedy = (
-                f"ask for bpe:{most} or fewer, or give more text" if merged else "give more text, or use gpt2"
+                f"use bpe:{available} or fewer, or give more text"
+                if merged
+                else "give more text, or use gpt2"
             )
             raise UsageError(
-                f"the source has text for a vocabulary of only {most:,} ids, not bpe:{size}; {remedy}."
+                f"the source has text for a vocabulary of only {available:,} ids, not bpe:{size}; {remedy}."
             )
         return cls(name=f"bpe:{size}", tokens=tokens)
 
 
 def check_trainable(size: int) -> None:
-    """Refuse a vocabulary size that no byte-level BPE can have."""
+    """Raise if `size` is too small for a byte-level BPE."""
     if size <= BYTES + 1:
         raise UsageError(
             f"tokenizer bpe:{size} is too small: 256 bytes and {END_OF_TEXT} need bpe:258 or more."
@@ -205,7 +210,7 @@ def parse_tokenizer(name: str) -> int | None:
 
 
 def _byte_letters() -> list[str]:
-    """The letter GPT-2's byte-level alphabet has for each byte: itself where printable, else 256 and up."""
+    """GPT-2's byte-level alphabet: the character of each byte; itself if printable, else from U+0100 on."""
     printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -1,4 +1,4 @@
-"""The validation set: the same tokens for every run and batch size, with the bytes they stand for."""
+"""The validation set: the same tokens for every run and batch size, and their length in bytes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class ValidationSet:
     """The first `tokens` predictions of the validation split, in flat chunks of context+1.
 
-    `tokens` is rounded down to whole chunks (see `.tokens`); None takes all there are. `identity` hashes the
-    very ids, the tokenizer and the context, so two runs with equal identities were scored on the same thing.
+    `tokens` is rounded down to full chunks (see `.tokens`); None takes all of them. `identity` hashes the
+    ids, the tokenizer and the context, so runs with equal identities were validated on the same tokens.
     """
 
     def __init__(self, dataset: Dataset, context: int, tokens: int | None = None) -> None:
@@ -49,14 +49,14 @@ class ValidationSet:
             )
         ids = stream.read(0, self.chunks * (context + 1))
         if int(ids.max()) >= dataset.vocabulary:
-            raise stream.beyond_the_vocabulary(0, ids)
+            raise stream.invalid_id_error(0, ids)
         self._ids = ids.reshape(self.chunks, context + 1)
         self._lengths = dataset.tokenizer().lengths
         self._tokenizer = dataset.manifest.tokenizer.sha256
 
     @property
     def tokens(self) -> int:
-        """Number of predictions in the set."""
+        """Number of predicted tokens."""
         return self.chunks * self.context
 
     @cached_property
@@ -67,18 +67,18 @@ class ValidationSet:
 
     @cached_property
     def target_bytes(self) -> int:
-        """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but stands for no byte."""
+        """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but counts 0 bytes."""
         return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))
 
     def rows(self, first: int, last: int) -> Pair:
-        """Inputs and targets of the chunks [first, last), int64, [rows, context]."""
+        """(inputs, targets) of the chunks [first, last), int64 (rows, context)."""
         ids = self._ids[first:last]
         return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
 
     def batches(self, rows: int, rank: int = 0, world: int = 1) -> Iterator[Pair]:
-        """The set in batches of at most `rows` chunks, none dropped; of `world` processes, those of `rank`.
+        """Batches of at most `rows` chunks for rank `rank` of `world`; no chunk is dropped.
 
-        Chunks are dealt in contiguous ranges, as even as can be; the ranks together see each exactly once.
+        Each rank gets a contiguous range, of equal length up to one chunk.
         """
         if rows < 1:
             raise UsageError(f"validation batches of {rows} rows; it must be 1 or more.")

@@ -1,4 +1,4 @@
-"""Which documents are for validation: chosen by content hash until enough tokens are gathered."""
+"""Which documents are for validation: chosen by content hash until there are enough tokens."""
 
 from __future__ import annotations
 
@@ -7,106 +7,110 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from steepen.data.parallel_tokenize import DIGEST
+from steepen.data.sources.base import HASH_BYTES
 from steepen.errors import SteepenError
 
-BYTES_PER_TOKEN = 4.0  # of English under GPT-2; only sizes the share below
-DEFAULT_VALIDATION = 10_485_760
-LARGEST_SHARE = 0.5
+BYTES_PER_TOKEN = 4.0  # English under GPT-2's tokenizer; only used to size the fraction below
+DEFAULT_VAL_TOKENS = 10_485_760
+MAX_FRACTION = 0.5
 
 
-def plan(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int, float]:
-    """How many validation tokens to gather from a source of `size` bytes, and the share of documents to take.
+def plan_split(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int, float]:
+    """Validation tokens to collect from a source of `size` bytes, and the fraction of documents eligible.
 
-    The share is a power of two, so that it does not hang on how exactly the size could be guessed, and 1.5 to
-    3 times what would be just enough: the set is whole after a third to two thirds of the source, and from
-    then on everything is for training.
+    The fraction is a power of two, so that it does not depend on a precise estimate of the size, and 1.5 to 3
+    times what would just suffice: the set is complete after a third to two thirds of the source, and every
+    later document is for training.
     """
     expected = max(1.0, size / BYTES_PER_TOKEN)
     if max_tokens is not None:
         expected = min(expected, max_tokens)
-    wanted = min(DEFAULT_VALIDATION, int(expected / 50)) if val_tokens is None else val_tokens
-    if not wanted:
+    target = min(DEFAULT_VAL_TOKENS, int(expected / 50)) if val_tokens is None else val_tokens
+    if not target:
         return 0, 0.0
-    return wanted, min(LARGEST_SHARE, 2.0 ** math.ceil(math.log2(1.5 * wanted / expected)))
+    return target, min(MAX_FRACTION, 2.0 ** math.ceil(math.log2(1.5 * target / expected)))
 
 
 class ValidationSplit:
-    """Assigns documents. No text is ever in both splits, also where a source repeats it:
-    a document of the share goes to validation while that is open, and its later copies are dropped."""
+    """Assigns documents to splits; no text is ever in both, also where a source repeats it.
 
-    def __init__(self, journal: Path, wanted: int, share: float, chosen: int = 0) -> None:
-        self.wanted = wanted
-        self.threshold = int(share * 2 ** (8 * DIGEST))  # hashes below it are of the share
+    A document whose hash is below the threshold goes to validation until `val_tokens` are reached. Later
+    copies of a validation document are dropped. The hashes chosen so far are stored in a file.
+    """
+
+    def __init__(self, file: Path, val_tokens: int, fraction: float, documents: int = 0) -> None:
+        self.val_tokens = val_tokens
+        self.threshold = int(fraction * 2 ** (8 * HASH_BYTES))  # hashes below it are eligible
         self._chosen: set[bytes] = set()
-        self._stream = journal.open("a+b")
-        if journal.stat().st_size < chosen * DIGEST:
-            raise SteepenError(f"{journal} is shorter than the journal says; use --restart to begin again.")
-        self._stream.truncate(chosen * DIGEST)
+        self._stream = file.open("a+b")
+        if file.stat().st_size < documents * HASH_BYTES:
+            raise SteepenError(f"{file} is shorter than the journal says; use --restart to begin again.")
+        self._stream.truncate(documents * HASH_BYTES)
         self._stream.seek(0)
-        while digest := self._stream.read(DIGEST):
+        while digest := self._stream.read(HASH_BYTES):
             self._chosen.add(digest)
 
     @property
-    def chosen(self) -> int:
+    def documents(self) -> int:
         """Number of validation documents so far."""
         return len(self._chosen)
 
-    def settle(self, documents: Iterable[tuple[bytes, int]], most: int) -> bool:
-        """Move the share so that each split gets a document, where the hashes would leave one without.
+    def fix_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
+        """Move the threshold where the hashes would leave one split without any document.
 
-        `documents` are hashes and bytes of text, from the source's start; no more of them are read than it
-        takes. Those that begin within `most` bytes are sure to be reached. False where there is only one.
+        `documents` are (hash, bytes of text) from the start of the source; no more of them are read than
+        needed. Those that begin within `max_bytes` are certain to be reached. Returns False where there is
+        only one document.
         """
-        sure: dict[bytes, int] = {}
-        after: set[bytes] = set()
+        reached: dict[bytes, int] = {}
+        later: set[bytes] = set()
         read, train, val = 0, False, False
         for digest, size in documents:
-            chosen = self.may_validate(digest)
-            train, val = train or not chosen, val or (chosen and read < most)
-            if read < most:
-                sure[digest] = size
+            eligible = self.may_validate(digest)
+            train, val = train or not eligible, val or (eligible and read < max_bytes)
+            if read < max_bytes:
+                reached[digest] = size
             else:
-                after.add(digest)
+                later.add(digest)
             read += size + 1
-            if train and (val or (read >= most and len(sure.keys() | after) > 1)):
+            if train and (val or (read >= max_bytes and len(reached.keys() | later) > 1)):
                 break
-        found = sure.keys() | after
+        found = reached.keys() | later
         if len(found) < 2:
-            return not found  # of nothing at all others will speak
+            return not found  # an empty source is reported where it is read
         if not train:
             self.threshold = int.from_bytes(max(found), "big")
         elif not val:
-            gathered = 0.0
-            for digest in sorted(sure)[: max(1, int(LARGEST_SHARE * len(found)))]:
+            collected = 0.0
+            for digest in sorted(reached)[: max(1, int(MAX_FRACTION * len(found)))]:
                 self.threshold = int.from_bytes(digest, "big") + 1
-                gathered += sure[digest] / BYTES_PER_TOKEN
-                if gathered >= self.wanted:
+                collected += reached[digest] / BYTES_PER_TOKEN
+                if collected >= self.val_tokens:
                     break
         return True
 
-    def of(self, digest: bytes, val_tokens: int, for_validation: bool = False) -> str | None:
+    def assign(self, digest: bytes, val_tokens: int, validation_only: bool = False) -> str | None:
         """The split of a document, given the validation tokens so far; None where it must be dropped.
 
-        `for_validation` says that the document comes from a source of validation text alone.
+        `validation_only` marks a document of a separate validation source.
         """
-        if digest in self._chosen or (for_validation and val_tokens >= self.wanted):
+        if digest in self._chosen or (validation_only and val_tokens >= self.val_tokens):
             return None
-        if for_validation or (val_tokens < self.wanted and self.may_validate(digest)):
+        if validation_only or (val_tokens < self.val_tokens and self.may_validate(digest)):
             self._chosen.add(digest)
             self._stream.write(digest)
             return "val"
         return "train"
 
     def may_validate(self, digest: bytes) -> bool:
-        """Whether a document could be chosen; a tokenizer trained on the source leaves these out."""
+        """Whether a document is eligible for validation; a trained tokenizer never sees these."""
         return int.from_bytes(digest, "big") < self.threshold
 
     def sync(self) -> None:
-        """Bring the chosen documents to the disk."""
+        """Flush the chosen hashes to the disk."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._stream.close()

@@ -1,1 +1,1 @@
-"""Where documents come from: files, the Hugging Face hub, the built-in corpus."""
+"""Where documents come from: files, the Hugging Face Hub, the built-in corpus, or a user-defined function."""

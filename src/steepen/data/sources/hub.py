@@ -1,7 +1,7 @@
-"""FineWeb and FineWeb-Edu from the Hugging Face hub by name: one Parquet file at a time, resumable.
+"""FineWeb and FineWeb-Edu from the Hugging Face Hub: one Parquet file at a time, resumable.
 
-The first listing pins a commit of the repository, so that a preparation that goes on for days, or is
-continued next week, reads the files it began with. A file is downloaded, read, and deleted, then the next.
+The first listing pins a commit of the repository, so that a preparation that runs for days, or is resumed
+next week, reads the files it began with. Each file is downloaded, read and deleted before the next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from steepen.data.sources.readers import Reading, read_documents, text_bytes
-from steepen.data.sources.resolve import Part, Source
+from steepen.data.sources.base import Part, Source
+from steepen.data.sources.readers import ReadOptions, estimate_text_bytes, read_documents
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import write_atomically
 from steepen.utils.json_io import canonical_json
@@ -25,21 +25,20 @@ from steepen.utils.json_io import canonical_json
 REPOSITORIES = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 DEFAULT_CONFIG = "sample-10BT"
 SAMPLES = ("sample-10BT", "sample-100BT", "sample-350BT")
-PIN = "listing.json"
+LISTING_FILE = "listing.json"
 ATTEMPTS = 6
-FIRST_WAIT = 1.0  # seconds before the second attempt; doubled every time
-TEXT_PER_BYTE = 1.6  # bytes of text in a byte of these files, for the progress bar
+FIRST_RETRY_SECONDS = 1.0  # before the second attempt; doubled after every failure
+TEXT_BYTES_PER_PARQUET_BYTE = 1.6  # of these datasets, for the progress bar
 
-# Faults of this machine, which waiting does not mend.
-LOCAL_FAULTS = {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}
+# Local faults, which a retry does not repair.
+LOCAL_ERRNOS = {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The files of one config at one commit, in order."""
+class HubListing:
+    """The (path, bytes) of every Parquet file of one config at one commit, in order."""
 
     repository: str
     folder: str
@@ -47,17 +46,29 @@ class Listing:
     files: tuple[tuple[str, int], ...]
 
 
-def source(name: str, config: str, reading: Reading, *, hub: str | None, staging: Path, say: Say) -> Source:
-    """A config of FineWeb or FineWeb-Edu; `hub` is another hub's URL, or a directory OWNER/NAME/FOLDER."""
+def hub_source(
+    name: str,
+    config: str,
+    options: ReadOptions,
+    *,
+    endpoint: str | None,
+    staging: Path,
+    log: Callable[[str], None],
+) -> Source:
+    """A config of FineWeb or FineWeb-Edu.
+
+    `endpoint` is another Hub's URL, or a directory laid out as OWNER/NAME/FOLDER; None is huggingface.co.
+    """
     config = config or DEFAULT_CONFIG
-    folder = folder_of(name, config)
-    if hub is not None and "://" not in hub:
-        listing, parts, size = _local(Path(hub), REPOSITORIES[name], folder, reading)
+    folder = repository_folder(name, config)
+    if endpoint is not None and "://" not in endpoint:
+        listing, parts, size = _local_mirror(Path(endpoint), REPOSITORIES[name], folder, options)
     else:
-        listing = _pinned(staging, REPOSITORIES[name], folder) or _list(hub, REPOSITORIES[name], folder)
-        fetch = _Fetch(listing, hub, staging, say)
-        parts = [Part(path, partial(fetch.documents, path, reading)) for path, _ in listing.files]
-        size = int(TEXT_PER_BYTE * sum(size for _, size in listing.files))
+        repository = REPOSITORIES[name]
+        listing = _pinned_listing(staging, repository, folder) or _list_files(endpoint, repository, folder)
+        download = _Downloader(listing, endpoint, staging, log)
+        parts = [Part(path, partial(download.documents, path, options)) for path, _ in listing.files]
+        size = int(TEXT_BYTES_PER_PARQUET_BYTE * sum(size for _, size in listing.files))
     description: dict[str, Any] = {
         "kind": "hub",
         "name": f"{name}:{config}",
@@ -70,8 +81,8 @@ def source(name: str, config: str, reading: Reading, *, hub: str | None, staging
     return Source(description, size, parts)
 
 
-def folder_of(name: str, config: str) -> str:
-    """The folder of the repository that a config names."""
+def repository_folder(name: str, config: str) -> str:
+    """The folder of the repository that holds a config."""
     if config in SAMPLES:
         return config.replace("-", "/", 1)
     if config == "default":
@@ -84,103 +95,108 @@ def folder_of(name: str, config: str) -> str:
     )
 
 
-def _local(root: Path, repository: str, folder: str, reading: Reading) -> tuple[Listing, list[Part], int]:
+def _local_mirror(
+    root: Path, repository: str, folder: str, options: ReadOptions
+) -> tuple[HubListing, list[Part], int]:
     top = root / repository
     files = sorted((top / folder).rglob("*.parquet"), key=lambda file: file.as_posix())
     if not files:
         raise UsageError(
-            f"no Parquet file under {top / folder}; --hub takes a directory laid out like the hub."
+            f"no Parquet file under {top / folder}; --hub takes a directory laid out like the Hub."
         )
     listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in files)
-    parts = [Part(file.name, partial(read_documents, file, reading)) for file in files]
-    return Listing(repository, folder, None, listed), parts, sum(text_bytes(file, reading) for file in files)
+    parts = [Part(file.name, partial(read_documents, file, options)) for file in files]
+    size = sum(estimate_text_bytes(file, options) for file in files)
+    return HubListing(repository, folder, None, listed), parts, size
 
 
-def _pinned(staging: Path, repository: str, folder: str) -> Listing | None:
-    """The listing an unfinished preparation began with."""
-    path = staging / PIN
+def _pinned_listing(staging: Path, repository: str, folder: str) -> HubListing | None:
+    """The listing that an unfinished preparation began with."""
+    path = staging / LISTING_FILE
     if not path.is_file():
         return None
     stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
     files = tuple((str(name), int(size)) for name, size in stored.pop("files"))
-    listing = Listing(files=files, **stored)
+    listing = HubListing(files=files, **stored)
     return listing if (listing.repository, listing.folder) == (repository, folder) else None
 
 
-def _list(hub: str | None, repository: str, folder: str) -> Listing:
-    def ask() -> Listing:
+def _list_files(endpoint: str | None, repository: str, folder: str) -> HubListing:
+    def request() -> HubListing:
         from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile
 
-        api = HfApi(endpoint=hub)
+        api = HfApi(endpoint=endpoint)
         revision = api.repo_info(repository, repo_type="dataset").sha
         tree = api.list_repo_tree(repository, folder, recursive=True, revision=revision, repo_type="dataset")
         files = [(item.path, item.size) for item in tree if isinstance(item, RepoFile)]
-        return Listing(
+        return HubListing(
             repository,
             folder,
             revision,
             tuple(sorted(file for file in files if file[0].endswith(".parquet"))),
         )
 
-    listing = _patiently(f"list {repository}/{folder}", ask)
+    listing = _with_retries(f"list {repository}/{folder}", request)
     if not listing.files:
-        raise SteepenError(f"the hub lists no Parquet file in {repository}/{folder}.")
+        raise SteepenError(f"the Hub lists no Parquet file in {repository}/{folder}.")
     return listing
 
 
-class _Fetch:
-    """Downloads the files of a listing into a staging folder, one at a time."""
+class _Downloader:
+    """Downloads the files of a listing into the staging folder, one at a time."""
 
-    def __init__(self, listing: Listing, hub: str | None, staging: Path, say: Say) -> None:
-        self.listing, self.hub, self.staging, self.say = listing, hub, staging, say
+    def __init__(
+        self, listing: HubListing, endpoint: str | None, staging: Path, log: Callable[[str], None]
+    ) -> None:
+        self.listing, self.endpoint, self.staging, self.log = listing, endpoint, staging, log
 
-    def documents(self, path: str, reading: Reading, start: int) -> Iterator[str | None]:
+    def documents(self, path: str, options: ReadOptions, start: int) -> Iterator[str | None]:
         self.staging.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.staging / PIN, canonical_json(asdict(self.listing)))
+        write_atomically(self.staging / LISTING_FILE, canonical_json(asdict(self.listing)))
         size = dict(self.listing.files)[path]
-        self.say(f"downloading {Path(path).name} ({size / 1e9:.1f} GB)")
-        file = _patiently(f"download {path}", partial(self._download, path))
+        self.log(f"downloading {Path(path).name} ({size / 1e9:.1f} GB)")
+        file = _with_retries(f"download {path}", partial(self._download, path))
         if file.stat().st_size != size:
             file.unlink()
             raise SteepenError(
-                f"{path} came with another size than the hub lists; run the same command again."
+                f"{path} was downloaded with another size than the Hub lists; run the same command again."
             )
-        yield from read_documents(file, reading, start)
-        file.unlink()  # only now: a reader that stops midway finds the file again
+        yield from read_documents(file, options, start)
+        file.unlink()  # after the last document: an interrupted reader finds the file again
 
     def _download(self, path: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import disable_progress_bars
 
         disable_progress_bars()
-        fetched = hf_hub_download(
+        downloaded = hf_hub_download(
             self.listing.repository,
             path,
             repo_type="dataset",
             revision=self.listing.revision,
-            endpoint=self.hub,
+            endpoint=self.endpoint,
             local_dir=self.staging,
         )
-        return Path(fetched)
+        return Path(downloaded)
 
 
-def _patiently(what: str, action: Callable[[], T]) -> T:
-    """Try again for a while before giving up; a long download outlives a short outage."""
-    wait = FIRST_WAIT
+def _with_retries(action: str, function: Callable[[], T]) -> T:
+    """Call `function`, retrying with exponential backoff: a long download should survive a short outage."""
+    wait = FIRST_RETRY_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return action()
+            return function()
         except ImportError:
-            raise SteepenError("the hub needs huggingface_hub; `pip install huggingface_hub`.") from None
+            raise SteepenError("the Hub needs huggingface_hub; `pip install huggingface_hub`.") from None
         except Exception as error:  # the library's and its HTTP client's errors have no common base
-            if isinstance(error, OSError) and error.errno is not None and error.errno in LOCAL_FAULTS:
+            if isinstance(error, OSError) and error.errno is not None and error.errno in LOCAL_ERRNOS:
                 raise
             if attempt == ATTEMPTS:
                 reason = f"{type(error).__name__}: {error}".strip().split("\n")[0].rstrip(".")
                 raise SteepenError(
-                    f"cannot {what} from the hub ({reason}); check the network and run the same command "
-                    "again, it continues where it stopped."
+                    f"cannot {action} from the Hub ({reason}); check the network and run the same command "
+                    "again, it resumes where it stopped."
                 ) from error
         time.sleep(wait)
         wait *= 2

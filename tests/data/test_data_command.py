@@ -26,7 +26,7 @@ def test_prepare_show_and_verify(tmp_path: Path, corpus: Path, capsys: pytest.Ca
     assert shown["splits"]["train"]["documents"] + shown["splits"]["val"]["documents"] == 400
     assert shown["padded_vocabulary"] == 50_304
     assert main(["data", "verify", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["whole"] is True
+    assert json.loads(capsys.readouterr().out)["valid"] is True
 
 
 def test_verify_fails_on_an_altered_shard(
@@ -47,7 +47,7 @@ def test_verify_fails_on_an_altered_shard(
     [
         ["prepare"],
         ["prepare", "nowhere", "--out", "x"],
-        ["prepare", "embedded:poems", "--out", "x"],
+        ["prepare", "builtin:poems", "--out", "x"],
         ["prepare", "CORPUS"],
         ["prepare", "CORPUS", "--out", "x", "--tokenizer", "gpt9"],
         ["prepare", "CORPUS", "--out", "x", "--val-tokens", "many"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.shards import HEADER, dtype_for
+from steepen.data.shards import HEADER, choose_dtype
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
 
@@ -93,8 +93,8 @@ def test_looking_at_data_imports_no_torch(environment: dict[str, str]) -> None:
 
 
 def test_ids_are_as_narrow_as_the_vocabulary_allows() -> None:
-    assert dtype_for(65_536) == "uint16"
-    assert dtype_for(65_537) == "uint32"
-    assert dtype_for(300, "uint32") == "uint32"
+    assert choose_dtype(65_536) == "uint16"
+    assert choose_dtype(65_537) == "uint32"
+    assert choose_dtype(300, "uint32") == "uint32"
     with pytest.raises(UsageError, match="does not fit uint16"):
-        dtype_for(65_537, "uint16")
+        choose_dtype(65_537, "uint16")

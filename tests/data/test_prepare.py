@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 from steepen.data import Dataset, Tokenizer
-from steepen.data import prepare as preparation
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data import prepare as prepare_module
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 
 WriteJsonl = Callable[[Path, list[str]], Path]
@@ -147,7 +146,7 @@ def test_running_again_on_finished_data_changes_nothing(tmp_path: Path, corpus: 
 def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("precious")
-    with pytest.raises(UsageError, match="is no prepared data"):
+    with pytest.raises(UsageError, match="is not prepared data"):
         prepare(PrepareRequest((str(corpus),)), tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
@@ -170,17 +169,17 @@ def interrupt_after(calls: int) -> Callable[[Any], None]:
 @pytest.fixture
 def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal entry after every group, and small groups."""
-    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
 
 
 @pytest.mark.usefixtures("fine_journal")
-@pytest.mark.parametrize(("tokenizer", "most"), [("gpt2", None), ("gpt2", 15_000), ("bpe:512", None)])
+@pytest.mark.parametrize(("tokenizer", "max_tokens"), [("gpt2", None), ("gpt2", 15_000), ("bpe:512", None)])
 def test_stopped_at_every_tenth_step_it_ends_with_the_same_bytes(
-    tmp_path: Path, corpus: Path, tokenizer: str, most: int | None
+    tmp_path: Path, corpus: Path, tokenizer: str, max_tokens: int | None
 ) -> None:
     request = PrepareRequest(
-        (str(corpus),), tokenizer=tokenizer, val_tokens=2_000, max_tokens=most, shard_tokens=1_000
+        (str(corpus),), tokenizer=tokenizer, val_tokens=2_000, max_tokens=max_tokens, shard_tokens=1_000
     )
     whole = prepare(request, tmp_path / "whole")
     stops = 0
@@ -204,8 +203,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
     request = PrepareRequest((str(source),), val_tokens=20_000, shard_tokens=150_000)
     whole = prepare(request, tmp_path / "whole")
     code = (
-        "from steepen.data import make_shards; from steepen.data.prepare import prepare; "
-        "from steepen.data.prepare_options import PrepareRequest; make_shards.JOURNAL_SECONDS = 0.05; "
+        "from steepen.data import tokenize_source; from steepen.data.prepare import PrepareRequest, prepare; "
+        "tokenize_source.JOURNAL_SECONDS = 0.05; "
         f"request = PrepareRequest(({str(source)!r},), val_tokens=20_000, shard_tokens=150_000); "
         f"prepare(request, {str(tmp_path / 'out')!r}, threads=1)"
     )
@@ -273,7 +272,7 @@ def test_killed_between_manifest_and_rename_it_only_has_to_rename(
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "sync_directory", killed)
+        patch.setattr(prepare_module, "sync_directory", killed)
         with pytest.raises(Interrupted):
             prepare(request, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -315,8 +314,7 @@ def test_memory_does_not_grow_with_the_corpus(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
 ) -> None:
     code = (
-        "import re, sys; from steepen.data.prepare import prepare; "
-        "from steepen.data.prepare_options import PrepareRequest; "
+        "import re, sys; from steepen.data.prepare import PrepareRequest, prepare; "
         "prepare(PrepareRequest((sys.argv[1],)), sys.argv[2], threads=1); "
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
@@ -372,17 +370,17 @@ def one_text(seed: int, paragraphs: int) -> str:
     return "\n\n".join(" ".join(choose.choices(words, k=40)) for _ in range(paragraphs))
 
 
-@pytest.mark.parametrize("most", [None, 6_000])
+@pytest.mark.parametrize("max_tokens", [None, 6_000])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_text_of_a_few_large_documents_has_validation_text_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, most: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, max_tokens: int | None
 ) -> None:
-    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 4096)
+    monkeypatch.setattr("steepen.data.sources.readers.MAX_TEXT_CHARACTERS", 4096)
     (tmp_path / "big.txt").write_text(one_text(seed, 340))
-    request = PrepareRequest((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=most)
+    request = PrepareRequest((str(tmp_path / "big.txt"),), tokenizer="bpe:300", max_tokens=max_tokens)
     dataset = prepare(request, tmp_path / "out")
-    splits, wanted = dataset.manifest.splits, dataset.manifest.notes["validation_tokens_wanted"]
-    assert splits["val"].tokens >= wanted > 0
+    splits, requested = dataset.manifest.splits, dataset.manifest.notes["validation_tokens_requested"]
+    assert splits["val"].tokens >= requested > 0
     assert splits["train"].tokens > splits["val"].tokens
     assert not set(texts_of(dataset, "train")) & set(texts_of(dataset, "val"))
 
@@ -391,7 +389,7 @@ def test_a_text_of_a_few_large_documents_has_validation_text_too(
 def test_stopped_and_continued_a_few_large_documents_are_split_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 4096)
+    monkeypatch.setattr("steepen.data.sources.readers.MAX_TEXT_CHARACTERS", 4096)
     for seed in range(4):
         source, out = tmp_path / f"{seed}.txt", tmp_path / f"{seed}"
         source.write_text(one_text(seed, 340))
@@ -436,5 +434,5 @@ def test_a_source_of_one_document_is_refused_with_remedies_that_work(
 
 def test_validation_files_without_text_are_refused(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(UsageError, match="--val-source hold no text"):
+    with pytest.raises(UsageError, match="--val-source has no text"):
         prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")

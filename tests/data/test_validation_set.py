@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from steepen.data import Dataset, ValidationSet
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 
 CONTEXT = 31

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
-from steepen.data.sources.readers import LONGEST, Reading, format_of, read_documents
+from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.sources.readers import MAX_TEXT_CHARACTERS, ReadOptions, detect_format, read_documents
 from steepen.errors import SteepenError, UsageError
 
 WriteJsonl = Callable[[Path, list[str]], Path]
@@ -78,7 +77,7 @@ def test_files_packed_in_several_members_are_read_to_the_end(
     pack = gzip.compress if ending == ".gz" else zstd
     path = tmp_path / f"d.jsonl{ending}"
     path.write_bytes(pack(lines_of(documents[:100])) + pack(lines_of(documents[100:])))
-    assert list(read_documents(path, Reading())) == documents
+    assert list(read_documents(path, ReadOptions())) == documents
 
 
 def test_many_files_are_read_in_the_order_of_their_names(
@@ -96,9 +95,9 @@ def test_many_files_are_read_in_the_order_of_their_names(
 
 def test_another_field_and_a_binary_column_can_hold_the_text(tmp_path: Path, documents: list[str]) -> None:
     lines = packed(tmp_path / "d.jsonl", lines_of(documents, "content"))
-    assert list(read_documents(lines, Reading(field="content"))) == documents
+    assert list(read_documents(lines, ReadOptions(field="content"))) == documents
     pq.write_table(pa.table({"content": [text.encode() for text in documents]}), tmp_path / "d.parquet")
-    assert list(read_documents(tmp_path / "d.parquet", Reading(field="content"))) == documents
+    assert list(read_documents(tmp_path / "d.parquet", ReadOptions(field="content"))) == documents
 
 
 @pytest.mark.parametrize("name", ["d.txt", "d.jsonl.gz", "d.parquet"])
@@ -110,43 +109,43 @@ def test_reading_can_begin_at_any_unit(tmp_path: Path, documents: list[str], nam
         content = "<|endoftext|>".join(documents).encode() if name == "d.txt" else lines_of(documents)
         packed(path, content)
     for start in (0, 1, 32, 33, 34, 399, 400):
-        assert [text for text in read_documents(path, Reading(), start) if text] == documents[start:]
+        assert [text for text in read_documents(path, ReadOptions(), start) if text] == documents[start:]
 
 
 def test_a_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, documents: list[str]) -> None:
     text = "\n\n".join(documents * 12)
-    assert len(text) > 2 * LONGEST
+    assert len(text) > 2 * MAX_TEXT_CHARACTERS
     (tmp_path / "book.txt").write_text(text)
-    pieces = [piece or "" for piece in read_documents(tmp_path / "book.txt", Reading())]
-    assert all(len(piece) <= LONGEST for piece in pieces)
-    assert "".join("".join(pieces).split()) == "".join(text.split())
-    assert all(piece[-1] in ".?" for piece in pieces)
+    parts = [part or "" for part in read_documents(tmp_path / "book.txt", ReadOptions())]
+    assert all(len(part) <= MAX_TEXT_CHARACTERS for part in parts)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(part[-1] in ".?" for part in parts)
 
 
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\n\n", " "])
-def test_pieces_do_not_depend_on_how_a_file_comes_in_blocks(
+def test_documents_do_not_depend_on_the_block_size(
     tmp_path: Path, documents: list[str], monkeypatch: pytest.MonkeyPatch, separator: str
 ) -> None:
-    monkeypatch.setattr("steepen.data.sources.readers.LONGEST", 300)
+    monkeypatch.setattr("steepen.data.sources.readers.MAX_TEXT_CHARACTERS", 300)
     path = packed(tmp_path / "d.txt", "<|endoftext|>".join(documents[:40]).encode())
-    whole = list(read_documents(path, Reading(separator=separator)))
+    whole = list(read_documents(path, ReadOptions(separator=separator)))
     for block in (1, 13, 301, 1000):
-        monkeypatch.setattr("steepen.data.sources.readers.BLOCK", block)
-        assert list(read_documents(path, Reading(separator=separator))) == whole
-    assert max(len(piece or "") for piece in whole) <= 300
+        monkeypatch.setattr("steepen.data.sources.readers.BLOCK_BYTES", block)
+        assert list(read_documents(path, ReadOptions(separator=separator))) == whole
+    assert max(len(text or "") for text in whole) <= 300
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "a\\ud800b and \\ud83d\\ude42"}\n')
-    assert list(read_documents(tmp_path / "d.jsonl", Reading())) == ["a\ufffdb and 🙂"]
+    assert list(read_documents(tmp_path / "d.jsonl", ReadOptions())) == ["a\ufffdb and 🙂"]
 
 
 def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.AHEAD", 1)
-    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
+    monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
     first = write_jsonl(tmp_path / "a.jsonl", documents[:300])
     second = write_jsonl(tmp_path / "b.jsonl", documents[300:])
     request = PrepareRequest((f"{tmp_path}/*.jsonl",), val_tokens=0)
@@ -168,10 +167,10 @@ def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
 def test_a_character_cut_by_the_end_of_a_block_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.sources.readers.BLOCK", 7)
+    monkeypatch.setattr("steepen.data.sources.readers.BLOCK_BYTES", 7)
     text = "naïve 日本語 🙂 " * 20
     (tmp_path / "d.txt").write_text(text)
-    assert list(read_documents(tmp_path / "d.txt", Reading())) == [text.strip()]
+    assert list(read_documents(tmp_path / "d.txt", ReadOptions())) == [text.strip()]
 
 
 def test_empty_units_are_skipped_and_counted(tmp_path: Path, documents: list[str]) -> None:
@@ -197,7 +196,7 @@ def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     fails(tmp_path, str(tmp_path / "nothing*.txt"), "nothing matches source")
     (tmp_path / "empty").mkdir()
-    fails(tmp_path, str(tmp_path / "empty"), "holds no .txt")
+    fails(tmp_path, str(tmp_path / "empty"), "has no .txt")
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -222,7 +221,7 @@ def test_invalid_utf8_is_named_or_replaced_on_request(tmp_path: Path, name: str)
     else:
         path.write_bytes(b'{"text": "fine"}\n{"text": "' + bad + b'"}\n' if name == "d.jsonl" else bad)
     fails(tmp_path, str(path), rf"{name}.* is not valid UTF-8; .*--replace-invalid")
-    replaced = [text for text in read_documents(path, Reading(replace_invalid=True)) if text]
+    replaced = [text for text in read_documents(path, ReadOptions(replace_invalid=True)) if text]
     assert replaced[-1] == "caf\ufffd and more"
 
 
@@ -236,10 +235,10 @@ def test_a_missing_field_names_those_there_are(tmp_path: Path, documents: list[s
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": 5}', "line 2 has no text in field 'text' but int"),
-        ('{"text": "open', "line 2 is no JSON"),
-        ('["text"]', "line 2 is no JSON object"),
-        ("[" * 100_000, "line 2 is no JSON"),
+        ('{"text": 5}', "line 2 has int, not text, in field 'text'"),
+        ('{"text": "open', "line 2 is not JSON"),
+        ('["text"]', "line 2 is not a JSON object"),
+        ("[" * 100_000, "line 2 is not JSON"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
@@ -249,7 +248,7 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: s
 
 def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "d.parquet")
-    fails(tmp_path, str(tmp_path / "d.parquet"), "no text in field 'text' but int64")
+    fails(tmp_path, str(tmp_path / "d.parquet"), "has int64, not text, in field 'text'")
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -270,7 +269,7 @@ def test_parquet_that_is_none_is_named(tmp_path: Path, documents: list[str]) -> 
 
 def test_a_named_source_cannot_be_mixed_with_files(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(UsageError, match="cannot be mixed"):
-        prepare(PrepareRequest(("embedded", str(corpus))), tmp_path / "out")
+        prepare(PrepareRequest(("builtin", str(corpus))), tmp_path / "out")
 
 
 def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Callable[[str], Path]) -> None:
@@ -293,7 +292,7 @@ def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Calla
 def test_lines_of_json_are_known_by_any_json_name(text: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / "part.json"
     file.write_text(text)
-    assert format_of(file) == kind
+    assert detect_format(file) == kind
     packed = tmp_path / "part.json.gz"
     packed.write_bytes(gzip.compress(text.encode()))
-    assert format_of(packed) == kind
+    assert detect_format(packed) == kind

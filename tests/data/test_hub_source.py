@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steepen.data.prepare import prepare
-from steepen.data.prepare_options import PrepareRequest
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources import hub as hugging_face
 from steepen.errors import SteepenError, UsageError
 
@@ -111,7 +110,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setattr(hugging_face, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(hugging_face, "FIRST_RETRY_SECONDS", 0.01)
     server = Hub(tree)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -143,8 +142,8 @@ def test_the_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub:
 def test_only_the_files_that_are_needed_are_downloaded(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.AHEAD", 1)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
     # One thread reads ahead by little: with many the next file may be asked for before the count is reached.
     prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out", threads=1)
     assert len(hub.fetched) == 1
@@ -163,8 +162,8 @@ def test_a_short_outage_is_waited_out(tmp_path: Path, hub: Hub) -> None:
 def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
     tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steepen.data.make_shards.JOURNAL_SECONDS", 0.0)
-    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP", 2_000)
+    monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
     hub.break_after = 2
     with pytest.raises(
         SteepenError, match=r"cannot download sample/10BT/002_00000\.parquet .*same command again"
@@ -197,7 +196,7 @@ def test_a_directory_without_the_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hub_out_of_reach_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hugging_face, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(hugging_face, "FIRST_RETRY_SECONDS", 0.0)
     with pytest.raises(SteepenError, match="check the network") as caught:
         prepare(request("http://127.0.0.1:9"), tmp_path / "out")
     assert "\n" not in str(caught.value)

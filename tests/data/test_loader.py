@@ -155,7 +155,7 @@ def test_more_steps_than_the_data_has_is_refused_naming_both_numbers(dataset: Da
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_tokens": 100}, "batch_tokens 100 is no multiple of the context 31"),
+        ({"batch_tokens": 100}, "batch_tokens 100 is not a multiple of the context 31"),
         ({"context": 0}, "context is 0"),
         ({"epochs": 0}, "epochs is 0"),
         ({"pool_tokens": 10**9}, "1,000,000,000 unique tokens"),

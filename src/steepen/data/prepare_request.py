@@ -1,0 +1,84 @@
+"""What to prepare, and the progress of a preparation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from steepen.data.shards import choose_dtype
+from steepen.data.sources.base import SourceFunction
+from steepen.data.sources.readers import ReadOptions
+from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
+from steepen.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """A source and the options that decide its shards.
+
+    Equal requests on equal sources give equal bytes, whatever the number of threads.
+    """
+
+    source: tuple[str | SourceFunction, ...]  # names, or one function that returns documents
+    val_source: tuple[str | SourceFunction, ...] = ()  # validation documents; () splits them off the source
+    tokenizer: str = "gpt2"
+    val_tokens: int | None = None
+    max_tokens: int | None = None
+    read_options: ReadOptions = field(default_factory=ReadOptions)
+    dtype: str = "auto"
+    shard_tokens: int = 100_000_000
+    hub: str | None = None  # another Hub than huggingface.co: a URL or a directory
+
+    def __post_init__(self) -> None:
+        for name in ("source", "val_source"):
+            if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
+                object.__setattr__(self, name, (getattr(self, name),))
+        size = parse_tokenizer(self.tokenizer)
+        choose_dtype(GPT2_SIZE if size is None else size, self.dtype)
+        for name, value, minimum in (
+            ("val_tokens", self.val_tokens, 0),
+            ("max_tokens", self.max_tokens, 1),
+            ("shard_tokens", self.shard_tokens, 1),
+        ):
+            if value is not None and value < minimum:
+                raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
+
+    def options(self) -> dict[str, Any]:
+        """The fields that decide the result beside the source, as the manifest stores them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("source", "val_source", "hub"):
+            del values[name]
+        return {**values, "read_options": asdict(self.read_options)}
+
+
+@dataclass(frozen=True)
+class PrepareProgress:
+    """Progress of a preparation; `total` estimates the characters of the whole source."""
+
+    stage: str
+    characters: int
+    total: int
+    tokens: int
+    documents: int
+
+
+ProgressCallback = Callable[[PrepareProgress], None]
+
+
+class ProgressReporter:
+    """Calls the user's callback, and lets a source report a stage of its own such as a download."""
+
+    def __init__(self, callback: ProgressCallback | None) -> None:
+        self._callback = callback
+        self._latest = PrepareProgress("", 0, 0, 0, 0)
+
+    def __call__(self, progress: PrepareProgress) -> None:
+        """Report progress."""
+        self._latest = progress
+        if self._callback is not None:
+            self._callback(progress)
+
+    def stage(self, stage: str) -> None:
+        """Report another stage with unchanged counts."""
+        self(replace(self._latest, stage=stage))

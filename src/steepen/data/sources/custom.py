@@ -1,0 +1,68 @@
+"""User-defined sources: a function, or its name "module:function", that returns documents.
+
+    # my_corpus.py
+    def documents():
+        for page in read_my_pages():
+            yield page.text
+
+    steepen data prepare my_corpus:documents --out data/mine
+
+The function is called without arguments and must return the same documents in the same order every time. Its
+documents are counted and hashed once before they are tokenized, so that a changed corpus is noticed; where
+that extra pass is too slow, return a `Source` with a description and a size instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import cast
+
+from steepen.data.sources.base import Part, Source, SourceFunction, document_hash
+from steepen.errors import SteepenError, UsageError
+from steepen.utils.imports import import_object
+
+
+def custom_source(source: str | SourceFunction) -> Source:
+    """Build a Source from a function, or from the "module:function" name of one."""
+    name = source if isinstance(source, str) else _name(source)
+    found = import_object(source, "data source") if isinstance(source, str) else source
+    if isinstance(found, Source):
+        return found
+    if not callable(found):
+        raise UsageError(f"the data source {name!r} is {found!r}; it must be a function or a Source.")
+    function = cast("SourceFunction", found)
+    result = function()
+    if isinstance(result, Source):
+        return result
+    digest, documents, size = hashlib.sha256(), 0, 0
+    for text in _documents(function, name, 0):
+        digest.update(document_hash(text or ""))
+        documents += 1
+        size += len((text or "").encode("utf-8", "surrogatepass"))
+    description = {
+        "kind": "custom",
+        "name": name,
+        "documents": documents,
+        "bytes": size,
+        "sha256": digest.hexdigest(),
+    }
+    return Source(description, size, [Part(name, partial(_documents, function, name))])
+
+
+def _documents(function: SourceFunction, name: str, start: int) -> Iterator[str | None]:
+    result = function()
+    assert not isinstance(result, Source)
+    for text in islice(result, start, None):
+        if text is not None and not isinstance(text, str):
+            raise SteepenError(
+                f"the data source {name!r} returned {type(text).__name__}, not str, as a document."
+            )
+        yield text if text is None or text.strip() else None
+
+
+def _name(source: SourceFunction) -> str:
+    module = getattr(source, "__module__", None) or type(source).__module__
+    return f"{module}:{getattr(source, '__qualname__', type(source).__qualname__)}"

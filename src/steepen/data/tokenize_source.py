@@ -1,0 +1,245 @@
+"""The pass over a source: split documents, tokenize them into shards, write the manifest.
+
+It works in a directory of its own. The journal records how far the files there are valid; once the manifest
+exists, all of them are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
+from steepen.data.parallel_tokenize import Unit, tokenize_in_order
+from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
+from steepen.data.shard_writer import ShardWriter
+from steepen.data.shards import choose_dtype
+from steepen.data.sources.base import Source, document_hash
+from steepen.data.tokenizer import Tokenizer, parse_tokenizer
+from steepen.data.validation_split import ValidationSplit, plan_split
+from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import write_atomically
+
+JOURNAL = "journal.json"
+VALIDATION_HASHES = "validation_documents.bin"
+STAGING = "downloads"
+JOURNAL_SECONDS = 5.0
+TOKENIZER_CHARACTERS = 50_000_000  # of the source, from its start, that a tokenizer is trained on
+
+
+@dataclass
+class JournalState:
+    """Position in the source, lengths of the files written up to it, and counts for the manifest."""
+
+    part: int = 0
+    unit: int = 0  # the next one to read
+    characters: int = 0
+    documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    empty: int = 0
+    dropped: int = 0
+    validation_documents: int = 0
+    threshold: int | None = None  # of the validation split, once it is fixed
+    finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
+    open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+
+
+def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
+    """The identity and state of an interrupted preparation, or None where there is none."""
+    path = directory / JOURNAL
+    try:
+        stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+        return stored["identity"], JournalState(**stored["state"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
+
+
+class TokenizeSource:
+    """One pass over a source, from its start or from a journal's state."""
+
+    def __init__(
+        self,
+        request: PrepareRequest,
+        source: Source,
+        validation: Source | None,
+        *,
+        identity: dict[str, Any],
+        state: JournalState,
+        directory: Path,
+        progress: ProgressReporter,
+        threads: int,
+    ) -> None:
+        self.request, self.source, self.directory, self.threads = request, source, directory, threads
+        self.identity, self.state, self.progress = identity, state, progress
+        validation_parts = [] if validation is None else list(validation.parts)
+        self.parts = [*validation_parts, *source.parts]
+        self.first_train_part = len(validation_parts)
+        self.val_tokens, self.val_fraction = plan_split(source.size, request.val_tokens, request.max_tokens)
+        if validation is not None:
+            self.val_tokens = sys.maxsize if request.val_tokens is None else request.val_tokens
+            self.val_fraction = 0.0
+        hashes = directory / VALIDATION_HASHES
+        self.split = ValidationSplit(hashes, self.val_tokens, self.val_fraction, state.validation_documents)
+        self.writers: dict[str, ShardWriter] = {}
+
+    def run(self) -> None:
+        """Write shards, tokenizer and manifest into the working directory."""
+        try:
+            self._write_journal()  # first of all, so that no file on disk lacks the request it belongs to
+            self._fix_split()
+            tokenizer = self._tokenizer()
+            dtype = choose_dtype(tokenizer.size, self.request.dtype)
+            for name in ("train", "val"):
+                writer = ShardWriter(self.directory, name, dtype, tokenizer.size, self.request.shard_tokens)
+                finished = [ShardRecord(**shard) for shard in self.state.finished[name]]
+                writer.restore(finished, self.state.open_tokens[name])
+                self.writers[name] = writer
+            self._tokenize(tokenizer)
+            self._finish(tokenizer, dtype)
+        finally:
+            self.split.close()
+            for writer in self.writers.values():
+                writer.close()
+
+    def _fix_split(self) -> None:
+        """Fix the split's threshold so that validation and training each get a document."""
+        state = self.state
+        name = self.source.description["name"]
+        if state.threshold is not None:
+            self.split.threshold = state.threshold
+        elif not any(state.documents.values()):
+            texts = (unit.text for unit in self._units(self.first_train_part, 0) if unit.text)
+            sizes = ((document_hash(text), len(text.encode("utf-8", "surrogatepass"))) for text in texts)
+            max_bytes = min(self.request.max_tokens or TOKENIZER_CHARACTERS, TOKENIZER_CHARACTERS)
+            if self.val_fraction and not self.split.fix_threshold(sizes, max_bytes):
+                raise UsageError(
+                    f"source {name!r} is one document, and validation is split off by document: cut plain "
+                    "text with --separator (as '\\n\\n', at blank lines), name files with --val-source, or "
+                    "do without validation by --val-tokens 0."
+                )
+            separate = self.parts[: self.first_train_part]
+            if self.val_tokens and separate and not any(t for part in separate for t in part.documents(0)):
+                raise UsageError("--val-source has no text; name other files, or leave it out.")
+            state.threshold = self.split.threshold
+
+    def _tokenizer(self) -> Tokenizer:
+        path = self.directory / TOKENIZER
+        size = parse_tokenizer(self.request.tokenizer)
+        if path.exists():
+            return Tokenizer.load(path)
+        tokenizer = Tokenizer.gpt2() if size is None else Tokenizer.train(self._tokenizer_texts(), size)
+        tokenizer.save(path)
+        return tokenizer
+
+    def _tokenizer_texts(self) -> Iterator[str]:
+        """Texts that a tokenizer is trained on: none that may be used for validation."""
+        read = 0
+        total = min(self.source.size, TOKENIZER_CHARACTERS)
+        for count, unit in enumerate(self._units(self.first_train_part, 0)):
+            if unit.text and not self.split.may_validate(document_hash(unit.text)):
+                yield unit.text
+                read += len(unit.text)
+                if count % 256 == 0:
+                    self.progress(PrepareProgress("reading text for the tokenizer", read, total, 0, count))
+                if read >= TOKENIZER_CHARACTERS:
+                    break
+        self.progress(PrepareProgress("training the tokenizer", total, total, 0, 0))
+
+    def _units(self, part: int, start: int) -> Iterator[Unit]:
+        for number in range(part, len(self.parts)):
+            first = start if number == part else 0
+            for unit, text in enumerate(self.parts[number].documents(first), start=first):
+                yield Unit(number, unit, text)
+
+    def _tokenize(self, tokenizer: Tokenizer) -> None:
+        state, train, val = self.state, self.writers["train"], self.writers["val"]
+        end = np.array([tokenizer.end_of_text], dtype=np.uint32)
+        max_tokens = self.request.max_tokens
+        next_journal = time.monotonic() + JOURNAL_SECONDS
+        if max_tokens is not None and train.tokens >= max_tokens:
+            return
+        for group in tokenize_in_order(tokenizer, self._units(state.part, state.unit), self.threads):
+            for unit in group:
+                state.part, state.unit = unit.part, unit.number + 1
+                state.characters += unit.characters
+                if unit.ids is None:
+                    state.empty += 1
+                    continue
+                split = self.split.assign(unit.hash, val.tokens, unit.part < self.first_train_part)
+                if split is None:
+                    state.dropped += 1
+                    continue
+                state.documents[split] += 1
+                self.writers[split].append(unit.ids)
+                self.writers[split].append(end)
+                if max_tokens is not None and train.tokens >= max_tokens:
+                    return
+            self._report("tokenizing")
+            if time.monotonic() >= next_journal:
+                self._write_journal()
+                next_journal = time.monotonic() + JOURNAL_SECONDS
+
+    def _report(self, stage: str) -> None:
+        state = self.state
+        tokens = self.writers["train"].tokens + self.writers["val"].tokens
+        total = max(state.characters, self.source.size)
+        max_tokens = self.request.max_tokens
+        if max_tokens is not None and tokens:  # the pass ends at whichever comes first
+            total = min(total, int(state.characters * max_tokens / max(1, self.writers["train"].tokens)))
+        self.progress(PrepareProgress(stage, state.characters, total, tokens, sum(state.documents.values())))
+
+    def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
+        documents = self.state.documents
+        if not documents["train"]:
+            name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
+            raise UsageError(
+                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were "
+                f"empty and {val:,} went to validation."
+            )
+        for writer in self.writers.values():
+            writer.finish_shard()
+        self._write_journal()
+        manifest = Manifest(
+            dtype=dtype,
+            tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
+            splits={
+                name: SplitRecord(documents[name], writer.tokens) for name, writer in self.writers.items()
+            },
+            shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),
+            source=self.identity["source"],
+            request=self.identity["request"],
+            notes={
+                "characters": self.state.characters,
+                "empty_units": self.state.empty,
+                "documents_dropped": self.state.dropped,
+                "validation_tokens_requested": None if self.val_tokens == sys.maxsize else self.val_tokens,
+                "validation_fraction": self.val_fraction,
+            },
+        )
+        # From here on the manifest declares the shards complete; what is left is deleting temporary files.
+        manifest.write(self.directory)
+        self.split.close()
+        for name in (JOURNAL, VALIDATION_HASHES):
+            (self.directory / name).unlink(missing_ok=True)
+        shutil.rmtree(self.directory / STAGING, ignore_errors=True)
+
+    def _write_journal(self) -> None:
+        for writer in self.writers.values():
+            writer.sync()
+        self.split.sync()
+        self.state.validation_documents = self.split.documents
+        for name, writer in self.writers.items():
+            self.state.finished[name] = [asdict(shard) for shard in writer.finished]
+            self.state.open_tokens[name] = writer.open_tokens
+        # Last: everything the journal names must be on the disk already.
+        content = {"identity": self.identity, "state": asdict(self.state)}
+        write_atomically(self.directory / JOURNAL, json.dumps(content, indent=1).encode())
