@@ -14,18 +14,18 @@ import time
 import numpy as np
 
 from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.intervals import Fitted, profile_intervals
+from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.law import FitSettings
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
 from steepen.laws.hypotheses.checks import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
     DecisionRule,
-    Pair,
-    compare_hypotheses,
+    LadderPair,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
     t_quantile,
+    verdict_words,
 )
 from steepen.laws.ladder import make_ladder
 
@@ -72,7 +72,7 @@ def coverage(draws: int) -> None:
         given = np.mean(off < t * np.sqrt(np.maximum(j, 0) * variance))
         half = np.quantile(off, 0.9)
         print(f"{noise:8.0e} {profile:8.3f} {np.mean(off < wald):8.3f} {given:8.3f} {half:11.5f}")
-    fit = Fitted(
+    fit = LeastSquaresFit(
         design, x, y[0], np.ones(8), best.theta[0], float(best.objective[0]), float(variance[0]), False
     )
     (interval,) = profile_intervals(fit, [2], covariance[0], t)
@@ -165,13 +165,13 @@ def verdicts(draws: int) -> None:
             for name, law in TRUTHS.items():
                 theirs = flops * 1.1
                 x = np.log(np.concatenate([flops, theirs]) / np.exp(np.log(flops).mean()))
-                pair = Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
+                pair = LadderPair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
                 truth = np.concatenate([curve(TRUTHS["same law"], flops), curve(law, theirs)])
                 y = truth + noise * np.random.default_rng(2).standard_normal((draws, len(x)))
-                tests = compare_hypotheses(
-                    fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule
+                tests = f_test_hypotheses(
+                    fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule)), rule
                 )
-                words = judge(tests, rule)
+                words = verdict_words(tests, rule)
                 shares = "".join(f"{np.mean(words == word):18.3f}" for word in VERDICTS)
                 one = np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0))
                 print(f"{name:<24}{shares}{np.mean(tests.p_slope < 0.05):8.3f}{one:11.3f}")

@@ -14,7 +14,7 @@ import numpy as np
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.chinchilla import fit_chinchilla
 from steepen.laws.ladder import make_ladder
-from steepen.laws.power import Plan, cheapest, simulate
+from steepen.laws.power import LadderPlan, cheapest_ladder, simulate_power
 
 
 def yardstick() -> float:
@@ -47,8 +47,8 @@ def main() -> None:
             ladders, AnalysisRequest("arm0", draws=2000, budget=1e25)
         ),
         "chinchilla, 240 points, 144 starts, 200 redraws": lambda: fit_chinchilla(n, d, loss),
-        "power, 2,000 simulated ladders": lambda: simulate(Plan(0.0027)),
-        "power, search for the cheapest ladder": lambda: cheapest(Plan(0.0027), "slope"),
+        "power, 2,000 simulated ladders": lambda: simulate_power(LadderPlan(0.0027)),
+        "power, search for the cheapest ladder": lambda: cheapest_ladder(LadderPlan(0.0027), "slope"),
     }
     for name, job in jobs.items():
         begun, busy = time.perf_counter(), time.process_time()

@@ -11,15 +11,15 @@ from steepen.laws.fits.compute_law import fit_compute
 from steepen.laws.fits.law import FitSettings
 from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.nested_models import (
-    Comparison,
     DecisionRule,
-    Pair,
-    compare_hypotheses,
+    FTests,
+    LadderPair,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
+    verdict_words,
 )
 from steepen.laws.ladder import make_ladder
-from steepen.laws.power import Plan, predicted_power, simulate
+from steepen.laws.power import LadderPlan, predicted_power, simulate_power
 
 # Vanilla d6 to d20 at TPP 5, and a law that meets the paper's printed γ and losses.
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
@@ -44,15 +44,17 @@ def curve(law: Law, flops: np.ndarray) -> np.ndarray:
 
 def simulated(
     arm: Law, noise: float, flops: np.ndarray = FLOPS, rule: DecisionRule | None = None
-) -> tuple[Comparison, np.ndarray]:
+) -> tuple[FTests, np.ndarray]:
     rule = rule or DecisionRule()
     theirs = flops * 1.1
     x = np.log(np.concatenate([flops, theirs]) / C0)
-    pair = Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
+    pair = LadderPair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
     truth = np.concatenate([curve(VANILLA, flops), curve(arm, theirs)])
     y = truth + noise * np.random.default_rng(1).standard_normal((DRAWS, len(x)))
-    tests = compare_hypotheses(fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule)
-    return tests, judge(tests, rule)
+    tests = f_test_hypotheses(
+        fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule)), rule
+    )
+    return tests, verdict_words(tests, rule)
 
 
 @pytest.mark.parametrize("noise", [1e-3, 3e-3])
@@ -169,7 +171,7 @@ def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
     }
     verdict = analyse(ladders, AnalysisRequest("vanilla", budget=1e25, draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
-    exponent, floor = (verdict.hypotheses[name].predictions[-1] for name in ("exponent", "floor"))
+    exponent, floor = (verdict.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
     assert exponent.flops == 1e25
     assert floor.multiplier > 1.3 * exponent.multiplier
     assert "1e25" in verdict.sentence
@@ -178,8 +180,8 @@ def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
 
 def test_power_by_simulation_agrees_with_the_noncentral_prediction() -> None:
     for noise in (1e-3, 3e-3):
-        plan = Plan(0.0055, noise=noise, multiplier=1.3)
-        power = simulate(plan, draws=1500)
+        plan = LadderPlan(0.0055, noise=noise, multiplier=1.3)
+        power = simulate_power(plan, draws=1500)
         assert power.slope == pytest.approx(predicted_power(plan, "slope"), abs=0.04)
         assert power.verdict == pytest.approx(predicted_power(plan, "verdict"), abs=0.06)
-        assert sum(power.shares.values()) == pytest.approx(1)
+        assert sum(power.verdict_fractions.values()) == pytest.approx(1)

@@ -190,7 +190,7 @@ def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.C
     (held,) = result(capsys, *base, "--hold-out", "grow:9e19")["hold_out"]
     assert held["arm"] == "grow"
     assert held["interval"][0] < held["observed"] < held["interval"][1]
-    assert set(held["readings"]) == {"exponent", "floor"}
+    assert set(held["forecast_by_hypothesis"]) == {"exponent", "irreducible"}
     later = write(tmp_path, ["grow,1.225e21,2.45"], name="later.csv")
     (held,) = result(capsys, *base, "--hold-out", later)["hold_out"]
     assert held["decades_beyond"] == pytest.approx(np.log10(1.225e21 / 1.01e20), abs=1e-3)

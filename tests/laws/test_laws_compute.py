@@ -19,9 +19,9 @@ from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.checks import lack_of_fit, shared_irreducible_loss
 from steepen.laws.hypotheses.nested_models import VERDICTS
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
-from steepen.laws.power import Plan, simulate
+from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.table import table_from
-from steepen.laws.verdict.holdout import score, split_hold_out
+from steepen.laws.verdict.holdout import score_hold_outs, split_hold_out
 from steepen.laws.verdict.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
 from steepen.utils.json_io import to_json
 
@@ -169,10 +169,10 @@ def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     assert len(kept["grow"].flops) == 7
     assert len(kept["vanilla"].flops) == 8
     fit = fit_compute(kept, FitSettings("vanilla"))
-    (result,) = score(fit, held)
+    (result,) = score_hold_outs(fit, held)
     assert result.interval[0] < result.observed < result.interval[1]
     lower = replace(held["grow"], loss=held["grow"].loss - 0.03)
-    (miss,) = score(fit, {"grow": lower})
+    (miss,) = score_hold_outs(fit, {"grow": lower})
     assert miss.miss == pytest.approx(result.miss - 0.03)
     assert miss.miss_sigma == pytest.approx(miss.miss / fit.sigma)
     assert miss.p_value < 1e-3
@@ -190,7 +190,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
             "vanilla", long, 1.83 + 1.5 * (long / 1e18) ** -0.1113 + 1e-3 * rng.standard_normal(9)
         )
         kept, held = split_hold_out({"vanilla": rungs}, 1e21)
-        (result,) = score(fit_compute(kept, FitSettings("vanilla")), held)
+        (result,) = score_hold_outs(fit_compute(kept, FitSettings("vanilla")), held)
         hits += result.interval[0] < result.observed < result.interval[1]
     assert 45 <= hits <= 59
 
@@ -200,11 +200,11 @@ def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, 
     """Take the error that the verdict names out of the table: no Δγ is left."""
     ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
-    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
+    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope]
     assert tolerance.ladder == ladder_at_fault
-    assert tolerance.undoes_slope is not None
+    assert tolerance.penalty_explaining_slope is not None
     loss = ladders[ladder_at_fault].loss.copy()
-    loss[-1] -= tolerance.undoes_slope
+    loss[-1] -= tolerance.penalty_explaining_slope
     again = analyse(
         ladders | {ladder_at_fault: replace(ladders[ladder_at_fault], loss=loss)},
         AnalysisRequest("vanilla", draws=200),
@@ -214,25 +214,25 @@ def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, 
 
 @pytest.mark.parametrize("delta_gamma", [0.0010, -0.0010])
 def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gamma: float) -> None:
-    plan = Plan(delta_gamma, noise=1e-5)
-    power = simulate(plan, 100)
+    plan = LadderPlan(delta_gamma, noise=1e-5)
+    power = simulate_power(plan, 100)
     where, _ = plan.pair()
-    y = where.designs()["exponent"].predict(plan.truth(), where.x)
+    y = where.designs()["exponent"].predict(plan.true_parameters(), where.x)
     ladders = {
         name: make_ladder(name, plan.flops, y[where.arm == (name == "arm")]) for name in ("reference", "arm")
     }
     verdict = analyse(ladders, AnalysisRequest("reference", draws=100, noise=1e-5)).verdicts["arm"]
-    (tolerance,) = [t for t in verdict.tolerance if t.may_fake_slope]
-    assert tolerance.ladder == power.faking_ladder
-    assert tolerance.undoes_slope == pytest.approx(
-        power.faking_error, rel=0.1
+    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope]
+    assert tolerance.ladder == power.confounding_ladder
+    assert tolerance.penalty_explaining_slope == pytest.approx(
+        power.confounding_penalty, rel=0.1
     )  # power's is a linear response
 
 
 def test_a_slope_no_error_within_reach_explains_says_so() -> None:
     verdict = analyse(pair(1e-3, gamma=0.16), AnalysisRequest("vanilla", draws=100)).verdicts["grow"]
-    assert verdict.tolerance[0].may_fake_slope
-    assert verdict.tolerance[0].undoes_slope is None
+    assert verdict.tolerance[0].could_explain_slope
+    assert verdict.tolerance[0].penalty_explaining_slope is None
     assert any("no error up to 3%" in line for line in verdict.what_would_change)
 
 
@@ -273,7 +273,7 @@ def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
     assert verdict.word == "undecided"
     assert verdict.separation.extra_decades is not None
     rungs = 8 + (verdict.separation.extra_rungs or 0) // 2
-    plan = Plan(
+    plan = LadderPlan(
         verdict.delta_gamma,
         rungs=rungs,
         lowest=3.25e17,
@@ -281,7 +281,7 @@ def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
         noise=verdict.sigma,
         multiplier=1.25,
     )
-    assert simulate(plan, 1000).verdict > 0.82
+    assert simulate_power(plan, 1000).verdict > 0.82
 
 
 def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> None:
@@ -332,11 +332,15 @@ def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed()
     assert "read the verdicts" in warning
     assert not any("off its law" in w for w in report.warnings)
     data = report.to_dict()
-    assert data["arms"]["low"]["shared_floor_p"] < 0.05 < data["arms"]["grow"]["shared_floor_p"]
-    assert data["arms"]["vanilla"]["shared_floor_p"] is None
-    assert data["shared_floor_p"] < 0.05
+    assert (
+        data["arms"]["low"]["p_shared_irreducible_loss"]
+        < 0.05
+        < data["arms"]["grow"]["p_shared_irreducible_loss"]
+    )
+    assert data["arms"]["vanilla"]["p_shared_irreducible_loss"] is None
+    assert data["p_shared_irreducible_loss"] < 0.05
     # What the warning is for: the joint interval of the reference's own exponent misses the truth.
-    low, high = report.head.arms["vanilla"].gamma.unconditional
+    low, high = report.primary_fit.arms["vanilla"].gamma.unconditional
     assert not low < 0.1113 < high
     # A row that is off by itself is still named, judged by its own arm's law.
     loss = ladders["low"].loss + np.where(np.arange(8) == 3, 0.05, 0.0)
@@ -366,7 +370,7 @@ def test_a_loss_at_or_below_the_fitted_floor_is_named_by_its_row() -> None:
     loss[-1] -= 0.03
     spoiled = ladders | {"a": replace(ladders["a"], loss=loss)}
     report = analyse(spoiled, AnalysisRequest("r", method="joint", draws=100))
-    assert report.head.arms["a"].e.value > loss[-1]
+    assert report.primary_fit.arms["a"].e.value > loss[-1]
     place = ladders["a"].places[-1]
     assert any(w.startswith(place) and "the law cannot hold there" in w for w in report.warnings)
 

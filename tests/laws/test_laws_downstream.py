@@ -115,8 +115,8 @@ def test_the_filter_keeps_rising_tasks_above_chance() -> None:
         },
         dict.fromkeys(("rising", "at chance", "falling", "noisy", "constant"), 0.25),
     )
-    assert [name for name, task in found.items() if task.kept] == ["rising"]
-    assert "chance" in found["at chance"].why
+    assert [name for name, task in found.items() if task.passed] == ["rising"]
+    assert "chance" in found["at chance"].reason
     assert found["falling"].tau == pytest.approx(-1)
     assert found["constant"].tau == 0.0
 

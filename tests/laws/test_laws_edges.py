@@ -13,20 +13,20 @@ from scipy import stats
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.isoflop import fit_power_line
+from steepen.laws.fits.isoflop import fit_power_law
 from steepen.laws.fits.law import FitSettings, Method
 from steepen.laws.hypotheses.checks import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
-    Pair,
-    PairFits,
-    compare_hypotheses,
+    LadderPair,
+    NestedFits,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
+    verdict_words,
 )
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
 from steepen.laws.verdict.multipliers import fitted_multipliers
-from steepen.laws.verdict.sensitivity import needed_to_separate
+from steepen.laws.verdict.sensitivity import separate_hypotheses
 from steepen.laws.verdict.verdict import Verdict
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -50,9 +50,9 @@ def verdict(arm: np.ndarray, flops: np.ndarray = FLOPS, noise: float = 1e-3) -> 
     return analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["arm"]
 
 
-def pair_of(flops: np.ndarray) -> Pair:
+def pair_of(flops: np.ndarray) -> LadderPair:
     x = np.log(np.tile(flops, 2) / np.exp(np.log(flops).mean()))
-    return Pair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
+    return LadderPair(x, np.repeat([False, True], len(flops)), np.ones(len(x)))
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.0])
@@ -124,7 +124,7 @@ def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -
     arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
     pair, rule = pair_of(FLOPS), DecisionRule()
     y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
-    words = judge(compare_hypotheses(fit_hypotheses(pair, y, rule), rule), rule)
+    words = verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, rule), rule), rule)
     assert np.mean(words == "lower (constant)") < 0.05
     found = verdict(arm)
     assert found.word == "undecided" and "one floor for both is refuted" in found.sentence
@@ -210,7 +210,7 @@ def test_a_known_noise_makes_the_papers_intervals_too() -> None:
     wide, narrow = (
         fit_compute(ladders, FitSettings("v", method="paper", noise=noise)) for noise in (1e-2, 1e-3)
     )
-    assert wide.sigma == pytest.approx(1e-2) and math.isinf(wide.freedom)
+    assert wide.sigma == pytest.approx(1e-2) and math.isinf(wide.degrees_of_freedom)
     for name in ladders:
         for way in ("conditional", "unconditional"):
             ends = [getattr(fit.arms[name].gamma, way) for fit in (wide, narrow)]
@@ -223,23 +223,23 @@ def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: 
     flops = [np.geomspace(3.25e17, 1.01e20, count) for count in (reference, arm)]
     c0 = float(np.exp(np.log(flops[0]).mean()))
 
-    def truth_at(flops: list[np.ndarray]) -> tuple[Pair, np.ndarray]:
+    def truth_at(flops: list[np.ndarray]) -> tuple[LadderPair, np.ndarray]:
         counts = [len(part) for part in flops]
         x = np.log(np.concatenate(flops) / c0)
         loss = [law(flops[0]), law(flops[1], a=1.5 * 1.3**-0.1168, gamma=0.1168)]
-        return Pair(x, np.repeat([False, True], counts), np.ones(sum(counts))), np.concatenate(loss)
+        return LadderPair(x, np.repeat([False, True], counts), np.ones(sum(counts))), np.concatenate(loss)
 
     def power(flops: list[np.ndarray], noise: float) -> float:
         """Of refuting the floor, where the exponent is what differs."""
         pair, truth = truth_at(flops)
         y = noisy(np.tile(truth, (600, 1)), noise, 7)
-        tests = compare_hypotheses(
-            fit_hypotheses(pair, y, rule, warm=fit_hypotheses(pair, truth, rule)), rule
+        tests = f_test_hypotheses(
+            fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule)), rule
         )
         return float(np.mean(tests.p_irreducible_hypothesis < rule.level))
 
     pair, truth = truth_at(flops)
-    decider = needed_to_separate(scattered(fit_hypotheses(pair, truth, rule), noise), rule, c0)
+    decider = separate_hypotheses(scattered(fit_hypotheses(pair, truth, rule), noise), rule, c0)
     assert decider.rungs_factor is not None and decider.seeds_factor > 1
     assert power(flops, noise / math.sqrt(decider.seeds_factor)) > 0.8
     dense = [np.geomspace(part[0], part[-1], len(part) * int(decider.rungs_factor)) for part in flops]
@@ -247,10 +247,10 @@ def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: 
     assert power(flops, noise) < 0.8, "without them it would not"
 
 
-def scattered(fits: PairFits, noise: float) -> PairFits:
+def scattered(fits: NestedFits, noise: float) -> NestedFits:
     """The same fits, had they this noise about them: what is foreseen rests on the noise that was found."""
     solutions = {
-        name: replace(solution, objective=noise**2 * fits.freedom(name))
+        name: replace(solution, objective=noise**2 * fits.degrees_of_freedom(name))
         for name, solution in fits.solutions.items()
     }
     return replace(fits, solutions=solutions)
@@ -283,7 +283,7 @@ def test_runs_of_the_same_compute_are_seeds_of_a_rung() -> None:
 @pytest.mark.parametrize("count", [3, 4, 6])
 def test_what_is_called_detectable_is_detected_in_four_of_five(count: int) -> None:
     x = np.geomspace(1, 100, count)
-    line = fit_power_line(x, np.exp(noisy(0.5 * np.log(x), 0.1, count)))
+    line = fit_power_law(x, np.exp(noisy(0.5 * np.log(x), 0.1, count)))
     freedom = count - 2
-    critical, strength = stats.f.ppf(0.95, 1, freedom), (line.detectable / line.error) ** 2
+    critical, strength = stats.f.ppf(0.95, 1, freedom), (line.detectable / line.standard_error) ** 2
     assert stats.ncf.sf(critical, 1, freedom, strength) == pytest.approx(0.8, abs=1e-3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
-from steepen.laws.fits.isoflop import fit_isoflop, fit_power_line
+from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law
 
 Find = Callable[[str], Path]
 
@@ -121,8 +121,8 @@ def test_nanochats_exponents(reference_data: Find) -> None:
     ):
         own = [row for row in table if row["convention"] == convention]
         budget = np.array([true[row["flops_label"]] for row in own])
-        assert round(fit_power_line(budget, column(own, "eff_params")).exponent, 2) == parameters
-        assert round(fit_power_line(budget, column(own, "tokens")).exponent, 2) == tokens
+        assert round(fit_power_law(budget, column(own, "eff_params")).exponent, 2) == parameters
+        assert round(fit_power_law(budget, column(own, "tokens")).exponent, 2) == tokens
 
 
 def test_every_published_set_fits_without_a_flag(reference_data: Find) -> None:

@@ -10,32 +10,32 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from steepen.laws.fits.intervals import Fitted, profile_intervals
+from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
-    Pair,
-    compare_hypotheses,
+    LadderPair,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
     t_quantile,
+    verdict_words,
 )
 
 Array = NDArray[np.float64]
 RULE = DecisionRule()
 
 
-def pair_of(rungs: int, decades: float, low: float = 1e17) -> tuple[Pair, Array]:
+def pair_of(rungs: int, decades: float, low: float = 1e17) -> tuple[LadderPair, Array]:
     flops = np.geomspace(low, low * 10**decades, rungs)
     x = np.log(flops) - np.log(flops).mean()
-    return Pair(np.tile(x, 2), np.repeat([False, True], rungs), np.ones(2 * rungs)), flops
+    return LadderPair(np.tile(x, 2), np.repeat([False, True], rungs), np.ones(2 * rungs)), flops
 
 
 def law(flops: Array, e: float, a: float, gamma: float) -> Array:
     return e + a * (flops / 1e18) ** -gamma
 
 
-def drawn(kind: str, count: int, seed: int = 0) -> tuple[Pair, Array]:
+def drawn(kind: str, count: int, seed: int = 0) -> tuple[LadderPair, Array]:
     """Data sets of a reference and an arm: short ladders, arms that rise, an arm whose last rungs failed."""
     rng = np.random.default_rng(seed)
     pair, flops = pair_of(7 if kind == "bent" else 5, 2.0 if kind == "bent" else 1.25)
@@ -51,7 +51,7 @@ def drawn(kind: str, count: int, seed: int = 0) -> tuple[Pair, Array]:
     return pair, y + rng.normal(0, noise, (count, len(y)))
 
 
-def best_sum(pair: Pair, y: Array, *, shift: float | None = None) -> float:
+def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float:
     """The exponent reading's least squares another way: floor and exponents searched, constants solved."""
     x, arm = pair.x, pair.arm
 
@@ -94,15 +94,15 @@ def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: 
 def test_a_fit_to_similar_data_only_saves_time(kind: str) -> None:
     pair, y = drawn(kind, 40)
     cold = fit_hypotheses(pair, y, RULE)
-    warm = fit_hypotheses(pair, y, RULE, warm=fit_hypotheses(pair, y[:1], RULE))
-    words = [judge(compare_hypotheses(fits, RULE), RULE) for fits in (cold, warm)]
+    warm = fit_hypotheses(pair, y, RULE, warm_start=fit_hypotheses(pair, y[:1], RULE))
+    words = [verdict_words(f_test_hypotheses(fits, RULE), RULE) for fits in (cold, warm)]
     assert (words[0] == words[1]).mean() >= 0.95
 
 
 def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
     """Five rungs over 1.25 decades: mostly undecided, and the wrong word as rarely as the level says."""
     pair, y = drawn("short", 400)
-    words = Counter(judge(compare_hypotheses(fit_hypotheses(pair, y, RULE), RULE), RULE).tolist())
+    words = Counter(verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE), RULE).tolist())
     assert set(words) <= {"undecided", "steeper", "floor"}
     assert words["floor"] <= 400 * RULE.level + 3 * np.sqrt(400 * RULE.level)
     assert words["undecided"] > 200
@@ -110,8 +110,8 @@ def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
 
 def test_an_arm_that_rises_is_shallower() -> None:
     pair, y = drawn("rising", 50)
-    tests = compare_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
-    assert (judge(tests, RULE) == "shallower").all() and (tests.delta_gamma > -0.5).all()
+    tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
+    assert (verdict_words(tests, RULE) == "shallower").all() and (tests.delta_gamma > -0.5).all()
 
 
 @pytest.mark.parametrize("kind", ["short", "bent", "noisy"])
@@ -121,14 +121,14 @@ def test_the_interval_of_an_exponents_difference_is_what_the_test_does_not_refut
     for row in y:
         fits = fit_hypotheses(pair, row, RULE)
         theta, rss = fits.solutions["exponent"].theta[0], float(fits.rss("exponent")[0])
-        freedom = float(fits.freedom("exponent")[0])
-        fit = Fitted(
+        freedom = float(fits.degrees_of_freedom("exponent")[0])
+        fit = LeastSquaresFit(
             fits.designs["exponent"], pair.x, row, pair.weights, theta, rss, rss / freedom, log=False
         )
         covariance = unscaled_covariance(fit.design, pair.x, theta)[0]
         quantile = float(t_quantile(0.95, np.array(freedom)))
         ((low, high),) = profile_intervals(fit, [4], covariance, quantile)
-        p = float(compare_hypotheses(fits, RULE).p_slope[0])
+        p = float(f_test_hypotheses(fits, RULE).p_slope[0])
         if abs(p - 0.10) > 1e-3:  # nearer than that it is a matter of rounding
             assert (low <= 0 <= high) == (p >= 0.10), (low, high, p)
         for end in (low, high):

@@ -9,9 +9,9 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
-from steepen.laws.fits.drift import Slice, fit_affine, fit_drift, fit_growth_fraction
-from steepen.laws.fits.isoflop import fit_isoflop, fit_power_line, group_budgets, rounded_mean
-from steepen.laws.fits.matched_compute import common_budgets, loss_at, matched_cuts
+from steepen.laws.fits.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
+from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
+from steepen.laws.fits.matched_compute import common_budgets, loss_at, slice_families
 from steepen.laws.fits.repeated_data import RepeatedLaw
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import make_ladder
@@ -47,7 +47,7 @@ def test_a_concave_sweep_has_no_minimum_and_no_interval() -> None:
     (vertex,) = fit.vertices
     assert vertex.concave
     assert vertex.interval is None
-    assert vertex.left_out is None
+    assert vertex.leave_one_out is None
     assert any("1e+18: no minimum: the parabola opens downwards" in w for w in fit.warnings)
     assert "nan" not in fit.summary()
 
@@ -89,12 +89,12 @@ def test_a_sweep_too_wide_for_a_parabola_is_pointed_out() -> None:
 def test_the_scale_shift_test_and_the_smallest_drift_it_could_have_seen() -> None:
     budgets = np.array([1e18, 2e18, 4e18, 8e18, 1.6e19])
     optima = 5.33 * np.exp(0.05 * np.array([1, -1, 0.5, 1, -1.2]))
-    line = fit_power_line(budgets, optima)
+    line = fit_power_law(budgets, optima)
     assert line.p_value > 0.05
     assert line.interval[0] < 0 < line.interval[1]
     rng = np.random.default_rng(1)
     found = [
-        fit_power_line(
+        fit_power_law(
             budgets,
             5.33 * (budgets / 1e18) ** line.detectable * np.exp(line.residual_sd * rng.standard_normal(5)),
         ).p_value
@@ -109,8 +109,8 @@ def test_three_standard_errors_of_three_points_is_p_of_a_fifth() -> None:
     u = np.log(np.array([1.0, 2.0, 4.0]))
     bend = np.array([1.0, -2.0, 1.0])
     slope = 3 * math.sqrt(6 * 0.01**2 / (2 * math.log(2) ** 2))
-    line = fit_power_line(np.exp(u), np.exp(slope * u + 0.01 * bend))
-    assert line.exponent / line.error == pytest.approx(3, rel=1e-6)
+    line = fit_power_law(np.exp(u), np.exp(slope * u + 0.01 * bend))
+    assert line.exponent / line.standard_error == pytest.approx(3, rel=1e-6)
     assert line.p_value == pytest.approx(0.205, abs=0.001)
     assert line.interval[0] < 0 < line.interval[1]
 
@@ -163,17 +163,17 @@ def test_growths_affine_law_gives_back_the_papers_fractions() -> None:
 def test_drift_exponent_regret_and_range() -> None:
     multiples = np.array([0.25, 0.5, 1, 2, 4])
     slices = [
-        Slice(n, multiples, 3.0 * np.exp(0.01 * np.log(multiples / (n / 1e8) ** -0.78) ** 2))
+        HyperparameterSweep(n, multiples, 3.0 * np.exp(0.01 * np.log(multiples / (n / 1e8) ** -0.78) ** 2))
         for n in (1e8, 1.5e8, 2.2e8)
     ]
     drift = fit_drift(slices)
-    assert drift.line is not None
-    assert drift.line.exponent == pytest.approx(-0.78)
+    assert drift.law is not None
+    assert drift.law.exponent == pytest.approx(-0.78)
     top = slices[-1].loss
     assert drift.regret == pytest.approx((top[1] + top[3]) / 2 - top[2])
     assert drift.span == pytest.approx(top.max() - top.min())
     assert drift.at_parameters == 2.2e8
-    assert drift.three_errors
+    assert drift.three_standard_errors
 
 
 def test_cuts_interpolate_and_never_extrapolate() -> None:
@@ -188,7 +188,7 @@ def test_cuts_interpolate_and_never_extrapolate() -> None:
     assert loss_at(families[1.0], middle) == pytest.approx(
         math.sqrt(families[1.0].loss[0] * families[1.0].loss[1])
     )
-    low, high = matched_cuts(families, np.array([1.5e17, 5e18]))
+    low, high = slice_families(families, np.array([1.5e17, 5e18]))
     assert set(low.losses) == {1.0}
     assert low.best is None
     assert set(high.losses) == {1.0, 2.0, 3.0, 4.0, 6.0}
@@ -204,11 +204,11 @@ def test_the_best_k_is_interior_or_censored() -> None:
             for k in (1.0, 2.0, 3.0, 4.0)
         }
 
-    (inside,) = matched_cuts(families(1.7), np.array([1e18]))  # type: ignore[arg-type]
+    (inside,) = slice_families(families(1.7), np.array([1e18]))  # type: ignore[arg-type]
     assert inside.best is not None
     assert inside.best.interior
     assert inside.best.x == pytest.approx(1.7, rel=0.01)
-    (outside,) = matched_cuts(families(9.0), np.array([1e18]))  # type: ignore[arg-type]
+    (outside,) = slice_families(families(9.0), np.array([1e18]))  # type: ignore[arg-type]
     assert outside.best is not None
     assert outside.best.censored
     assert outside.best.x == 4.0
@@ -253,12 +253,12 @@ def test_an_exact_three_term_law_is_found_in_any_units(loss: str, units: tuple[f
 
 
 def test_the_gradient_of_the_objective_is_exact() -> None:
-    from steepen.laws.fits.chinchilla_solver import Surface
+    from steepen.laws.fits.chinchilla_solver import ChinchillaProblem
 
     n, d, y = grid(noise=0.01)
     theta = np.array([1.7, 0.1, -0.2, 0.4, 0.3])
     for log, huber in ((True, 1e-3), (True, None), (False, None)):
-        surface = Surface(
+        surface = ChinchillaProblem(
             np.log(n) - np.log(n).mean(), np.log(d) - np.log(d).mean(), y, np.ones(64), log, huber
         )
         _, slope = surface.value_and_gradient(theta)

@@ -313,8 +313,8 @@ def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper:
         told = [
             *(p["multiplier"] for p in readings["exponent"]["predictions"][:2]),
             readings["exponent"]["p_against_free"],
-            *(p["multiplier"] for p in readings["floor"]["predictions"][:2]),
-            readings["floor"]["p_against_free"],
+            *(p["multiplier"] for p in readings["irreducible"]["predictions"][:2]),
+            readings["irreducible"]["p_against_free"],
         ]
         assert list(row[1:]) == pytest.approx(told)
     assert [row[0] for row in table.rows] == ["operator-1", "untied-2"]

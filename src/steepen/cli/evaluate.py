@@ -198,10 +198,10 @@ def filter_(
         np.array([run.tokens for run in runs], float),
         {label: np.array([run.tasks[label]["accuracy"] for run in runs]) for label in labels},
         {label: float(runs[0].tasks[label]["baseline"]) for label in labels},
-        least_gap=least_gap,
-        least_tau=least_tau,
+        min_gap=least_gap,
+        min_tau=least_tau,
     )
-    kept = [label for label, verdict in verdicts.items() if verdict.kept]
+    kept = [label for label, verdict in verdicts.items() if verdict.passed]
     if out is not None:
         out.write_text("".join(f"{label}\n" for label in kept))
     if as_json:
@@ -210,7 +210,7 @@ def filter_(
         return
     for label, verdict in verdicts.items():
         line = f"{label:<34} {100 * verdict.gap:+7.2f} points  τ_b {verdict.tau:+.3f}"
-        typer.echo(f"{line}  {'kept' if verdict.kept else f'left out: {verdict.why}'}")
+        typer.echo(f"{line}  {'kept' if verdict.passed else f'left out: {verdict.reason}'}")
     typer.echo(f"{len(kept)} of {len(labels)} tasks kept, from {len(runs)} runs of {arm}.")
 
 

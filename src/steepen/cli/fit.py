@@ -156,21 +156,21 @@ def power(
     lower floor, which takes far more.
     """
     from steepen.cli.fit_tables import show_power, status
-    from steepen.laws.power import TARGETS, Cheapest, Plan, cheapest, simulate
+    from steepen.laws.power import TARGETS, CheapestLadder, LadderPlan, cheapest_ladder, simulate_power
     from steepen.utils.json_io import to_json
 
     if span is not None and highest is not None:
         raise UsageError("give --highest or --span, not both.")
     top = highest if highest is not None else (lowest * 10**span if span is not None else 1.01e20)
-    plan = Plan(
+    plan = LadderPlan(
         delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=top, noise=noise, seeds=seeds,
-        gamma=gamma, floor=floor, constant=constant, multiplier=multiplier, level=level, margin=margin,
+        gamma=gamma, irreducible_loss=floor, constant=constant, multiplier=multiplier, level=level, margin=margin,
     )  # fmt: skip
     with status("simulating ladders", as_json):
-        result = simulate(plan, draws)
-        found: list[Cheapest] = []
+        result = simulate_power(plan, draws)
+        found: list[CheapestLadder] = []
         if search and delta_gamma != 0:
-            found = [cheapest(plan, target, goal, draws=draws) for target in TARGETS]
+            found = [cheapest_ladder(plan, target, goal, draws=draws) for target in TARGETS]
     if as_json:
         typer.echo(to_json({**result.to_dict(), "cheapest": {c.target: c.to_dict() for c in found}}))
     else:

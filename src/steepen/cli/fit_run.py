@@ -17,7 +17,7 @@ from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.table import Table, read_table
-from steepen.laws.verdict.holdout import split_hold_out, without
+from steepen.laws.verdict.holdout import exclude_rungs, split_hold_out
 from steepen.utils.json_io import to_json
 
 
@@ -73,7 +73,7 @@ def _hold_out(ladders: dict[str, Ladder], holds: list[str]) -> tuple[dict[str, L
         if Path(hold).is_file():
             out = read_ladders(read_table(hold))
             # A run that is also in the table must not be fitted, or it would be scored against itself.
-            left = {name: without(ladder, out.get(name)) for name, ladder in ladders.items()}
+            left = {name: exclude_rungs(ladder, out.get(name)) for name, ladder in ladders.items()}
             ladders = {name: ladder for name, ladder in left.items() if len(ladder.flops)}
         else:
             arm, _, tail = hold.rpartition(":")

@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from steepen.utils.formatting import format_flops
+from steepen.laws.verdict.sentences import format_flops
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.law import ComputeFit
-    from steepen.laws.power import Cheapest, Power
+    from steepen.laws.power import CheapestLadder, Power
     from steepen.laws.verdict.verdict import Prediction
 
 STYLES = {
@@ -67,13 +67,13 @@ def show_report(report: LadderAnalysis) -> None:
             " ladder): observed"
             f" {h.observed:.4f}, forecast {h.forecast:.4f} ({h.interval[0]:.4f} to {h.interval[1]:.4f});"
             f" miss {h.miss:+.4f} ="
-            f" {h.miss_sigma:+.1f}σ of a run = {h.miss_errors:+.1f} forecast errors; the law needs"
+            f" {h.miss_sigma:+.1f}σ of a run = {h.miss_standard_errors:+.1f} forecast errors; the law needs"
             f" {h.compute_factor:.2f}× that"
             " compute for the observed loss",
             highlight=False,
         )
-        if h.readings:
-            each = ", ".join(f"{name} {value:.4f}" for name, value in h.readings.items())
+        if h.forecast_by_hypothesis:
+            each = ", ".join(f"{name} {value:.4f}" for name, value in h.forecast_by_hypothesis.items())
             console.print(f"  · by reading: {each}", highlight=False)
     for warning in report.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}", highlight=False)
@@ -120,10 +120,10 @@ def _predictions(report: LadderAnalysis) -> Table:
     places = next(iter(report.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
         "multipliers if exponent / if floor",
-        ("arm", *(f"at {format_flops(place.flops, 2)}" for place in places)),
+        ("arm", *(f"at {format_flops(place.flops)}" for place in places)),
     )
     for v in report.verdicts.values():
-        both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["floor"].predictions, strict=True)
+        both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["irreducible"].predictions, strict=True)
         table.add_row(escape(v.arm), *(f"{_times(a)} / {_times(b)}" for a, b in both))
     return table
 
@@ -143,7 +143,7 @@ def _multipliers(report: LadderAnalysis) -> Table:
             cells: list[str] = []
             for m in (own[0], own[-1]):
                 mark = "†" if m.extrapolated else ""
-                cells += [format_flops(m.flops, 2), f"{m.value:.2f} ({m.low:.2f}–{m.high:.2f}){mark}"]
+                cells += [format_flops(m.flops), f"{m.value:.2f} ({m.low:.2f}–{m.high:.2f}){mark}"]
             table.add_row(escape(arm), method, *cells)
     return table
 
@@ -164,7 +164,7 @@ def _short(value: float) -> str:
     return f"{value:+.4f}".replace("0.", ".", 1)
 
 
-def show_power(result: Power, found: list[Cheapest]) -> None:
+def show_power(result: Power, found: list[CheapestLadder]) -> None:
     """The plan's chances and the cheapest ladders."""
     console = Console()
     plan = result.plan
@@ -179,14 +179,14 @@ def show_power(result: Power, found: list[Cheapest]) -> None:
     table = _table("", ("outcome", "chance"))
     table.add_row(f"slope differs (joint F-test, {plan.level:.0%} two-sided)", f"{result.slope:.3f}")
     table.add_row(f"slope differs ({plan.level:.0%} one-sided)", f"{result.slope_one_sided:.3f}")
-    for word, share in result.shares.items():
+    for word, share in result.verdict_fractions.items():
         right = " (right)" if word == result.right_word else ""
         table.add_row(f"verdict {word}{right}", f"{share:.3f}")
     console.print(table)
     if plan.delta_gamma:
         console.print(
-            f"Not noise but recipe: a loss {result.faking_error:.4f} too high at the"
-            f" {result.faking_ladder}'s top rung alone would look like"
+            f"Not noise but recipe: a loss {result.confounding_penalty:.4f} too high at the"
+            f" {result.confounding_ladder}'s top rung alone would look like"
             " the whole Δγ. Re-sweep the learning rate there.",
             highlight=False,
         )

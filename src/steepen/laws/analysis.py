@@ -14,17 +14,17 @@ from steepen.laws.fits.law import ComputeFit, FitSettings, Loss, law_dict
 from steepen.laws.fits.solver import Array
 from steepen.laws.hypotheses.checks import (
     SharedIrreducibleLoss,
+    collect_warnings,
     lack_of_fit,
     shared_irreducible_loss,
-    warnings_of,
 )
 from steepen.laws.hypotheses.nested_models import DecisionRule
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.holdout import HoldOut, score
+from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
 from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
-from steepen.laws.verdict.verdict import Verdict, give_verdict
+from steepen.laws.verdict.verdict import Verdict, judge_arm
 
-Ways = Literal["both", "joint", "paper"]
+MethodChoice = Literal["both", "joint", "paper"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AnalysisRequest:
     """
 
     reference: str
-    method: Ways = "both"
+    method: MethodChoice = "both"
     loss: Loss = "huber"
     c0: float | None = None
     confidence: float = 0.90
@@ -77,18 +77,18 @@ class LadderAnalysis:
     multipliers: dict[str, tuple[Multiplier, ...]]
     hold_out: tuple[HoldOut, ...]
     p_lack_of_fit: float | None
-    shared_floor: SharedIrreducibleLoss
+    shared_irreducible_loss: SharedIrreducibleLoss
     warnings: tuple[str, ...]
 
     @property
-    def head(self) -> ComputeFit:
+    def primary_fit(self) -> ComputeFit:
         """The fit whose numbers come first: the joint one unless only the paper's was asked for."""
         return self.fits.get("joint") or self.fits["paper"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite or undefined numbers become null when written by `to_json`."""
         arms: dict[str, Any] = {}
-        for name, law in self.head.arms.items():
+        for name, law in self.primary_fit.arms.items():
             verdict = self.verdicts.get(name)
             arms[name] = {
                 **law_dict(law),
@@ -96,7 +96,7 @@ class LadderAnalysis:
                 "sentence": verdict.sentence if verdict else "the reference",
                 "delta_gamma": verdict.delta_gamma if verdict else 0.0,
                 "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],
-                "shared_floor_p": self.shared_floor.by_arm.get(name),
+                "p_shared_irreducible_loss": self.shared_irreducible_loss.by_arm.get(name),
                 "verdict_detail": verdict.to_dict() if verdict else None,
                 "multipliers": [asdict(m) for m in self.multipliers.get(name, ())],
                 **{way: law_dict(fit.arms[name]) for way, fit in self.fits.items()},
@@ -105,15 +105,15 @@ class LadderAnalysis:
             "law": "compute",
             "form": "loss = e + exp(log_a) * (flops / c0) ** -gamma",
             "reference": self.request.reference,
-            "method": self.head.settings.method,
+            "method": self.primary_fit.settings.method,
             "settings": asdict(self.request),
-            "c0": self.head.c0,
-            "sigma": self.head.sigma,
-            "degrees_of_freedom": self.head.freedom,
+            "c0": self.primary_fit.c0,
+            "sigma": self.primary_fit.sigma,
+            "degrees_of_freedom": self.primary_fit.degrees_of_freedom,
             "arms": arms,
             "hold_out": [asdict(h) for h in self.hold_out],
             "p_lack_of_fit": self.p_lack_of_fit,
-            "shared_floor_p": self.shared_floor.p,
+            "p_shared_irreducible_loss": self.shared_irreducible_loss.p,
             "warnings": list(self.warnings),
         }
 
@@ -153,7 +153,7 @@ def analyse(
     for name, ladder in ladders.items():
         if name == request.reference:
             continue
-        verdicts[name] = give_verdict(
+        verdicts[name] = judge_arm(
             reference,
             ladder,
             base,
@@ -173,12 +173,14 @@ def analyse(
         multipliers[name] = tuple(found)
         if progress is not None:
             progress(name)
-    scores = [_with_readings(h, verdicts, head.c0) for h in score(head, hold_out)] if hold_out else []
+    scores = (
+        [_with_readings(h, verdicts, head.c0) for h in score_hold_outs(head, hold_out)] if hold_out else []
+    )
     p_lack = lack_of_fit(ladders, head)
     floors = shared_irreducible_loss(ladders, head)
     return LadderAnalysis(
         request, fits, verdicts, multipliers, tuple(scores), p_lack, floors,
-        warnings_of(ladders, head, p_lack, floors, request.level),
+        collect_warnings(ladders, head, p_lack, floors, request.level),
     )  # fmt: skip
 
 
@@ -196,6 +198,6 @@ def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> Ho
     forecasts = {
         name: float(r.e[1] + np.exp(r.log_a[1] - r.gamma[1] * x))
         for name, r in verdict.hypotheses.items()
-        if name in ("exponent", "floor")
+        if name in ("exponent", "irreducible")
     }
-    return replace(held, readings=forecasts)
+    return replace(held, forecast_by_hypothesis=forecasts)

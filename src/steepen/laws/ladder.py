@@ -8,7 +8,7 @@ import numpy as np
 
 from steepen.errors import UsageError, nearest
 from steepen.laws.fits.solver import Array, Mask
-from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, Table
+from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
         )
     for arm, ladder in ladders.items():
-        least = LEAST_REFERENCE_RUNGS if arm == reference else LEAST_ARM_RUNGS
+        least = MIN_REFERENCE_RUNGS if arm == reference else MIN_ARM_RUNGS
         count = len(np.unique(ladder.flops))
         if count < least:
             what = "rung" if count == 1 else "rungs"

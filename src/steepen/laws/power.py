@@ -16,19 +16,19 @@ from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
     DecisionRule,
-    Pair,
-    compare_hypotheses,
+    LadderPair,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
+    verdict_words,
 )
-from steepen.laws.verdict.sensitivity import separation
+from steepen.laws.verdict.sensitivity import rival_rss
 
 Target = Literal["slope", "verdict"]
 TARGETS: tuple[Target, ...] = ("slope", "verdict")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LadderPlan:
     """A ladder of two arms that is yet to be run, and the truth it is hoped to show.
 
     Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
@@ -43,7 +43,7 @@ class Plan:
     noise: float = 1e-3
     seeds: int = 1
     gamma: float = 0.1113
-    floor: float = 1.83
+    irreducible_loss: float = 1.83
     constant: float = 1.5
     multiplier: float = 1.1
     level: float = 0.05
@@ -62,8 +62,8 @@ class Plan:
             raise UsageError(f"highest is {self.highest:g}, not above lowest ({self.lowest:g}).")
         if not (math.isfinite(self.delta_gamma) and self.gamma + self.delta_gamma > 0):
             raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
-        if not (math.isfinite(self.floor) and self.floor >= 0):
-            raise UsageError(f"floor is {self.floor}; give a loss of zero or more.")
+        if not (math.isfinite(self.irreducible_loss) and self.irreducible_loss >= 0):
+            raise UsageError(f"floor is {self.irreducible_loss}; give a loss of zero or more.")
         if not 0 < self.level < 0.5:
             raise UsageError(f"level is {self.level}; give a share between 0 and 0.5, such as 0.05.")
 
@@ -87,14 +87,16 @@ class Plan:
         """How its verdict would be reached."""
         return DecisionRule(self.level, self.margin)
 
-    def pair(self) -> tuple[Pair, float]:
+    def pair(self) -> tuple[LadderPair, float]:
         """Where the points lie, and C0 (the middle of the ladder)."""
         flops = self.flops
         c0 = math.sqrt(self.lowest * self.highest)
         x = np.log(np.tile(flops, 2) / c0)
-        return Pair(x, np.repeat([False, True], self.rungs), np.full(2 * self.rungs, float(self.seeds))), c0
+        return LadderPair(
+            x, np.repeat([False, True], self.rungs), np.full(2 * self.rungs, float(self.seeds))
+        ), c0
 
-    def truth(self) -> Array:
+    def true_parameters(self) -> Array:
         """θ of the exponent reading: (E, log A, Δ log A, γ, Δγ) about the middle of the ladder."""
         _, c0 = self.pair()
         log_a = math.log(self.constant) - self.gamma * math.log(c0 / 1e18)
@@ -102,7 +104,7 @@ class Plan:
         steep = self.gamma + self.delta_gamma
         low = math.log(self.lowest / c0)
         shift = -self.gamma * low + steep * (low - math.log(self.multiplier))
-        return np.array([self.floor, log_a, shift, self.gamma, self.delta_gamma])
+        return np.array([self.irreducible_loss, log_a, shift, self.gamma, self.delta_gamma])
 
 
 @dataclass(frozen=True)
@@ -115,15 +117,15 @@ class Power:
     whose: the reference's for a gain, the arm's for a Δγ below zero.
     """
 
-    plan: Plan
+    plan: LadderPlan
     slope: float
     slope_one_sided: float
     verdict: float
     right_word: str
-    shares: dict[str, float]
+    verdict_fractions: dict[str, float]
     delta_gamma_error: float
-    faking_error: float
-    faking_ladder: Literal["reference", "arm"]
+    confounding_penalty: float
+    confounding_ladder: Literal["reference", "arm"]
     draws: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,14 +134,14 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Cheapest:
+class CheapestLadder:
     """The cheapest ladder (from the same lowest rung) that reaches the goal, confirmed by simulation; None
     if none does.
     """
 
     target: Target
     goal: float
-    plan: Plan | None
+    plan: LadderPlan | None
     power: Power | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,21 +154,21 @@ class Cheapest:
         }  # fmt: skip
 
 
-def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
+def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
     """Run the plan many times with noise, judge every one, and count."""
     if draws < 100:
         raise UsageError(f"draws is {draws}; chances need at least 100.")
     pair, _ = plan.pair()
     rng = np.random.default_rng(seed)
-    y = pair.designs()["exponent"].predict(plan.truth(), pair.x)
+    y = pair.designs()["exponent"].predict(plan.true_parameters(), pair.x)
     if not (y > 0).all():
         raise UsageError("the planned law has a loss of zero or less at some rung; check floor and constant.")
     noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
     warm = fit_hypotheses(pair, y, plan.rule)
-    tests = compare_hypotheses(
-        fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm=warm), plan.rule
+    tests = f_test_hypotheses(
+        fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm_start=warm), plan.rule
     )
-    words = judge(tests, plan.rule)
+    words = verdict_words(tests, plan.rule)
     shares = {word: float(np.mean(words == word)) for word in VERDICTS}
     side = math.copysign(1.0, plan.delta_gamma)
     right = _right_word(plan)
@@ -176,15 +178,15 @@ def simulate(plan: Plan, draws: int = 2000, seed: int = 0) -> Power:
         slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
         verdict=shares[right],
         right_word=right,
-        shares=shares,
+        verdict_fractions=shares,
         delta_gamma_error=float(np.std(tests.delta_gamma)),
-        faking_error=_faking_error(plan),
-        faking_ladder="arm" if plan.delta_gamma < 0 else "reference",
+        confounding_penalty=_confounding_penalty(plan),
+        confounding_ladder="arm" if plan.delta_gamma < 0 else "reference",
         draws=draws,
     )
 
 
-def _right_word(plan: Plan) -> str:
+def _right_word(plan: LadderPlan) -> str:
     if plan.delta_gamma > 0:
         return "steeper"
     if plan.delta_gamma < 0:
@@ -194,48 +196,48 @@ def _right_word(plan: Plan) -> str:
     return "lower (constant)" if plan.multiplier > 1 else "worse"
 
 
-def _faking_error(plan: Plan) -> float:
+def _confounding_penalty(plan: LadderPlan) -> float:
     """How much too high a top loss must be for the fitted Δγ to move by the planned one: the reference's to
     raise it, the arm's to lower it.
     """
     pair, _ = plan.pair()
-    design, theta = pair.designs()["exponent"], plan.truth()
+    design, theta = pair.designs()["exponent"], plan.true_parameters()
     j = jacobian(design, pair.x, theta[None])[0]
     top = (2 * plan.rungs if plan.delta_gamma < 0 else plan.rungs) - 1
     response = unscaled_covariance(design, pair.x, theta)[0] @ j.T
     return abs(plan.delta_gamma / float(response[4, top]))
 
 
-def predicted_power(plan: Plan, target: Target) -> float:
+def predicted_power(plan: LadderPlan, target: Target) -> float:
     """The chance from the noncentral F distribution: fast, close to the simulation, used to search."""
-    return _chance(plan, target, _separation(plan, target))
+    return _power_from_rss(plan, target, _rival_rss(plan, target))
 
 
-def _separation(plan: Plan, target: Target) -> float:
+def _rival_rss(plan: LadderPlan, target: Target) -> float:
     """What the rival reading cannot explain of the planned truth, for one seed and unit noise."""
     pair, _ = replace(plan, seeds=1).pair()
-    truth, designs = plan.truth(), pair.designs()
+    truth, designs = plan.true_parameters(), pair.designs()
     slope = target == "slope" or plan.delta_gamma <= 0
     start = truth[:4] if slope else truth[[0, 0, 1, 2, 3]]
-    return separation(designs["exponent"], truth, designs["constant" if slope else "floor"], start, pair)
+    return rival_rss(designs["exponent"], truth, designs["constant" if slope else "irreducible"], start, pair)
 
 
-def _chance(plan: Plan, target: Target, left: float) -> float:
+def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
     freedom = 2 * plan.rungs - (5 if target == "slope" or plan.delta_gamma <= 0 else 6)
     critical = float(special.fdtri(1.0, freedom, 1.0 - plan.level))
     return 1.0 - float(special.ncfdtr(1.0, freedom, left * plan.seeds / plan.noise**2, critical))
 
 
-def cheapest(
-    plan: Plan,
+def cheapest_ladder(
+    plan: LadderPlan,
     target: Target = "slope",
     goal: float = 0.90,
     *,
     draws: int = 2000,
-    most_rungs: int = 16,
-    most_seeds: int = 5,
-    most_decades: float = 8.0,
-) -> Cheapest:
+    max_rungs: int = 16,
+    max_seeds: int = 5,
+    max_decades: float = 8.0,
+) -> CheapestLadder:
     """Search rungs, span and seeds for the least FLOPs; the lowest rung stays, since only you know where
     laws begin.
     """
@@ -245,20 +247,20 @@ def cheapest(
         raise UsageError(f"goal is {goal}; give a chance between 0.05 and 0.975 (5% tests cap it there).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
-    candidates: list[Plan] = []
-    for rungs in range(4, most_rungs + 1):
+    candidates: list[LadderPlan] = []
+    for rungs in range(4, max_rungs + 1):
         # Spans on a grid of hundredths of a decade; seeds only scale the signal, so each span is fitted once.
         known: dict[int, float] = {}
-        for seeds in range(1, most_seeds + 1):
-            low, high = 29, int(100 * most_decades)
+        for seeds in range(1, max_seeds + 1):
+            low, high = 29, int(100 * max_decades)
 
             def reaches(
                 hundredths: int, rungs: int = rungs, seeds: int = seeds, known: dict[int, float] = known
             ) -> bool:
                 option = _option(plan, rungs, seeds, hundredths)
                 if hundredths not in known:
-                    known[hundredths] = _separation(option, target)
-                return _chance(option, target, known[hundredths]) >= goal
+                    known[hundredths] = _rival_rss(option, target)
+                return _power_from_rss(option, target, known[hundredths]) >= goal
 
             if not reaches(high):
                 continue
@@ -270,11 +272,11 @@ def cheapest(
     for option in sorted(candidates, key=lambda p: p.cost)[:4]:
         for stretch in range(3):
             longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))
-            power = simulate(longer, draws)
+            power = simulate_power(longer, draws)
             if (power.verdict if target == "verdict" else power.slope) >= goal:
-                return Cheapest(target, goal, longer, power)
-    return Cheapest(target, goal, None, None)
+                return CheapestLadder(target, goal, longer, power)
+    return CheapestLadder(target, goal, None, None)
 
 
-def _option(plan: Plan, rungs: int, seeds: int, hundredths: int) -> Plan:
+def _option(plan: LadderPlan, rungs: int, seeds: int, hundredths: int) -> LadderPlan:
     return replace(plan, rungs=rungs, seeds=seeds, highest=plan.lowest * 10 ** (hundredths / 100))

@@ -15,8 +15,8 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array
 
-LEAST_REFERENCE_RUNGS = 4
-LEAST_ARM_RUNGS = 3
+MIN_REFERENCE_RUNGS = 4
+MIN_ARM_RUNGS = 3
 
 
 @dataclass(frozen=True, eq=False)

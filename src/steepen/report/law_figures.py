@@ -25,7 +25,7 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
     """Loss against compute, multipliers with bands, and exponent against constant."""
     plt = _pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    fit = report.head
+    fit = report.primary_fit
     for i, (name, law) in enumerate(fit.arms.items()):
         colour, marker = _style(i, name == report.request.reference)
         ladder = ladders[name]
@@ -89,13 +89,15 @@ def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str,
         axis.errorbar(
             values[0], values[1], yerr=np.maximum(values[2:], 0), fmt=marker, color=colour, ms=4, lw=1
         )
-    way = f"fitted ({report.head.settings.method})"
+    way = f"fitted ({report.primary_fit.settings.method})"
     ends = [m.flops for m in found if m.method == way]
     if not ends:
         return
     # As many points as make a curve: the ratio of two laws is a straight line on logarithmic axes only.
     line = np.unique(np.concatenate([ends, np.geomspace(min(ends), max(ends), 100)]))
-    fitted = fitted_multipliers(report.head, name, line, extrapolate=any(m.extrapolated for m in found))
+    fitted = fitted_multipliers(
+        report.primary_fit, name, line, extrapolate=any(m.extrapolated for m in found)
+    )
     for beyond, style in ((False, "-"), (True, ":")):
         part = sorted((m for m in fitted if m.extrapolated == beyond), key=lambda m: m.flops)
         if beyond and part:

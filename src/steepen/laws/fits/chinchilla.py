@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.chinchilla_solver import Surface, bounds, grid_starts, polish, refine
+from steepen.laws.fits.chinchilla_solver import ChinchillaProblem, bounds, grid_starts, polish, refine
 from steepen.laws.fits.law import LOSSES, Loss
 from steepen.laws.fits.solver import Array
 
 PARAMETERS = ("e", "a", "b", "alpha", "beta")
-LEAST_POINTS = 6
+MIN_POINTS = 6
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def fit_chinchilla(
     n, d, y = (np.asarray(part, float) for part in (parameters, tokens, loss))
     _check(n, d, y)
     centre = float(np.log(n).mean()), float(np.log(d).mean())
-    problem = Surface(
+    problem = ChinchillaProblem(
         np.log(n) - centre[0], np.log(d) - centre[1], y, np.ones(len(y)),
         settings.loss != "mse", settings.delta if settings.loss == "huber" else None,
     )  # fmt: skip
@@ -152,9 +152,9 @@ def _check(n: Array, d: Array, y: Array) -> None:
     for name, values in (("parameters", n), ("tokens", d), ("loss", y)):
         if not (np.isfinite(values).all() and (values > 0).all()):
             raise UsageError(f"{name} must be finite and greater than zero in every row.")
-    if len(y) < LEAST_POINTS:
+    if len(y) < MIN_POINTS:
         raise UsageError(
-            f"the law has five parameters and the table {len(y)} rows; give at least {LEAST_POINTS}."
+            f"the law has five parameters and the table {len(y)} rows; give at least {MIN_POINTS}."
         )
     for name, values in (("parameters", n), ("tokens", d)):
         if len(np.unique(values)) < 3:
@@ -171,7 +171,7 @@ def _outward(theta: Array, centre: tuple[float, float]) -> Array:
     return np.stack([theta[:, 0], a, b, theta[:, 3], theta[:, 4]], axis=1)
 
 
-def _flags(problem: Surface, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
+def _flags(problem: ChinchillaProblem, theta: Array, start: Array, objective: float) -> tuple[str, ...]:
     found: list[str] = []
     low, high = bounds(problem)
     if np.isclose(start, theta, rtol=1e-9, atol=1e-12).all(axis=1).any():
@@ -187,7 +187,7 @@ def _flags(problem: Surface, theta: Array, start: Array, objective: float) -> tu
 
 
 def _bootstrap(
-    problem: Surface, theta: Array, centre: tuple[float, float], settings: ChinchillaSettings
+    problem: ChinchillaProblem, theta: Array, centre: tuple[float, float], settings: ChinchillaSettings
 ) -> dict[str, tuple[float, float]]:
     """Percentile intervals from fits to points drawn again with replacement (as weights)."""
     rng = np.random.default_rng(settings.seed)

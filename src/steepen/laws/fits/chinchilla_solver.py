@@ -10,11 +10,11 @@ from scipy import optimize
 
 from steepen.laws.fits.solver import Array, Mask
 
-EXPONENT_LIMITS = (1e-3, 5.0)
+EXPONENT_BOUNDS = (1e-3, 5.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Surface:
+class ChinchillaProblem:
     """Centred data. θ = (E, log of each term at the centre, α, β)."""
 
     u: Array
@@ -56,7 +56,7 @@ class Surface:
         return float(value[0]), -factor * (self.jacobian(point, terms)[0] @ (influence * residual)[0])
 
 
-def grid_starts(problem: Surface, per_axis: int) -> Array:
+def grid_starts(problem: ChinchillaProblem, per_axis: int) -> Array:
     """For each (α, β) of a grid: E, A, B by linear least squares, kept positive."""
     exponents = np.geomspace(0.05, 1.5, per_axis)
     floor_limits = 0.02 * problem.y.min(), 0.98 * problem.y.min()
@@ -73,13 +73,13 @@ def grid_starts(problem: Surface, per_axis: int) -> Array:
     return np.array(found)
 
 
-def bounds(problem: Surface) -> tuple[Array, Array]:
+def bounds(problem: ChinchillaProblem) -> tuple[Array, Array]:
     """The least and the greatest θ that is searched."""
-    low = np.array([0.0, -40.0, -40.0, EXPONENT_LIMITS[0], EXPONENT_LIMITS[0]])
-    return low, np.array([problem.y.max(), 40.0, 40.0, EXPONENT_LIMITS[1], EXPONENT_LIMITS[1]])
+    low = np.array([0.0, -40.0, -40.0, EXPONENT_BOUNDS[0], EXPONENT_BOUNDS[0]])
+    return low, np.array([problem.y.max(), 40.0, 40.0, EXPONENT_BOUNDS[1], EXPONENT_BOUNDS[1]])
 
 
-def refine(problem: Surface, start: Array, weights: Array, iterations: int) -> tuple[Array, Array]:
+def refine(problem: ChinchillaProblem, start: Array, weights: Array, iterations: int) -> tuple[Array, Array]:
     """Damped Gauss–Newton (reweighted, for Huber) from all starts or for all redraws at once."""
     low, high = bounds(problem)
     count = max(len(start), len(weights))
@@ -118,7 +118,7 @@ def refine(problem: Surface, start: Array, weights: Array, iterations: int) -> t
     return theta, objective
 
 
-def polish(problem: Surface, theta: Array) -> tuple[Array, float]:
+def polish(problem: ChinchillaProblem, theta: Array) -> tuple[Array, float]:
     """The last digits, by a quasi-Newton search with the exact gradient."""
     low, high = bounds(problem)
     value, _ = problem.value_and_gradient(theta)

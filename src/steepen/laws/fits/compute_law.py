@@ -12,20 +12,20 @@ import math
 
 import numpy as np
 
-from steepen.laws.fits.intervals import Fitted, Interval, profile_intervals
+from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
 from steepen.laws.fits.law import (
     ArmLaw,
     ComputeFit,
     Estimate,
     FitSettings,
-    around,
     default_c0,
     flops_range,
-    spread,
+    root_mean_square,
+    symmetric_interval,
 )
 from steepen.laws.fits.paper_method import fit_paper
-from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_anew, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import ROUNDING, t_quantile
+from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
 from steepen.laws.ladder import Ladder, check_ladders
 
 
@@ -44,21 +44,21 @@ def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     weights = np.concatenate([ladder.seeds for ladder in ladders.values()])
     own = one_hot(group, len(names))
     design = Design(np.ones((len(x), 1)), own, own)
-    best = solve_anew(design, x, y, weights=weights, log=settings.log)
+    best = solve_multistart(design, x, y, weights=weights, log=settings.log)
     theta, rss = best.theta[0], float(best.objective[0])
-    freedom = math.inf if settings.noise else float(len(x) - design.parameters)
-    variance = _variance(rss, len(x) - design.parameters, y, settings)
+    freedom = math.inf if settings.noise else float(len(x) - design.n_parameters)
+    variance = _variance(rss, len(x) - design.n_parameters, y, settings)
     quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(freedom)))
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.log)[0]
-    fit = Fitted(design, x, y, weights, theta, rss, variance, settings.log)
-    wide = profile_intervals(fit, list(range(design.parameters)), covariance, quantile)
+    fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.log)
+    wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
 
     def conditional(index: int, held: list[int]) -> Interval:
-        free = [i for i in range(design.parameters) if i not in held]
+        free = [i for i in range(design.n_parameters) if i not in held]
         j = jacobian(design, x, theta[None], settings.log)[0][:, free]
         block = np.linalg.pinv((j * weights[:, None]).T @ j, hermitian=True)
         error = math.sqrt(max(block[free.index(index), free.index(index)] * variance, 0.0))
-        return around(float(theta[index]), quantile * error)
+        return symmetric_interval(float(theta[index]), quantile * error)
 
     gammas = [1 + len(names) + i for i in range(len(names))]
     e = Estimate(float(theta[0]), conditional(0, gammas), wide[0])
@@ -71,8 +71,8 @@ def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             gamma=Estimate(float(theta[g]), given, wide[g]),
             log_a=Estimate(float(theta[a]), conditional(a, [0]), wide[a]),
             e=e,
-            slope_error=(given[1] - given[0]) / (2 * quantile),
-            residual_sd=spread((y - design.predict(theta, x))[group == i]),
+            slope_standard_error=(given[1] - given[0]) / (2 * quantile),
+            residual_sd=root_mean_square((y - design.predict(theta, x))[group == i]),
             c0=c0,
             flops_range=flops_range(ladders[name]),
         )
@@ -85,5 +85,5 @@ def _variance(rss: float, freedom: int, y: Array, settings: FitSettings) -> floa
     scale = float(y.mean()) if settings.log else 1.0
     if settings.noise:
         return (settings.noise / scale) ** 2
-    rounding = ROUNDING * (1.0 if settings.log else float(y.mean()))
+    rounding = ROUNDING_ERROR * (1.0 if settings.log else float(y.mean()))
     return max(rss / max(freedom, 1), rounding**2)

@@ -21,8 +21,8 @@ from steepen.laws.fits.paper_method import fit_irreducible_losses
 from steepen.laws.fits.solver import Array
 
 PAPER_C0 = 1e18
-LEAST_GAP = 0.02
-LEAST_TAU = 0.50
+MIN_GAP = 0.02
+MIN_TAU = 0.50
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,10 +221,10 @@ class TaskFilter:
     training.
     """
 
-    kept: bool
+    passed: bool
     gap: float
     tau: float
-    why: str
+    reason: str
 
 
 def filter_tasks(
@@ -232,8 +232,8 @@ def filter_tasks(
     accuracy: Mapping[str, Array],
     chance: Mapping[str, float],
     *,
-    least_gap: float = LEAST_GAP,
-    least_tau: float = LEAST_TAU,
+    min_gap: float = MIN_GAP,
+    min_tau: float = MIN_TAU,
 ) -> dict[str, TaskFilter]:
     """Keep tasks at least two points above chance at the largest training amount and with Kendall τ_b of at
     least 0.5.
@@ -248,7 +248,7 @@ def filter_tasks(
         gap = float(ordered[-1]) - chance[task]
         tau = float(stats.kendalltau(amount, ordered, variant="b").statistic)
         tau = 0.0 if math.isnan(tau) else tau  # constant accuracy has no order at all
-        reasons = [f"{gap * 100:+.2f} points from chance"] if gap < least_gap else []
-        reasons += [f"τ_b = {tau:.3f}"] if tau < least_tau else []
+        reasons = [f"{gap * 100:+.2f} points from chance"] if gap < min_gap else []
+        reasons += [f"τ_b = {tau:.3f}"] if tau < min_tau else []
         found[task] = TaskFilter(not reasons, gap, tau, "; ".join(reasons))
     return found

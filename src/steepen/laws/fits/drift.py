@@ -11,14 +11,14 @@ from scipy import stats
 
 from steepen.errors import UsageError
 from steepen.laws.fits.intervals import Interval
-from steepen.laws.fits.isoflop import IsoflopFit, PowerLine, fit_isoflop, fit_power_line
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.hypotheses.nested_models import t_quantile
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class HyperparameterSweep:
     """One sweep of a hyperparameter at one size: multiples of its base value, and the losses."""
 
     parameters: float
@@ -36,15 +36,15 @@ class Drift:
     can be as large as 0.20, so read `line.interval` and `line.p_value`.
     """
 
-    line: PowerLine | None
+    law: PowerLawFit | None
     vertices: tuple[Vertex, ...]
     regret: float | None
     span: float | None
     at_parameters: float | None
-    three_errors: bool
+    three_standard_errors: bool
 
 
-def fit_drift(slices: Sequence[Slice], confidence: float = 0.90) -> Drift:
+def fit_drift(slices: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:
     """Vertex of each slice (log loss against log multiple), then log optimum against log size; censored
     ones left out.
     """
@@ -57,7 +57,7 @@ def fit_drift(slices: Sequence[Slice], confidence: float = 0.90) -> Drift:
     inside = [v for v in vertices if v.interior]
     line = None
     if len(inside) >= 2:
-        line = fit_power_line(
+        line = fit_power_law(
             np.array([v.budget for v in inside]), np.array([v.x for v in inside]), confidence
         )
     full = [s for s in ordered if all(_at(s, multiple) is not None for multiple in (0.5, 1.0, 2.0))]
@@ -66,11 +66,11 @@ def fit_drift(slices: Sequence[Slice], confidence: float = 0.90) -> Drift:
         top = full[-1]
         half, base, twice = (_at(top, multiple) or math.nan for multiple in (0.5, 1.0, 2.0))
         regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(top.loss)), top.parameters
-    bold = line is not None and line.freedom > 0 and abs(line.exponent) >= 3 * line.error
+    bold = line is not None and line.degrees_of_freedom > 0 and abs(line.exponent) >= 3 * line.standard_error
     return Drift(line, vertices, regret, span, size, bold)
 
 
-def _at(swept: Slice, multiple: float) -> float | None:
+def _at(swept: HyperparameterSweep, multiple: float) -> float | None:
     close = np.flatnonzero(np.isclose(swept.multiples, multiple, rtol=1e-6))
     return float(np.mean(swept.loss[close])) if len(close) else None
 
@@ -91,7 +91,7 @@ class AffineLaw:
     a_interval: Interval
     b_interval: Interval
     r_squared: float
-    freedom: int
+    degrees_of_freedom: int
 
     def expansion(self, tpp: float) -> float:
         """E_ρ*/E_2 = TPP/(a·TPP + b): how much more compute each token gets at the best transition."""

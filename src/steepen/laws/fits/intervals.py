@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.laws.fits.solver import Array, Design, best_start, limits, starts
+from steepen.laws.fits.solver import Array, Design, parameter_bounds, solve_from_starts, starting_points
 
 Interval = tuple[float, float]
 Indices = NDArray[np.intp]
 
-FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, at which floors begin
-MOST_STEPS = 60
+START_FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, at which floors begin
+MAX_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class LeastSquaresFit:
     """A least-squares fit to one data set, ready to be profiled."""
 
     design: Design
@@ -32,7 +32,9 @@ class Fitted:
     log: bool
 
 
-def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile: float) -> list[Interval]:
+def profile_intervals(
+    fit: LeastSquaresFit, which: list[int], covariance: Array, quantile: float
+) -> list[Interval]:
     """For each parameter, where the profiled sum of squares has risen by quantile² · variance on either
     side.
 
@@ -47,7 +49,7 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     best = fit.theta[index]
     # As a parameter is pushed, the others follow it; the covariance says how, to first order.
     follow = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
-    lowest, highest = (part[0, index] for part in limits(fit.design, fit.y[None]))
+    lowest, highest = (part[0, index] for part in parameter_bounds(fit.design, fit.y[None]))
     limit = np.abs(np.where(side < 0, lowest, highest) - best)  # how far each can go
     # Between `near`, which is not refuted, and `far`, which is; until that is found, twice as far each time.
     near, far = np.zeros(len(rows)), np.full(len(rows), np.inf)
@@ -55,10 +57,10 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     step = np.minimum(np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(best), 1.0)), limit)
     theta = np.repeat(fit.theta[None], len(rows), axis=0)
     endless = np.zeros(len(rows), bool)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         value = best + side * step
         start = fit.theta + follow * (value - best)[:, None]
-        rise, theta = _risen(fit, index, value, [start, theta])
+        rise, theta = _profile(fit, index, value, [start, theta])
         out = rise >= quantile
         near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)
         far, far_rise = np.where(out, step, far), np.where(out, rise, far_rise)
@@ -77,20 +79,20 @@ def profile_intervals(fit: Fitted, which: list[int], covariance: Array, quantile
     return [(float(ends[2 * i]), float(ends[2 * i + 1])) for i in range(len(which))]
 
 
-def _risen(fit: Fitted, index: Indices, value: Array, begin: list[Array]) -> tuple[Array, Array]:
+def _profile(fit: LeastSquaresFit, index: Indices, value: Array, begin: list[Array]) -> tuple[Array, Array]:
     """How far, in standard deviations, the fit is off with each parameter at a value, and where it is then.
 
     The best from several starts: where a parameter is pushed far, the best fit may be another than the one
     that its neighbour's leads to.
     """
     rows = np.arange(len(index))
-    anew = [starts(fit.design, fit.x, fit.y, fraction) for fraction in FRACTIONS]
-    fixed = np.zeros((len(rows), fit.design.parameters), bool)
+    anew = [starting_points(fit.design, fit.x, fit.y, fraction) for fraction in START_FRACTIONS]
+    fixed = np.zeros((len(rows), fit.design.n_parameters), bool)
     fixed[rows, index] = True
     every = [*begin, *(np.repeat(one[None], len(rows), axis=0) for one in anew)]
     for start in every:
         start[rows, index] = value
-    found = best_start(
+    found = solve_from_starts(
         fit.design, fit.x, fit.y[None], every,
         weights=fit.weights[None], fixed=fixed, log=fit.log, iterations=100,
     )  # fmt: skip

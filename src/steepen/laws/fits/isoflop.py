@@ -17,13 +17,13 @@ from steepen.laws.fits.intervals import Interval
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, VertexMethod, find_vertex
 from steepen.laws.hypotheses.nested_models import t_quantile
-from steepen.laws.verdict.sensitivity import needed_noncentrality
+from steepen.laws.verdict.sensitivity import required_noncentrality
 
 NO_BOUNDS: Interval = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
-class PowerLine:
+class PowerLawFit:
     """A straight line of log y on log x: y = coefficient · x^exponent, with t-intervals.
 
     `p_value` is for exponent = 0 (two-sided). `detectable` is the smallest |exponent| this many points with
@@ -32,34 +32,38 @@ class PowerLine:
 
     exponent: float
     coefficient: float
-    error: float
+    standard_error: float
     interval: Interval
     p_value: float
-    freedom: int
+    degrees_of_freedom: int
     detectable: float
     confidence: float
-    left_out: Interval | None
-    centre: float
-    height: float
+    leave_one_out: Interval | None
+    mean_log_x: float
+    mean_log_y: float
     residual_sd: float
-    spread: float
+    sum_squares_log_x: float
 
     def predict(self, x: float) -> float:
         """The line's y at x."""
-        return math.exp(self.height + self.exponent * (math.log(x) - self.centre))
+        return math.exp(self.mean_log_y + self.exponent * (math.log(x) - self.mean_log_x))
 
     def interval_at(self, x: float) -> Interval:
         """The interval of the line itself at x (not of a further point)."""
-        away = math.log(x) - self.centre
-        t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.freedom))))
-        count = self.freedom + 2
+        away = math.log(x) - self.mean_log_x
+        t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.degrees_of_freedom))))
+        count = self.degrees_of_freedom + 2
         with np.errstate(invalid="ignore"):
-            reach = t * self.residual_sd * math.sqrt(1 / count + away * away / max(self.spread, 1e-300))
+            reach = (
+                t
+                * self.residual_sd
+                * math.sqrt(1 / count + away * away / max(self.sum_squares_log_x, 1e-300))
+            )
         middle = math.log(self.predict(x))
         return math.exp(middle - reach), math.exp(middle + reach) if middle + reach < 700 else math.inf
 
 
-def fit_power_line(x: Array, y: Array, confidence: float = 0.90) -> PowerLine:
+def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
     """Ordinary least squares of log y on log x: the scale-shift test, the drift of a hyperparameter, an
     allocation law.
     """
@@ -72,15 +76,15 @@ def fit_power_line(x: Array, y: Array, confidence: float = 0.90) -> PowerLine:
     p = float(2 * stats.t.sf(abs(value[1]) / max(error, 1e-300), nu)) if nu > 0 else 1.0
     detectable = math.inf
     if nu > 0:
-        detectable = error * math.sqrt(needed_noncentrality(nu, 0.05, 0.80))
+        detectable = error * math.sqrt(required_noncentrality(nu, 0.05, 0.80))
     out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
     centre = float(u.mean())
-    return PowerLine(
-        exponent=float(value[1]), coefficient=float(np.exp(np.clip(value[0], -700, 700))), error=error,
+    return PowerLawFit(
+        exponent=float(value[1]), coefficient=float(np.exp(np.clip(value[0], -700, 700))), standard_error=error,
         interval=(float(value[1]) - t * error, float(value[1]) + t * error) if nu > 0 else NO_BOUNDS,
-        p_value=p, freedom=nu, detectable=detectable, confidence=confidence,
-        left_out=(float(min(out)), float(max(out))) if out else None,
-        centre=centre, height=float(value[0] + value[1] * centre), residual_sd=sd, spread=spread,
+        p_value=p, degrees_of_freedom=nu, detectable=detectable, confidence=confidence,
+        leave_one_out=(float(min(out)), float(max(out))) if out else None,
+        mean_log_x=centre, mean_log_y=float(value[0] + value[1] * centre), residual_sd=sd, sum_squares_log_x=spread,
     )  # fmt: skip
 
 
@@ -91,7 +95,7 @@ class IsoflopFit:
     """
 
     vertices: tuple[Vertex, ...]
-    law: PowerLine | None
+    law: PowerLawFit | None
     mean: float
     rounded: float
     settings: dict[str, Any]
@@ -184,7 +188,7 @@ def fit_isoflop(
         )
     law = None
     if len(interior) >= 2 and all(v.x > 0 for v in interior):
-        law = fit_power_line(
+        law = fit_power_law(
             np.array([v.budget for v in interior]), np.array([v.x for v in interior]), confidence
         )
     else:

@@ -36,7 +36,7 @@ class ArmLaw:
     gamma: Estimate
     log_a: Estimate
     e: Estimate
-    slope_error: float
+    slope_standard_error: float
     residual_sd: float
     c0: float
     flops_range: tuple[float, float]
@@ -89,7 +89,7 @@ class ComputeFit:
     c0: float
     arms: dict[str, ArmLaw]
     sigma: float
-    freedom: float
+    degrees_of_freedom: float
     objective: float
     at_bound: tuple[str, ...] = ()
     # Of (E, every log A, every γ) in the order of `arms`; kept for bands, not for JSON.
@@ -104,12 +104,12 @@ class ComputeFit:
     @property
     def quantile(self) -> float:
         """Student's t for the settings' confidence and the fit's degrees of freedom."""
-        return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.freedom)))
+        return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.degrees_of_freedom)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "settings": asdict(self.settings), "c0": self.c0, "sigma": self.sigma, "freedom": self.freedom,
+            "settings": asdict(self.settings), "c0": self.c0, "sigma": self.sigma, "degrees_of_freedom": self.degrees_of_freedom,
             "objective": self.objective, "at_bound": list(self.at_bound),
             "arms": {name: law_dict(law) for name, law in self.arms.items()},
         }  # fmt: skip
@@ -138,7 +138,7 @@ def law_dict(law: ArmLaw) -> dict[str, Any]:
             name: {"conditional": list(part.conditional), "unconditional": list(part.unconditional)}
             for name, part in parts.items()
         },
-        "slope_error": law.slope_error,
+        "slope_standard_error": law.slope_standard_error,
         "residual_sd": law.residual_sd,
         "flops_range": list(law.flops_range),
     }
@@ -149,12 +149,12 @@ def default_c0(ladder: Ladder) -> float:
     return float(np.exp(np.log(ladder.flops).mean()))
 
 
-def around(value: float, reach: float) -> Interval:
+def symmetric_interval(value: float, reach: float) -> Interval:
     """value ± reach."""
     return value - float(reach), value + float(reach)
 
 
-def spread(residual: Array) -> float:
+def root_mean_square(residual: Array) -> float:
     """Root mean square."""
     return float(np.sqrt(np.mean(residual**2)))
 

@@ -14,7 +14,7 @@ from steepen.laws.ladder import Ladder
 
 
 @dataclass(frozen=True)
-class Cut:
+class ComputeSlice:
     """One budget: the interpolated loss of every family that covers it, and the optimum over them.
 
     `best.interior` is False (censored) where no parabola has its minimum inside the families present;
@@ -33,7 +33,9 @@ def loss_at(ladder: Ladder, budget: float) -> float | None:
     return float(np.exp(np.interp(math.log(budget), np.log(ladder.flops), np.log(ladder.loss))))
 
 
-def matched_cuts(families: dict[float, Ladder], budgets: Array, confidence: float = 0.90) -> list[Cut]:
+def slice_families(
+    families: dict[float, Ladder], budgets: Array, confidence: float = 0.90
+) -> list[ComputeSlice]:
     """Cut families (keyed by K, or any positive setting) at budgets; the optimum is a parabola in log K and
     log loss.
     """
@@ -42,14 +44,14 @@ def matched_cuts(families: dict[float, Ladder], budgets: Array, confidence: floa
             raise UsageError(
                 f"a family is keyed {key}; keys must be positive numbers such as the number of passes."
             )
-    found: list[Cut] = []
+    found: list[ComputeSlice] = []
     for budget in np.asarray(budgets, float):
         losses = {
             key: value
             for key, ladder in sorted(families.items())
             if (value := loss_at(ladder, budget)) is not None
         }
-        found.append(Cut(float(budget), losses, _best(losses, float(budget), confidence)))
+        found.append(ComputeSlice(float(budget), losses, _best(losses, float(budget), confidence)))
     return found
 
 

@@ -14,13 +14,13 @@ from steepen.laws.fits.law import (
     Estimate,
     FitSettings,
     Loss,
-    around,
     default_c0,
     flops_range,
-    spread,
+    root_mean_square,
+    symmetric_interval,
 )
-from steepen.laws.fits.solver import Array, Design, Solution, solve_anew, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import ROUNDING, t_quantile
+from steepen.laws.fits.solver import Array, Design, Solution, solve_multistart, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
 from steepen.laws.ladder import Ladder
 
 
@@ -46,7 +46,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
     e_estimate = Estimate(
         e,
-        around(e, quantile * math.sqrt(max(given_gamma[0, 0], 0.0))),
+        symmetric_interval(e, quantile * math.sqrt(max(given_gamma[0, 0], 0.0))),
         (max(0.0, e - quantile * float(errors[0])), e + quantile * float(errors[0])),
     )
     arms: dict[str, ArmLaw] = {}
@@ -80,8 +80,8 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         gamma, log_a = (
             Estimate(
                 float(value[i]),
-                around(float(value[i]), narrow * error[i]),
-                around(float(value[i]), wide[i] * total[i]),
+                symmetric_interval(float(value[i]), narrow * error[i]),
+                symmetric_interval(float(value[i]), wide[i] * total[i]),
             )
             for i in range(2)
         )
@@ -117,7 +117,7 @@ def fit_irreducible_loss(
     predicted = design.predict(theta, x)
     residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
     free = max(len(x) - 3, 1)
-    rounding = ROUNDING * (1.0 if log else float(ladder.loss.mean()))
+    rounding = ROUNDING_ERROR * (1.0 if log else float(ladder.loss.mean()))
     variance = max(float((weights * residual**2).sum()) / free, rounding**2)
     if noise is not None:
         variance = (noise / (float(ladder.loss.mean()) if log else 1.0)) ** 2
@@ -147,7 +147,7 @@ def _three_parameters(
     ones = np.ones((len(x), 1))
     design = Design(ones, ones, ones)
     huber = delta if loss == "huber" else None
-    return design, solve_anew(design, x, y, weights=weights, log=loss != "mse", huber=huber)
+    return design, solve_multistart(design, x, y, weights=weights, log=loss != "mse", huber=huber)
 
 
 def _line(
@@ -159,10 +159,10 @@ def _line(
     inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)
     value = inverse @ (design * w[:, None]).T @ z
     residual = z - design @ value
-    sd = spread(residual * (ladder.loss - e))
+    sd = root_mean_square(residual * (ladder.loss - e))
     if noise is not None:  # known in the loss, so in its logarithm different at every rung
         known = w * (noise / (ladder.loss - e)) ** 2
         return value, inverse @ ((design * known[:, None]).T @ design) @ inverse, sd, math.inf
     nu = len(x) - 2
-    variance = max(float((w * residual**2).sum()) / max(nu, 1), ROUNDING**2)
+    variance = max(float((w * residual**2).sum()) / max(nu, 1), ROUNDING_ERROR**2)
     return value, inverse * variance, sd, float(nu)

@@ -22,27 +22,27 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-GAMMA_LIMITS = (-1.0, 5.0)
-LOG_CONSTANT_LIMITS = (-40.0, 40.0)
+GAMMA_BOUNDS = (-1.0, 5.0)
+LOG_CONSTANT_BOUNDS = (-40.0, 40.0)
 # Numbers in one Jacobian; more data sets than fit are solved in turn, so memory stays small.
-BLOCK = 4_000_000
+MAX_JACOBIAN_ELEMENTS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
     """Which floor, log constant and exponent each point uses: one (points × parameters) matrix for each."""
 
-    floors: Array
+    irreducible: Array
     constants: Array
     exponents: Array
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """How many floors, log constants and exponents there are, in the order they sit in θ."""
-        return self.floors.shape[1], self.constants.shape[1], self.exponents.shape[1]
+        return self.irreducible.shape[1], self.constants.shape[1], self.exponents.shape[1]
 
     @property
-    def parameters(self) -> int:
+    def n_parameters(self) -> int:
         """The length of θ."""
         return sum(self.sizes)
 
@@ -53,7 +53,7 @@ class Design:
 
     def predict(self, theta: Array, x: Array) -> Array:
         """The modelled loss of every point, shape (…, points)."""
-        return self.split(theta)[0] @ self.floors.T + self.reducible(theta, x)
+        return self.split(theta)[0] @ self.irreducible.T + self.reducible(theta, x)
 
     def reducible(self, theta: Array, x: Array) -> Array:
         """The part above the floor, held below e^200 so that a wild trial step cannot overflow."""
@@ -69,10 +69,10 @@ class Solution:
     objective: Array
     converged: Mask
 
-    def with_rows(self, rows: Mask, other: Solution) -> Solution:
+    def improve_rows(self, rows: Mask, other: Solution) -> Solution:
         """These data sets' solutions taken from another fit to them, where that is the better."""
         theta, objective, converged = self.theta.copy(), self.objective.copy(), self.converged.copy()
-        best = better_of(Solution(theta[rows], objective[rows], converged[rows]), other)
+        best = best_of(Solution(theta[rows], objective[rows], converged[rows]), other)
         theta[rows], objective[rows], converged[rows] = best.theta, best.objective, best.converged
         return Solution(theta, objective, converged)
 
@@ -82,12 +82,12 @@ def one_hot(groups: NDArray[np.intp], count: int) -> Array:
     return np.eye(count)[groups]
 
 
-def starts(design: Design, x: Array, y: Array, fraction: float) -> Array:
+def starting_points(design: Design, x: Array, y: Array, fraction: float) -> Array:
     """A start for each data set: every floor at `fraction` of its lowest loss, then a log–log regression."""
     floors = np.stack(
-        [fraction * y[..., column > 0].min(axis=-1) for column in design.floors.T], axis=-1
+        [fraction * y[..., column > 0].min(axis=-1) for column in design.irreducible.T], axis=-1
     )  # (…, floors)
-    rest = np.log(np.maximum(y - floors @ design.floors.T, 1e-12))
+    rest = np.log(np.maximum(y - floors @ design.irreducible.T, 1e-12))
     linear = np.concatenate([design.constants, -x[:, None] * design.exponents], axis=1)
     lines = rest @ np.linalg.pinv(linear).T
     return np.concatenate([floors, lines], axis=-1, dtype=np.float64)
@@ -113,7 +113,7 @@ def solve(
     …).
     """
     count = max(len(np.atleast_2d(part)) for part in (y, start, y if weights is None else weights))
-    block = max(1, BLOCK // (len(x) * design.parameters))
+    block = max(1, MAX_JACOBIAN_ELEMENTS // (len(x) * design.n_parameters))
     if count > block:
         parts = [
             solve(
@@ -129,11 +129,11 @@ def solve(
             np.concatenate([part.objective for part in parts]),
             np.concatenate([part.converged for part in parts]),
         )
-    theta = np.array(np.broadcast_to(start, (count, design.parameters)), dtype=float)
+    theta = np.array(np.broadcast_to(start, (count, design.n_parameters)), dtype=float)
     y = np.broadcast_to(y, (count, len(x)))
     w = np.ones_like(y) if weights is None else np.broadcast_to(weights, y.shape)
     frozen = np.zeros(theta.shape, bool) if fixed is None else np.broadcast_to(fixed, theta.shape)
-    low, high = limits(design, y)
+    low, high = parameter_bounds(design, y)
     theta = np.where(frozen, theta, np.clip(theta, low, high))
 
     objective, residual, influence = (
@@ -165,7 +165,7 @@ def solve(
     return Solution(theta, objective, done)
 
 
-def solve_anew(
+def solve_multistart(
     design: Design,
     x: Array,
     y: Array,
@@ -177,15 +177,15 @@ def solve_anew(
 ) -> Solution:
     """Like `solve`, from several starts that need no guess; the best of them for each data set."""
     y = np.atleast_2d(y)
-    begin = [starts(design, x, y, fraction) for fraction in fractions]
-    found = best_start(design, x, y, begin, weights=weights, log=log, huber=huber, iterations=80)
+    begin = [starting_points(design, x, y, fraction) for fraction in fractions]
+    found = solve_from_starts(design, x, y, begin, weights=weights, log=log, huber=huber, iterations=80)
     if found.converged.all():
         return found
     # Most are at rest by then; of the others the best goes on.
     return solve(design, x, y, found.theta, weights=weights, log=log, huber=huber, iterations=400)
 
 
-def best_start(
+def solve_from_starts(
     design: Design,
     x: Array,
     y: Array,
@@ -213,7 +213,7 @@ def best_start(
     return Solution(found.theta[place], found.objective[place], found.converged[place])
 
 
-def better_of(first: Solution, second: Solution) -> Solution:
+def best_of(first: Solution, second: Solution) -> Solution:
     """For each data set, whichever of two solutions has the lower objective."""
     take = second.objective < first.objective
     return Solution(
@@ -229,13 +229,13 @@ def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array
     reducible = design.reducible(theta, x)
     parts = np.concatenate(
         [
-            np.broadcast_to(design.floors, (len(theta), *design.floors.shape)),
+            np.broadcast_to(design.irreducible, (len(theta), *design.irreducible.shape)),
             reducible[:, :, None] * design.constants,
             (-x * reducible)[:, :, None] * design.exponents,
         ],
         axis=2,
     )
-    return parts / np.maximum(floor @ design.floors.T + reducible, 1e-300)[:, :, None] if log else parts
+    return parts / np.maximum(floor @ design.irreducible.T + reducible, 1e-300)[:, :, None] if log else parts
 
 
 def unscaled_covariance(
@@ -255,17 +255,17 @@ def _rows(part: NDArray[Any], count: int, first: int, block: int) -> NDArray[Any
     return np.broadcast_to(np.atleast_2d(part), (count, np.shape(part)[-1]))[first : first + block]
 
 
-def limits(design: Design, y: Array) -> tuple[Array, Array]:
+def parameter_bounds(design: Design, y: Array) -> tuple[Array, Array]:
     """Floors between zero and the highest loss; the others only far from overflow."""
     n_floor, n_constant, n_exponent = design.sizes
     count = len(y)
-    low = [np.zeros((count, n_floor)), np.full((count, n_constant), LOG_CONSTANT_LIMITS[0])]
+    low = [np.zeros((count, n_floor)), np.full((count, n_constant), LOG_CONSTANT_BOUNDS[0])]
     high = [
         np.repeat(y.max(axis=1)[:, None], n_floor, 1),
-        np.full((count, n_constant), LOG_CONSTANT_LIMITS[1]),
+        np.full((count, n_constant), LOG_CONSTANT_BOUNDS[1]),
     ]
-    low.append(np.full((count, n_exponent), GAMMA_LIMITS[0]))
-    high.append(np.full((count, n_exponent), GAMMA_LIMITS[1]))
+    low.append(np.full((count, n_exponent), GAMMA_BOUNDS[0]))
+    high.append(np.full((count, n_exponent), GAMMA_BOUNDS[1]))
     return np.concatenate(low, axis=1), np.concatenate(high, axis=1)
 
 

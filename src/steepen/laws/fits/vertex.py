@@ -17,7 +17,7 @@ from steepen.laws.fits.solver import Array
 from steepen.laws.hypotheses.nested_models import f_p_value, t_quantile
 
 VertexMethod = Literal["quadratic", "akima"]
-LEAST_POINTS = 3
+MIN_POINTS = 3
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Vertex:
     interval: Interval | None
     curvature: float
     points: int
-    left_out: Interval | None
+    leave_one_out: Interval | None
     method: VertexMethod
     p_parabola: float | None = None
 
@@ -73,14 +73,14 @@ def find_vertex(
     `nearest` fits only that many points around the lowest measured one, for sweeps wider than a parabola
     holds.
     """
-    if nearest is not None and nearest < LEAST_POINTS:
-        raise UsageError(f"nearest is {nearest}; a parabola needs at least {LEAST_POINTS} points.")
+    if nearest is not None and nearest < MIN_POINTS:
+        raise UsageError(f"nearest is {nearest}; a parabola needs at least {MIN_POINTS} points.")
     order = np.argsort(x)
     x, loss = np.asarray(x, float)[order], np.asarray(loss, float)[order]
     where = "" if math.isnan(budget) else f" at budget {budget:.3g}"
-    if len(np.unique(x)) < LEAST_POINTS:
+    if len(np.unique(x)) < MIN_POINTS:
         raise UsageError(
-            f"a sweep{where} has {len(np.unique(x))} different x; a parabola needs {LEAST_POINTS}."
+            f"a sweep{where} has {len(np.unique(x))} different x; a parabola needs {MIN_POINTS}."
         )
     u, v = (np.log(x) if log_x else x), (np.log(loss) if log_loss else loss)
     if nearest is not None:
@@ -111,7 +111,7 @@ def find_vertex(
         interval=None if interval is None else (back(interval[0]), back(interval[1])),
         curvature=curvature,
         points=len(x),
-        left_out=None if left_out is None else (back(left_out[0]), back(left_out[1])),
+        leave_one_out=None if left_out is None else (back(left_out[0]), back(left_out[1])),
         method=method,
         p_parabola=_p_cubic(u, v) if method == "quadratic" else None,
     )
@@ -178,13 +178,13 @@ def _fieller(u: Array, v: Array, confidence: float) -> Interval:
 
 
 def _leave_one_out(u: Array, v: Array, method: VertexMethod) -> Interval | None:
-    if len(u) <= LEAST_POINTS:
+    if len(u) <= MIN_POINTS:
         return None
     fit = _akima if method == "akima" else _parabola
     found: list[float] = []
     for i in range(len(u)):
         keep = np.arange(len(u)) != i
-        if len(np.unique(u[keep])) >= LEAST_POINTS:
+        if len(np.unique(u[keep])) >= MIN_POINTS:
             found.append(fit(u[keep], v[keep])[0])
     finite = [value for value in found if math.isfinite(value)]
     return (min(finite), max(finite)) if finite else None

@@ -12,17 +12,17 @@ from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
     DecisionRule,
-    PairFits,
+    NestedFits,
     VerdictWord,
-    compare_hypotheses,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
+    verdict_words,
 )
 from steepen.laws.ladder import Ladder
 
-LEAST_DRAWS = 200
-POINTS_DRAWN = 1_000_000
-ENDS_LEFT_OUT = 50
+MIN_DRAWS = 200
+MAX_POINTS_DRAWN = 1_000_000
+MAX_LEFT_OUT_PER_END = 50
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Resampling:
     kind: str
     draws: int
     delta_gamma: Interval
-    verdict_shares: dict[str, float]
+    verdict_fractions: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LeaveOneOut:
 
 
 def residual_draws(
-    fits: PairFits, y: Array, rule: DecisionRule, draws: int, rng: np.random.Generator
+    fits: NestedFits, y: Array, rule: DecisionRule, draws: int, rng: np.random.Generator
 ) -> Array:
     """Ladders made of the free reading plus its residuals, shuffled with replacement.
 
@@ -87,20 +87,20 @@ def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Genera
     return np.stack(columns, axis=1)
 
 
-def resample(
+def bootstrap(
     ladders: tuple[Ladder, Ladder],
-    fits: PairFits,
+    fits: NestedFits,
     y: Array,
     rule: DecisionRule,
     *,
     confidence: float,
     draws: int,
     seed: int,
-) -> tuple[tuple[Resampling, ...], PairFits]:
+) -> tuple[tuple[Resampling, ...], NestedFits]:
     """Both kinds of bootstrap; the residual one's fits also give the multipliers their bands."""
     rng = np.random.default_rng(seed)
     # Long ladders are well determined and slow to refit: fewer draws, as the result then says.
-    draws = min(draws, max(LEAST_DRAWS, POINTS_DRAWN // len(y)))
+    draws = min(draws, max(MIN_DRAWS, MAX_POINTS_DRAWN // len(y)))
     found: list[Resampling] = []
     kept = fits
     for kind, data in (
@@ -109,10 +109,10 @@ def resample(
     ):
         if data is None:
             continue
-        drawn = fit_hypotheses(fits.pair, data, rule, warm=fits)
+        drawn = fit_hypotheses(fits.pair, data, rule, warm_start=fits)
         kept = drawn if kind == "residuals" else kept
-        tests = compare_hypotheses(drawn, rule)
-        words = judge(tests, rule)
+        tests = f_test_hypotheses(drawn, rule)
+        words = verdict_words(tests, rule)
         tail = (1 - confidence) / 2
         low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
         shares = {word: float(np.mean(words == word)) for word in VERDICTS}
@@ -120,8 +120,8 @@ def resample(
     return tuple(found), kept
 
 
-def leave_out(
-    ladders: tuple[Ladder, Ladder], fits: PairFits, y: Array, rule: DecisionRule
+def leave_one_out(
+    ladders: tuple[Ladder, Ladder], fits: NestedFits, y: Array, rule: DecisionRule
 ) -> tuple[LeaveOneOut, ...]:
     """Every rung left out in turn, by giving it no weight."""
     count = len(y)
@@ -129,11 +129,11 @@ def leave_out(
         return ()
     sizes = [len(ladder.flops) for ladder in ladders]
     # Of a very long ladder only the ends are left out in turn: they are what a slope hangs on.
-    chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < ENDS_LEFT_OUT]
-    chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < ENDS_LEFT_OUT]
+    chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < MAX_LEFT_OUT_PER_END]
+    chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < MAX_LEFT_OUT_PER_END]
     weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)
-    tests = compare_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm=fits), rule)
-    words = judge(tests, rule)
+    tests = f_test_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits), rule)
+    words = verdict_words(tests, rule)
     rungs = [
         (place, ladder.arm, float(flops))
         for ladder in ladders

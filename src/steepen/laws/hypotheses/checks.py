@@ -14,18 +14,18 @@ from steepen.laws.fits.law import ComputeFit
 from steepen.laws.fits.solver import (
     Array,
     Design,
-    better_of,
+    best_of,
     jacobian,
     one_hot,
     solve,
-    solve_anew,
+    solve_multistart,
     unscaled_covariance,
 )
-from steepen.laws.hypotheses.nested_models import ROUNDING, f_p_value
+from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, f_p_value
 from steepen.laws.ladder import Ladder
 
 # Beyond this a residual's t-value says no more than "not noise"; its digits would be the table's rounding.
-MOST_ERRORS = 20.0
+MAX_T_SHOWN = 20.0
 
 
 def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
@@ -43,7 +43,7 @@ def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
     freedom = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
     if inner == 0 or within <= 0 or freedom <= 0:
         return None
-    between, _ = _one_floor(ladders, fit, list(ladders), log=False)
+    between, _ = _fit_shared(ladders, fit, list(ladders), log=False)
     return float(stats.f.sf((between / freedom) / (within / inner), freedom, inner))
 
 
@@ -65,7 +65,7 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     settings = fit.settings
 
     def fitted(names: list[str]) -> tuple[float, Array]:
-        return _one_floor(ladders, fit, names, log=settings.log)
+        return _fit_shared(ladders, fit, names, log=settings.log)
 
     alone = {name: fitted([name]) for name in ladders}
     theta = np.stack([alone[name][1] for name in ladders]).T.ravel()
@@ -78,7 +78,7 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     if settings.noise:
         variance = (settings.noise / (mean if settings.log else 1.0)) ** 2
     else:
-        variance = max(free / freedom, (ROUNDING * (1.0 if settings.log else mean)) ** 2)
+        variance = max(free / freedom, (ROUNDING_ERROR * (1.0 if settings.log else mean)) ** 2)
     below = np.array(math.inf if settings.noise else freedom)
 
     def p_value(names: list[str]) -> float:
@@ -92,7 +92,7 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     return SharedIrreducibleLoss(together, by_arm, theta)
 
 
-def warnings_of(
+def collect_warnings(
     ladders: dict[str, Ladder],
     fit: ComputeFit,
     p_lack: float | None,
@@ -135,7 +135,7 @@ def warnings_of(
     return tuple(found + _outliers(ladders, fit, floors.theta if apart else None))
 
 
-def _one_floor(
+def _fit_shared(
     ladders: dict[str, Ladder], fit: ComputeFit, names: list[str], *, log: bool
 ) -> tuple[float, Array]:
     """The least sum of squares of some arms with one floor among them, and its law; the fit at hand is one of
@@ -145,9 +145,9 @@ def _one_floor(
     design = _design(group, len(names), shared=True)
     rows = [list(fit.arms).index(name) for name in names]
     start = fit.theta[[0, *(1 + i for i in rows), *(1 + len(fit.arms) + i for i in rows)]]
-    found = better_of(
+    found = best_of(
         solve(design, x, y[None], start[None], weights=weights[None], log=log, iterations=400),
-        solve_anew(design, x, y, fractions=(0.3, 0.8, 0.95), weights=weights, log=log),
+        solve_multistart(design, x, y, fractions=(0.3, 0.8, 0.95), weights=weights, log=log),
     )
     return float(found.objective[0]), found.theta[0]
 
@@ -173,7 +173,7 @@ def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -
     x, y, w, group = _stacked(ladders, fit.c0)
     design = _design(group, len(ladders), shared=free is None)
     theta = fit.theta if free is None else free
-    freedom = len(x) - design.parameters - 1
+    freedom = len(x) - design.n_parameters - 1
     if freedom < 2:
         return []
     residual = (y - design.predict(theta, x)) * np.sqrt(w)
@@ -192,6 +192,6 @@ def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -
 
 
 def _errors(t: float) -> str:
-    if abs(t) > MOST_ERRORS:
-        return f"more than {MOST_ERRORS:.0f} standard errors"
+    if abs(t) > MAX_T_SHOWN:
+        return f"more than {MAX_T_SHOWN:.0f} standard errors"
     return f"{t:+.1f} standard errors"

@@ -28,21 +28,21 @@ from steepen.laws.fits.solver import (
     Design,
     Mask,
     Solution,
-    better_of,
+    best_of,
     solve,
-    solve_anew,
+    solve_multistart,
     unscaled_covariance,
 )
 
-Hypothesis = Literal["same", "constant", "exponent", "floor", "free"]
-Own = Literal["exponent", "floor"]
+Hypothesis = Literal["same", "constant", "exponent", "irreducible", "free"]
+ExtraParameter = Literal["exponent", "irreducible"]
 VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"]
 
-HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "floor", "free")
+HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "irreducible", "free")
 VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 # Below this share of the loss, scatter is the rounding of the table, not noise of the runs.
-ROUNDING = 1e-9
+ROUNDING_ERROR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DecisionRule:
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class LadderPair:
     """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind
     each.
     """
@@ -81,16 +81,16 @@ class Pair:
             "same": Design(ones, ones, ones),
             "constant": Design(ones, both, ones),
             "exponent": Design(ones, both, both),
-            "floor": Design(split, both, ones),
+            "irreducible": Design(split, both, ones),
             "free": Design(split, both, both),
         }
 
 
 @dataclass(frozen=True, eq=False)
-class PairFits:
+class NestedFits:
     """Every reading fitted to every data set."""
 
-    pair: Pair
+    pair: LadderPair
     weights: Array
     designs: dict[Hypothesis, Design]
     solutions: dict[Hypothesis, Solution]
@@ -100,20 +100,20 @@ class PairFits:
         """Weighted residual sum of squares of one reading, one value per data set."""
         return self.solutions[reading].objective
 
-    def freedom(self, reading: Hypothesis) -> Array:
+    def degrees_of_freedom(self, reading: Hypothesis) -> Array:
         """Points that count, less the reading's parameters."""
-        return (self.weights > 0).sum(axis=1) - float(self.designs[reading].parameters)
+        return (self.weights > 0).sum(axis=1) - float(self.designs[reading].n_parameters)
 
     def variance(self, reading: Hypothesis, rule: DecisionRule) -> Array:
         """The noise variance a test against `reading` divides by."""
         if rule.noise is not None:
             return np.full(len(self.scale), (rule.noise / (self.scale if rule.log else 1.0)) ** 2)
-        rounding = ROUNDING * (1.0 if rule.log else self.scale)
-        return np.maximum(self.rss(reading) / np.maximum(self.freedom(reading), 1e-9), rounding**2)
+        rounding = ROUNDING_ERROR * (1.0 if rule.log else self.scale)
+        return np.maximum(self.rss(reading) / np.maximum(self.degrees_of_freedom(reading), 1e-9), rounding**2)
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class FTests:
     """What the verdict rests on, one value per data set; every `p_` is the p-value of an F-test."""
 
     p_shift: Array
@@ -126,12 +126,17 @@ class Comparison:
     delta_log_a: Array
     delta_e: Array
     delta_gamma_free: Array
-    freedom: Array
+    degrees_of_freedom: Array
 
 
 def fit_hypotheses(
-    pair: Pair, y: Array, rule: DecisionRule, *, weights: Array | None = None, warm: PairFits | None = None
-) -> PairFits:
+    pair: LadderPair,
+    y: Array,
+    rule: DecisionRule,
+    *,
+    weights: Array | None = None,
+    warm_start: NestedFits | None = None,
+) -> NestedFits:
     """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts.
 
     Where there is none, or a search from it does not come to rest, several starts are tried: a short ladder
@@ -144,40 +149,42 @@ def fit_hypotheses(
         return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
     def anew(reading: Hypothesis, rows: Mask) -> Solution:
-        return solve_anew(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
+        return solve_multistart(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
 
     found: dict[Hypothesis, Solution] = {}
     for reading in HYPOTHESES:
-        if warm is None:
+        if warm_start is None:
             found[reading] = anew(reading, np.ones(len(y), bool))
             continue
-        found[reading] = run(reading, warm.solutions[reading].theta)
+        found[reading] = run(reading, warm_start.solutions[reading].theta)
         restless = ~found[reading].converged
         if restless.any():
-            found[reading] = found[reading].with_rows(restless, anew(reading, restless))
-    _mend(found, run)
-    return PairFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+            found[reading] = found[reading].improve_rows(restless, anew(reading, restless))
+    _restart_from_nested(found, run)
+    return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1))
 
 
-def _widened(theta: Array, by: Own) -> Array:
+def _embed(theta: Array, by: ExtraParameter) -> Array:
     """θ of a reading as θ of the larger one that gives the arm its own exponent, or its own floor."""
     return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
 
 
-def _mend(found: dict[Hypothesis, Solution], run: Callable[[Hypothesis, Array], Solution]) -> None:
+def _restart_from_nested(
+    found: dict[Hypothesis, Solution], run: Callable[[Hypothesis, Array], Solution]
+) -> None:
     """Where a larger reading came out worse than one it contains, start it from that one."""
-    pairs: list[tuple[Hypothesis, Hypothesis, Own]] = [
+    pairs: list[tuple[Hypothesis, Hypothesis, ExtraParameter]] = [
         ("constant", "exponent", "exponent"),
-        ("constant", "floor", "floor"),
-        ("exponent", "free", "floor"),
-        ("floor", "free", "exponent"),
+        ("constant", "irreducible", "irreducible"),
+        ("exponent", "free", "irreducible"),
+        ("irreducible", "free", "exponent"),
     ]
     for small, large, by in pairs:
         if (found[large].objective > found[small].objective * (1 + 1e-9)).any():
-            found[large] = better_of(found[large], run(large, _widened(found[small].theta, by)))
+            found[large] = best_of(found[large], run(large, _embed(found[small].theta, by)))
 
 
-def compare_hypotheses(fits: PairFits, rule: DecisionRule) -> Comparison:
+def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
     """Compare nested readings. Each test has one degree of freedom above and the larger model's below."""
     free = fits.solutions["free"].theta
     exponent = fits.solutions["exponent"].theta
@@ -185,22 +192,22 @@ def compare_hypotheses(fits: PairFits, rule: DecisionRule) -> Comparison:
         fits.designs["exponent"], fits.pair.x, exponent, weights=fits.weights, log=rule.log
     )
     variance = fits.variance("exponent", rule)
-    return Comparison(
+    return FTests(
         p_shift=_p_value(fits, "same", "constant", rule),
         p_slope=_p_value(fits, "constant", "exponent", rule),
         p_exponent_hypothesis=_p_value(fits, "exponent", "free", rule),
-        p_irreducible_hypothesis=_p_value(fits, "floor", "free", rule),
+        p_irreducible_hypothesis=_p_value(fits, "irreducible", "free", rule),
         delta_gamma=exponent[:, 4],
         delta_gamma_error=np.sqrt(covariance[:, 4, 4] * variance),
         gamma=exponent[:, 3],
         delta_log_a=fits.solutions["constant"].theta[:, 2],
-        delta_e=fits.solutions["floor"].theta[:, 1] - fits.solutions["floor"].theta[:, 0],
+        delta_e=fits.solutions["irreducible"].theta[:, 1] - fits.solutions["irreducible"].theta[:, 0],
         delta_gamma_free=free[:, 5],
-        freedom=fits.freedom("exponent"),
+        degrees_of_freedom=fits.degrees_of_freedom("exponent"),
     )
 
 
-def judge(tests: Comparison, rule: DecisionRule) -> NDArray[np.str_]:
+def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
     1. Slopes (given one floor) differ: if the reference gains on the arm with compute the arm is *shallower*,
@@ -217,7 +224,8 @@ def judge(tests: Comparison, rule: DecisionRule) -> NDArray[np.str_]:
     twin_out = tests.p_irreducible_hypothesis < level
     exponent_out = tests.p_exponent_hypothesis < level
     quantile = t_quantile(
-        1.0 - level, tests.freedom if rule.noise is None else np.full_like(tests.freedom, np.inf)
+        1.0 - level,
+        tests.degrees_of_freedom if rule.noise is None else np.full_like(tests.degrees_of_freedom, np.inf),
     )
     reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     flat = reach < rule.margin * np.abs(tests.gamma)
@@ -235,33 +243,33 @@ def judge(tests: Comparison, rule: DecisionRule) -> NDArray[np.str_]:
     return verdict
 
 
-def t_quantile(probability: float, freedom: Array) -> Array:
+def t_quantile(probability: float, df: Array) -> Array:
     """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there
     are none.
     """
-    freedom = np.asarray(freedom, float)
+    df = np.asarray(df, float)
     with np.errstate(invalid="ignore"):
-        value = cast(Array, special.stdtrit(np.maximum(freedom, 1e-9), probability))
-    value = np.where(np.isinf(freedom), special.ndtri(probability), value)
-    return np.where(freedom > 0, value, np.inf)
+        value = cast(Array, special.stdtrit(np.maximum(df, 1e-9), probability))
+    value = np.where(np.isinf(df), special.ndtri(probability), value)
+    return np.where(df > 0, value, np.inf)
 
 
-def f_p_value(statistic: Array, above: float, below: Array) -> Array:
+def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> Array:
     """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are
     none.
     """
     statistic = np.maximum(np.asarray(statistic, float), 0.0)
-    below = np.broadcast_to(np.asarray(below, float), statistic.shape)
-    ratio = np.where(np.isinf(below), 1.0, below)
+    df_denominator = np.broadcast_to(np.asarray(df_denominator, float), statistic.shape)
+    ratio = np.where(np.isinf(df_denominator), 1.0, df_denominator)
     p = np.where(
-        np.isinf(below),
-        special.chdtrc(above, above * statistic),
-        special.fdtrc(above, np.maximum(ratio, 1e-9), statistic),
+        np.isinf(df_denominator),
+        special.chdtrc(df_numerator, df_numerator * statistic),
+        special.fdtrc(df_numerator, np.maximum(ratio, 1e-9), statistic),
     )
-    return np.where(below > 0, p, 1.0)
+    return np.where(df_denominator > 0, p, 1.0)
 
 
-def _p_value(fits: PairFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
+def _p_value(fits: NestedFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
     statistic = (fits.rss(small) - fits.rss(large)) / fits.variance(large, rule)
-    below = fits.freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)
+    below = fits.degrees_of_freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)
     return f_p_value(statistic, 1.0, below)

@@ -30,11 +30,11 @@ class HoldOut:
     interval: Interval
     miss: float
     miss_sigma: float
-    miss_errors: float
+    miss_standard_errors: float
     p_value: float
     compute_factor: float
     decades_beyond: float
-    readings: dict[str, float]
+    forecast_by_hypothesis: dict[str, float]
 
 
 def split_hold_out(
@@ -63,14 +63,14 @@ def split_hold_out(
     return kept, out
 
 
-def without(ladder: Ladder, other: Ladder | None) -> Ladder:
+def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
     """A ladder less the rungs that another ladder of the arm also has."""
     if other is None:
         return ladder
     return ladder.keep(~np.isin(ladder.flops, other.flops))
 
 
-def score(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
+def score_hold_outs(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
     """Score every held-out rung against its arm's law."""
     names = list(fit.arms)
     theta = fit.theta
@@ -91,15 +91,15 @@ def score(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
             error = math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0) + fit.sigma**2 / count)
             miss = float(observed) - forecast
             t = miss / max(error, 1e-300)
-            freedom = fit.freedom if math.isfinite(fit.freedom) else 1e9
+            freedom = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
             found.append(
                 HoldOut(
                     arm=arm, flops=float(flops), observed=float(observed), forecast=forecast,
                     interval=(forecast - fit.quantile * error, forecast + fit.quantile * error), miss=miss,
-                    miss_sigma=miss / max(fit.sigma, 1e-300), miss_errors=t,
+                    miss_sigma=miss / max(fit.sigma, 1e-300), miss_standard_errors=t,
                     p_value=float(2 * stats.t.sf(abs(t), max(freedom, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
-                    decades_beyond=math.log10(flops / law.flops_range[1]), readings={},
+                    decades_beyond=math.log10(flops / law.flops_range[1]), forecast_by_hypothesis={},
                 )
             )  # fmt: skip
     return found

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from steepen.laws.fits.solver import Array, Design, Mask, better_of, solve, solve_anew
+from steepen.laws.fits.solver import Array, Design, Mask, best_of, solve, solve_multistart
 from steepen.laws.hypotheses.nested_models import (
-    Comparison,
     DecisionRule,
-    Pair,
-    PairFits,
-    compare_hypotheses,
+    FTests,
+    LadderPair,
+    NestedFits,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
+    verdict_words,
 )
 
 POWER = 0.90
-FURTHEST_DECADES = 12.0
-MOST_EXCESS = 0.03
-MOST_RUNS = 100
-SAMPLE = 4  # times the rungs, from which it is told what other multiples of them would show
+MAX_EXTRA_DECADES = 12.0
+MAX_LOSS_PENALTY = 0.03
+MAX_RUNS_FACTOR = 100
+DENSITY_PROBE = 4  # times the rungs, from which it is told what other multiples of them would show
 
 
 @dataclass(frozen=True)
@@ -60,46 +60,44 @@ class MistuningTolerance:
 
     ladder: str
     flops: float
-    may_fake_slope: bool
-    undoes_slope: float | None
-    undoes_verdict: float | None
-    verdict_then: str | None
+    could_explain_slope: bool
+    penalty_explaining_slope: float | None
+    penalty_changing_verdict: float | None
+    changed_verdict: str | None
 
 
-def needed_noncentrality(freedom: float, level: float, power: float = POWER) -> float:
+def required_noncentrality(df: float, level: float, power: float = POWER) -> float:
     """How strongly (in squared standard errors) an effect must show for an F-test with one degree to have
     the power.
     """
-    if not math.isfinite(freedom):
+    if not math.isfinite(df):
         return float((special.ndtri(1 - level / 2) + special.ndtri(power)) ** 2)
-    if freedom < 1:
+    if df < 1:
         return math.inf
-    critical = float(special.fdtri(1.0, freedom, 1.0 - level))
+    critical = float(special.fdtri(1.0, df, 1.0 - level))
     low, high = 0.0, 10.0
-    while special.ncfdtr(1.0, freedom, high, critical) > 1 - power:
+    while special.ncfdtr(1.0, df, high, critical) > 1 - power:
         high *= 2
         if high > 1e7:
             return math.inf
     for _ in range(60):
         middle = 0.5 * (low + high)
-        low, high = (
-            (middle, high) if special.ncfdtr(1.0, freedom, middle, critical) > 1 - power else (low, middle)
-        )
+        low, high = (middle, high) if special.ncfdtr(1.0, df, middle, critical) > 1 - power else (low, middle)
     return high
 
 
-def separation(
-    truth: Design, theta: Array, twin: Design, start: Array, pair: Pair, *, log: bool = False
+def rival_rss(
+    truth: Design, theta: Array, rival: Design, start: Array, pair: LadderPair, *, log: bool = False
 ) -> float:
     """The sum of squares the twin cannot explain when the truth is the other reading, without noise."""
     y = truth.predict(theta, pair.x)
-    found = solve(twin, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
+    found = solve(rival, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
     if not found.converged[0]:
-        found = better_of(found, solve_anew(twin, pair.x, y[None], weights=pair.weights[None], log=log))
+        found = best_of(found, solve_multistart(rival, pair.x, y[None], weights=pair.weights[None], log=log))
     return float(found.objective[0])
 
 
-def extended(pair: Pair, decades: float) -> Pair:
+def extend(pair: LadderPair, decades: float) -> LadderPair:
     """Both ladders carried on upwards at their own mean spacing."""
     x, arm, weights = [pair.x], [pair.arm], [pair.weights]
     for flag in (False, True):
@@ -109,10 +107,10 @@ def extended(pair: Pair, decades: float) -> Pair:
         x.append(more)
         arm.append(np.full(len(more), flag))
         weights.append(np.full(len(more), float(np.median(pair.weights[pair.arm == flag]))))
-    return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
+    return LadderPair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
 
 
-def denser(pair: Pair, factor: int) -> Pair:
+def densify(pair: LadderPair, factor: int) -> LadderPair:
     """That many times the rungs of both ladders, evenly over the span each has."""
     x, arm, weights = list[Array](), list[Mask](), list[Array]()
     for flag in (False, True):
@@ -121,56 +119,58 @@ def denser(pair: Pair, factor: int) -> Pair:
         x.append(np.interp(np.linspace(0, len(own) - 1, count), np.arange(len(own)), np.sort(own)))
         arm.append(np.full(count, flag))
         weights.append(np.full(count, float(pair.weights[pair.arm == flag].mean())))
-    return Pair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
+    return LadderPair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
 
 
-def needed_to_separate(fits: PairFits, rule: DecisionRule, c0: float) -> Separation:
+def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Separation:
     """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
-    exponent, floor = (fits.solutions[name].theta[0] for name in ("exponent", "floor"))
+    exponent, floor = (fits.solutions[name].theta[0] for name in ("exponent", "irreducible"))
 
-    def strength(where: Pair) -> float:
+    def strength(where: LadderPair) -> float:
         own = where.designs()
-        first = separation(own["exponent"], exponent, own["floor"], floor, where, log=rule.log)
-        second = separation(own["floor"], floor, own["exponent"], exponent, where, log=rule.log)
+        first = rival_rss(own["exponent"], exponent, own["irreducible"], floor, where, log=rule.log)
+        second = rival_rss(own["irreducible"], floor, own["exponent"], exponent, where, log=rule.log)
         return min(first, second) / variance
 
     def needed(points: int) -> float:
-        return needed_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
+        return required_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
 
-    def tells(where: Pair) -> bool:
+    def tells(where: LadderPair) -> bool:
         return strength(where) >= needed(len(where.x))
 
     seeds = needed(len(pair.x)) / max(strength(pair), 1e-12)
-    each = strength(denser(pair, SAMPLE)) / SAMPLE  # what one more of each rung adds, once they are many
-    enough_rungs = (k for k in range(1, MOST_RUNS) if k * each >= needed(len(pair.x) * k))
+    each = (
+        strength(densify(pair, DENSITY_PROBE)) / DENSITY_PROBE
+    )  # what one more of each rung adds, once they are many
+    enough_rungs = (k for k in range(1, MAX_RUNS_FACTOR) if k * each >= needed(len(pair.x) * k))
     top = float(pair.x.max())
     spacing = max(
         np.ptp(pair.x[pair.arm == flag]) / (int((pair.arm == flag).sum()) - 1) for flag in (False, True)
     )
 
     def enough(count: int) -> bool:
-        return tells(extended(pair, count * spacing * 1.001 / math.log(10)))
+        return tells(extend(pair, count * spacing * 1.001 / math.log(10)))
 
     # A longer ladder always tells more, so halving finds the shortest that tells enough.
-    low, high = -1, int(FURTHEST_DECADES * math.log(10) / spacing)
+    low, high = -1, int(MAX_EXTRA_DECADES * math.log(10) / spacing)
     decades, rungs, runs = None, None, None
     if enough(high):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if enough(middle) else (middle, high)
         decades = high * spacing / math.log(10)
-        longer = extended(pair, decades * 1.001)
+        longer = extend(pair, decades * 1.001)
         rungs = len(longer.x) - len(pair.x)
         runs = round(float(longer.weights[len(pair.x) :].sum()))
 
     # Along a fine line of compute: how differently do the readings see the gap between the arms?
-    line = np.linspace(top, top + FURTHEST_DECADES * math.log(10), 1200)
-    both = Pair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
+    line = np.linspace(top, top + MAX_EXTRA_DECADES * math.log(10), 1200)
+    both = LadderPair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
     gaps = [
         np.diff(design.predict(theta, both.x).reshape(2, -1), axis=0)[0]
-        for design, theta in ((both.designs()["exponent"], exponent), (both.designs()["floor"], floor))
+        for design, theta in ((both.designs()["exponent"], exponent), (both.designs()["irreducible"], floor))
     ]
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
@@ -185,8 +185,8 @@ def needed_to_separate(fits: PairFits, rule: DecisionRule, c0: float) -> Separat
     )
 
 
-def top_rung_tolerance(
-    fits: PairFits, y: Array, rule: DecisionRule, names: tuple[str, str], c0: float
+def mistuning_tolerance(
+    fits: NestedFits, y: Array, rule: DecisionRule, names: tuple[str, str], c0: float
 ) -> tuple[MistuningTolerance, MistuningTolerance]:
     """For each ladder, how much too high its top loss would have to be to explain the slope by itself,
     or to change the verdict.
@@ -196,21 +196,21 @@ def top_rung_tolerance(
         own = np.flatnonzero(fits.pair.arm == flag)
         index = int(own[np.argmax(fits.pair.x[own])])
 
-        def lowered(excess: Array, index: int = index) -> Comparison:
+        def lowered(excess: Array, index: int = index) -> FTests:
             data = np.repeat(y[None], len(excess), axis=0)
             data[:, index] *= 1.0 - excess
-            return compare_hypotheses(fit_hypotheses(fits.pair, data, rule, warm=fits), rule)
+            return f_test_hypotheses(fit_hypotheses(fits.pair, data, rule, warm_start=fits), rule)
 
-        excess = np.concatenate([[0.0], np.geomspace(1e-5, MOST_EXCESS, 60)])
+        excess = np.concatenate([[0.0], np.geomspace(1e-5, MAX_LOSS_PENALTY, 60)])
         tests = lowered(excess)
-        verdicts = judge(tests, rule)
+        verdicts = verdict_words(tests, rule)
         changed = _first(verdicts != verdicts[0])
         then = None if changed is None else str(verdicts[changed])
         at = math.nan
         if changed is not None:
             # Once more between the last excess that kept the verdict and the first that did not.
             between = np.linspace(excess[changed - 1], excess[changed], 41)
-            again = judge(lowered(between), rule)
+            again = verdict_words(lowered(between), rule)
             sooner = _first(again != verdicts[0])
             at, then = (
                 (float(between[sooner]), str(again[sooner])) if sooner else (float(excess[changed]), then)
@@ -225,10 +225,10 @@ def top_rung_tolerance(
             MistuningTolerance(
                 ladder=name,
                 flops=c0 * math.exp(float(fits.pair.x[index])),
-                may_fake_slope=may,
-                undoes_slope=None if zero is None else loss * zero,
-                undoes_verdict=None if changed is None else loss * at,
-                verdict_then=then,
+                could_explain_slope=may,
+                penalty_explaining_slope=None if zero is None else loss * zero,
+                penalty_changing_verdict=None if changed is None else loss * at,
+                changed_verdict=then,
             )
         )
     return found[0], found[1]
@@ -239,7 +239,7 @@ def _first(mask: Mask) -> int | None:
     return int(np.argmax(mask)) if mask.any() else None
 
 
-def _crossing(fits: PairFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
+def _crossing(fits: NestedFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
     """By bisection, the share of one loss whose removal brings the fitted Δγ to zero; None up to 3%."""
     design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
 
@@ -249,7 +249,7 @@ def _crossing(fits: PairFits, y: Array, index: int, sign: float, *, log: bool) -
         found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
         return float(found.theta[0, 4]) * sign > 0
 
-    low, high = 0.0, MOST_EXCESS
+    low, high = 0.0, MAX_LOSS_PENALTY
     if kept(high):
         return None
     while high - low > 1e-4 * high:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from steepen.laws.verdict.sensitivity import FURTHEST_DECADES, MOST_EXCESS, MOST_RUNS
-from steepen.utils.formatting import format_flops
+from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
 
 if TYPE_CHECKING:
     from steepen.laws.verdict.verdict import HypothesisFit, Verdict
@@ -43,14 +42,14 @@ def sentence(verdict: Verdict) -> str:
     if v.word == "worse":
         return f"{lead}. It needs {_times(1 / _constant(v))} the {_cost(v)} at every rung, and {gain}."
     if sloped:
-        far = [(name, v.hypotheses[name].predictions[-1]) for name in ("exponent", "floor")]
+        far = [(name, v.hypotheses[name].predictions[-1]) for name in ("exponent", "irreducible")]
         says = " and ".join(f"{_times(p.multiplier)} ({name})" for name, p in far)
         return (
             f"{lead}. It gains with {_cost(v)}, but a better exponent"
             f" ({gain}; p = {v.p_exponent_hypothesis:.2g}) and a lower floor"
             f" with the same exponent (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}) are both"
             " tenable; at"
-            f" {format_flops(far[0][1].flops, 2)} {v.unit} they say {says}.{_small(v)}"
+            f" {format_flops(far[0][1].flops)} {v.unit} they say {says}.{_small(v)}"
         )
     if v.p_shift < v.rule.level:
         constant = v.hypotheses["constant"]
@@ -84,34 +83,34 @@ def what_would_change(verdict: Verdict) -> list[str]:
             lines.append(
                 f"more rungs in the same span: if the slopes are equal, about {times:.0f} times"
                 " the runs bring Δγ's interval inside the margin"
-                if times < MOST_RUNS
-                else f"more runs in the same span will not do (over {MOST_RUNS} times as many)"
+                if times < MAX_RUNS_FACTOR
+                else f"more runs in the same span will not do (over {MAX_RUNS_FACTOR} times as many)"
             )
         lines.append(
             f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span"
         )
     for tolerance in v.tolerance:
-        where = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
-        if tolerance.undoes_verdict is not None:
+        where = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops)} {v.unit})"
+        if tolerance.penalty_changing_verdict is not None:
             lines.append(
-                f"re-sweep the learning rate at the {where}: a loss {tolerance.undoes_verdict:.4f} too high"
+                f"re-sweep the learning rate at the {where}: a loss {tolerance.penalty_changing_verdict:.4f} too high"
                 " there"
-                f"{_in_sigma(tolerance.undoes_verdict, v.sigma)} would make the verdict"
-                f" {tolerance.verdict_then}"
+                f"{_in_sigma(tolerance.penalty_changing_verdict, v.sigma)} would make the verdict"
+                f" {tolerance.changed_verdict}"
             )
-        if tolerance.undoes_slope is not None:
+        if tolerance.penalty_explaining_slope is not None:
             lines.append(
-                f"a loss {tolerance.undoes_slope:.4f} too high at the {where} would by itself explain the"
+                f"a loss {tolerance.penalty_explaining_slope:.4f} too high at the {where} would by itself explain the"
                 " difference in slope"
             )
-        elif tolerance.may_fake_slope:
+        elif tolerance.could_explain_slope:
             lines.append(
-                f"no error up to {MOST_EXCESS:.0%} of the loss at the {where} would by itself explain the"
+                f"no error up to {MAX_LOSS_PENALTY:.0%} of the loss at the {where} would by itself explain the"
                 " difference in slope"
             )
     changed = [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
-        each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
+        each = "; ".join(f"without {o.arm} at {format_flops(o.flops)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         lines.append(f"it hangs on single rungs ({each}{more})")
     elif v.leave_one_out:
@@ -124,26 +123,25 @@ def _tie_breakers(v: Verdict) -> list[str]:
     d = v.separation
     if d.top_flops is not None and d.extra_decades:
         lines.append(
-            f"another {d.extra_decades:.1f} decades: both ladders carried on to"
-            f" {format_flops(d.top_flops, 2)} {v.unit} ({d.extra_runs} more runs)"
-            f" tell the readings apart with 90% power"
+            f"another {d.extra_decades:.1f} decades: both ladders carried on to {format_flops(d.top_flops)} {v.unit}"
+            f" ({d.extra_runs} more runs) tell the readings apart with 90% power"
         )
     elif d.top_flops is None:
         lines.append("no ladder within twelve more decades tells the readings apart at this noise")
     if d.three_sigma_flops is not None:
         lines.append(
-            f"one further rung of each at {format_flops(d.three_sigma_flops, 2)} {v.unit}: there the readings"
+            f"one further rung of each at {format_flops(d.three_sigma_flops)} {v.unit}: there the readings"
             " differ by 3σ"
         )
     dense = [
         f"about {math.ceil(factor)} times the {what}"
         for what, factor in (("rungs", d.rungs_factor), ("seeds", d.seeds_factor))
-        if factor is not None and factor < MOST_RUNS
+        if factor is not None and factor < MAX_RUNS_FACTOR
     ]
     if dense:
         lines.append(f"more runs in the same span: {', or '.join(dense)}")
     else:
-        lines.append(f"more runs in the same span will not do (over {MOST_RUNS} times as many)")
+        lines.append(f"more runs in the same span will not do (over {MAX_RUNS_FACTOR} times as many)")
     return lines
 
 
@@ -188,7 +186,7 @@ def _standing(v: Verdict) -> str:
     now = f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_where(v)}"
     if _both_refuted(v):
         return f"{now}; whether the saving lasts is open"
-    exponent, floor = (_overtaken(v, v.hypotheses[name]) for name in ("exponent", "floor"))
+    exponent, floor = (_overtaken(v, v.hypotheses[name]) for name in ("exponent", "irreducible"))
     if v.p_irreducible_hypothesis < v.rule.level:
         return f"{now}; the saving is gone {exponent}"
     if v.p_exponent_hypothesis < v.rule.level:
@@ -209,9 +207,9 @@ def _overtaken(v: Verdict, reading: HypothesisFit) -> str:
     top = math.log(v.multiplier_flops / v.c0)
     if x <= top:
         return "already"
-    if x - top > FURTHEST_DECADES * math.log(10):
-        return f"beyond {FURTHEST_DECADES:.0f} more decades"
-    return f"at {format_flops(v.c0 * math.exp(x), 2)} {v.unit}"
+    if x - top > MAX_EXTRA_DECADES * math.log(10):
+        return f"beyond {MAX_EXTRA_DECADES:.0f} more decades"
+    return f"at {format_flops(v.c0 * math.exp(x))} {v.unit}"
 
 
 def _behind(v: Verdict) -> str:
@@ -237,7 +235,7 @@ def _cost(v: Verdict) -> str:
 
 def _where(v: Verdict) -> str:
     """The compute at which the verdict's multiplier is read."""
-    return f"at {format_flops(v.multiplier_flops, 2)} {v.unit}"
+    return f"at {format_flops(v.multiplier_flops)} {v.unit}"
 
 
 def _constant(v: Verdict) -> float:
@@ -257,6 +255,11 @@ def _in_sigma(size: float, sigma: float) -> str:
     silly.
     """
     return f" ({size / sigma:.1f}σ)" if size < 1000 * sigma else ""
+
+
+def format_flops(flops: float) -> str:
+    """Compute as people write it: 1.2e21."""
+    return f"{flops:.2g}".replace("e+", "e")
 
 
 def _times(value: float) -> str:

@@ -8,34 +8,34 @@ from typing import Any, cast
 
 import numpy as np
 
-from steepen.laws.fits.intervals import Fitted, Interval, profile_intervals
+from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
 from steepen.laws.fits.law import FitSettings, default_c0
 from steepen.laws.fits.solver import Array, unscaled_covariance
-from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling, leave_out, resample
+from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling, bootstrap, leave_one_out
 from steepen.laws.hypotheses.nested_models import (
     HYPOTHESES,
-    Comparison,
     DecisionRule,
+    FTests,
     Hypothesis,
-    Pair,
-    PairFits,
+    LadderPair,
+    NestedFits,
     VerdictWord,
-    compare_hypotheses,
+    f_test_hypotheses,
     fit_hypotheses,
-    judge,
     t_quantile,
+    verdict_words,
 )
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.sensitivity import (
     MistuningTolerance,
     Separation,
-    needed_to_separate,
-    top_rung_tolerance,
+    mistuning_tolerance,
+    separate_hypotheses,
 )
 from steepen.laws.verdict.sentences import sentence, what_would_change
 
-FLAT = 1e-6  # an exponent up to which a curve does not fall
-LARGEST = 1e30  # a multiplier beyond which it is no number anyone could use
+MIN_EXPONENT = 1e-6  # an exponent up to which a curve does not fall
+MAX_MULTIPLIER = 1e30  # a multiplier beyond which it is no number anyone could use
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Verdict:
         return "\n".join([self.sentence, *(f"  · {line}" for line in self.what_would_change)])
 
 
-def give_verdict(
+def judge_arm(
     reference: Ladder,
     arm: Ladder,
     settings: FitSettings,
@@ -123,18 +123,18 @@ def give_verdict(
     nothing here.
     """
     c0 = settings.c0 or default_c0(reference)
-    pair = Pair(
+    pair = LadderPair(
         np.log(np.concatenate([reference.flops, arm.flops]) / c0),
         np.repeat([False, True], [len(reference.flops), len(arm.flops)]),
         np.concatenate([reference.seeds, arm.seeds]),
     )
     y = np.concatenate([reference.loss, arm.loss])
     fits = fit_hypotheses(pair, y, rule)
-    tests = compare_hypotheses(fits, rule)
-    word = cast(VerdictWord, str(judge(tests, rule)[0]))
+    tests = f_test_hypotheses(fits, rule)
+    word = cast(VerdictWord, str(verdict_words(tests, rule)[0]))
     sigma = math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0)
 
-    resampled, drawn = resample(
+    resampled, drawn = bootstrap(
         (reference, arm), fits, y, rule, confidence=settings.confidence, draws=draws, seed=seed
     )
     top = float(reference.flops[-1])
@@ -142,19 +142,19 @@ def give_verdict(
     if budget is not None:
         where.append((f"{budget:.3g} {unit}", budget))
     readings: dict[Hypothesis, HypothesisFit] = {
-        name: _describe(name, fits, drawn, tests, where=where, c0=c0, confidence=settings.confidence)
+        name: _hypothesis_fit(name, fits, drawn, tests, where=where, c0=c0, confidence=settings.confidence)
         for name in HYPOTHESES
         if name != "same"
     }
-    decider = needed_to_separate(fits, rule, c0)
-    tolerance = top_rung_tolerance(fits, y, rule, (reference.arm, arm.arm), c0)
-    left_out = leave_out((reference, arm), fits, y, rule)
+    decider = separate_hypotheses(fits, rule, c0)
+    tolerance = mistuning_tolerance(fits, y, rule, (reference.arm, arm.arm), c0)
+    left_out = leave_one_out((reference, arm), fits, y, rule)
     delta = float(tests.delta_gamma[0])
     p_slope = float(tests.p_slope[0])
     interval = _delta_gamma_interval("exponent", 4, fits, y, settings, rule)
     end = _common_top(reference, arm)
     at_end = _log_multiplier("exponent", fits.solutions["exponent"].theta, np.array([math.log(end / c0)]))
-    multiplier = float(_worth_saying(at_end)[0, 0])
+    multiplier = float(_usable_multiplier(at_end)[0, 0])
     draft = Verdict(
         arm=arm.arm, reference=reference.arm, word=word, sentence="", rule=rule,
         delta_gamma=delta, delta_gamma_interval=interval, delta_e=float(tests.delta_e[0]),
@@ -179,7 +179,7 @@ def _common_top(reference: Ladder, arm: Ladder) -> float:
 
 def _log_multiplier(reading: Hypothesis, theta: Array, x: Array) -> Array:
     """log of the compute the arm saves at the reference's compute x; data sets in rows, x in columns."""
-    pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
+    pair = LadderPair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     design = pair.designs()[reading]
     floor, constant, exponent = design.split(theta)
     above = design.predict(theta, pair.x)[:, : len(x)] - floor[:, -1:]
@@ -187,22 +187,22 @@ def _log_multiplier(reading: Hypothesis, theta: Array, x: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         far = constant.sum(axis=1, keepdims=True) - np.log(above)
         # An arm that does not fall is at any compute above the reference's loss, or below it.
-        log = np.where(fall > FLAT, x - far / fall, np.where(far > 0, -np.inf, np.inf))
+        log = np.where(fall > MIN_EXPONENT, x - far / fall, np.where(far > 0, -np.inf, np.inf))
     # The reference's loss may lie below the arm's floor: no compute of the arm's reaches it.
     return np.where(above > 0, log, -np.inf)
 
 
-def _worth_saying(log_multiplier: Array) -> Array:
+def _usable_multiplier(log_multiplier: Array) -> Array:
     """The multiplier; NaN where it is no number anyone could use: one of the curves does not fall."""
-    usable = np.abs(log_multiplier) < math.log(LARGEST)
+    usable = np.abs(log_multiplier) < math.log(MAX_MULTIPLIER)
     return np.exp(np.where(usable, log_multiplier, np.nan))
 
 
-def _describe(
+def _hypothesis_fit(
     name: Hypothesis,
-    fits: PairFits,
-    drawn: PairFits,
-    tests: Comparison,
+    fits: NestedFits,
+    drawn: NestedFits,
+    tests: FTests,
     *,
     where: list[tuple[str, float]],
     c0: float,
@@ -211,14 +211,14 @@ def _describe(
     design, theta = fits.designs[name], fits.solutions[name].theta
     floor, constant, exponent = (part[0] for part in design.split(theta))
     x = np.log(np.array([flops for _, flops in where]) / c0)
-    pair = Pair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
+    pair = LadderPair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     losses = pair.designs()[name].predict(theta[0], pair.x).reshape(2, -1)
-    value = _worth_saying(_log_multiplier(name, theta, x))[0]
+    value = _usable_multiplier(_log_multiplier(name, theta, x))[0]
     with np.errstate(over="ignore"):
         spread = np.exp(_log_multiplier(name, drawn.solutions[name].theta, x))
     tail = (1 - confidence) / 2
     bands = np.quantile(spread, [tail, 1 - tail], axis=0, method="nearest")
-    p = {"exponent": tests.p_exponent_hypothesis, "floor": tests.p_irreducible_hypothesis}.get(name)
+    p = {"exponent": tests.p_exponent_hypothesis, "irreducible": tests.p_irreducible_hypothesis}.get(name)
     return HypothesisFit(
         hypothesis=name,
         gamma=(float(exponent[0]), float(exponent.sum())),
@@ -241,18 +241,18 @@ def _describe(
 
 
 def _delta_gamma_interval(
-    reading: Hypothesis, index: int, fits: PairFits, y: Array, settings: FitSettings, rule: DecisionRule
+    reading: Hypothesis, index: int, fits: NestedFits, y: Array, settings: FitSettings, rule: DecisionRule
 ) -> Interval:
     """The profile interval of a reading's Δγ: floors, constants and the common exponent are all fitted
     again.
     """
     design, theta = fits.designs[reading], fits.solutions[reading].theta[0]
     weights = fits.weights[0]
-    fit = Fitted(
+    fit = LeastSquaresFit(
         design, fits.pair.x, y, weights, theta, float(fits.rss(reading)[0]),
         float(fits.variance(reading, rule)[0]), rule.log,
     )  # fmt: skip
-    freedom = np.array(math.inf if rule.noise else float(fits.freedom(reading)[0]))
+    freedom = np.array(math.inf if rule.noise else float(fits.degrees_of_freedom(reading)[0]))
     covariance = unscaled_covariance(design, fits.pair.x, theta, weights=weights, log=rule.log)[0]
     quantile = float(t_quantile((1 + settings.confidence) / 2, freedom))
     return profile_intervals(fit, [index], covariance, quantile)[0]

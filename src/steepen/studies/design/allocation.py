@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import PowerLine, fit_power_line
+from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
@@ -90,7 +90,7 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
     return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", allocation=split)
 
 
-def _frontier(cells: Sequence[Cell]) -> PowerLine:
+def _frontier(cells: Sequence[Cell]) -> PowerLawFit:
     kept: list[Cell] = []
     for cell in sorted(cells, key=lambda c: (c.flops, c.loss)):
         if not kept or cell.loss < kept[-1].loss:
@@ -99,27 +99,27 @@ def _frontier(cells: Sequence[Cell]) -> PowerLine:
         raise UsageError(
             "the cheapest run is also the best, so there is no compute frontier to compare with."
         )
-    return fit_power_line(np.array([c.flops for c in kept]), np.array([c.loss for c in kept]))
+    return fit_power_law(np.array([c.flops for c in kept]), np.array([c.loss for c in kept]))
 
 
 def _answer(
     context: StudyContext,
     arm: Arm,
     cells: Sequence[Cell],
-    edge: PowerLine,
+    edge: PowerLawFit,
     best: dict[int, Vertex],
     notes: Sequence[str],
 ) -> Answer:
     inside = {depth: vertex for depth, vertex in best.items() if vertex.interior}
     drift = None
     if len(inside) >= 2:
-        drift = fit_power_line(np.array(list(inside), float), np.array([v.x for v in inside.values()]))
+        drift = fit_power_law(np.array(list(inside), float), np.array([v.x for v in inside.values()]))
     if not inside:
         found = f"{arm.name}: no depth's best core share lies inside its sweep."
     else:
         mean = float(np.mean([v.x for v in inside.values()]))
         found = f"{arm.name}: the best core share averages {mean:.2f} over {len(inside)} depths"
-        if drift is not None and drift.freedom > 0:
+        if drift is not None and drift.degrees_of_freedom > 0:
             verb = "drifts" if drift.p_value < 0.05 else "does not measurably drift"
             found += f" and {verb} with depth (exponent {drift.exponent:+.2f}, p = {drift.p_value:.2g})"
         found += "; an even split has 1/3."

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steepen.laws.fits.matched_compute import Cut, matched_cuts
+from steepen.laws.fits.matched_compute import ComputeSlice, slice_families
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import line, optimum_star, parabola, points, shade_levels
@@ -37,7 +37,7 @@ def pass_ladders(cells: Sequence[Cell]) -> dict[float, Ladder]:
     return found
 
 
-def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[Cut]:
+def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[ComputeSlice]:
     """The best number of passes at budgets from where three families are measured to where the fewest
     passes end; families with more passes join where their ranges reach.
     """
@@ -49,7 +49,7 @@ def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[Cut]:
     if low > high:
         return []
     # Ends of the range are runs' own budgets: a hair inside them, so that rounding leaves none outside.
-    return matched_cuts(ladders, np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count))
+    return slice_families(ladders, np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count))
 
 
 def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
@@ -65,7 +65,7 @@ def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
     return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series))
 
 
-def cut_panel(title: str, cuts: Sequence[Cut]) -> Panel:
+def cut_panel(title: str, cuts: Sequence[ComputeSlice]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
     shade = shade_levels([cut.budget for cut in cuts])
     series: list[Series] = []
@@ -85,7 +85,7 @@ def cut_panel(title: str, cuts: Sequence[Cut]) -> Panel:
     )  # fmt: skip
 
 
-def cut_table(title: str, cuts: Sequence[Cut]) -> Table:
+def cut_table(title: str, cuts: Sequence[ComputeSlice]) -> Table:
     """The optimum of each budget."""
     rows = tuple(
         (cut.budget, cut.best.x if cut.best else None, cut.best.interior if cut.best else None,
@@ -95,7 +95,7 @@ def cut_table(title: str, cuts: Sequence[Cut]) -> Table:
     return Table(title, ("FLOPs", "best K", "inside", "loss there", "loss at K = 1"), rows)
 
 
-def cut_values(cuts: Sequence[Cut]) -> list[dict[str, Any]]:
+def cut_values(cuts: Sequence[ComputeSlice]) -> list[dict[str, Any]]:
     """Plain data of cuts."""
     return [
         {
@@ -108,7 +108,7 @@ def cut_values(cuts: Sequence[Cut]) -> list[dict[str, Any]]:
     ]
 
 
-def range_sentence(name: str, cuts: Sequence[Cut]) -> str:
+def range_sentence(name: str, cuts: Sequence[ComputeSlice]) -> str:
     """Where the best number of passes goes as compute grows."""
     known = [cut for cut in cuts if cut.best is not None]
     if not known:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import PowerLine, fit_power_line
+from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm, loop, untied
@@ -185,11 +185,11 @@ def _anchor(
 
 def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[str, Any]:
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
-    laws: dict[str, PowerLine] = {}
+    laws: dict[str, PowerLawFit] = {}
     if len({anchor.tpp for anchor in inside}) >= 2:
         x = np.array([anchor.tpp for anchor in inside])
-        laws["expansion"] = fit_power_line(x, np.array([anchor.expansion for anchor in inside]))
-        laws["tpp"] = fit_power_line(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
+        laws["expansion"] = fit_power_law(x, np.array([anchor.expansion for anchor in inside]))
+        laws["tpp"] = fit_power_law(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
         e, t = laws["expansion"], laws["tpp"]
         part.found.append(
             f"{family}, fixed anchor: E at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and TPP at K* = "
@@ -223,7 +223,7 @@ def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[st
     }
 
 
-def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLine]) -> list[Panel]:
+def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLawFit]) -> list[Panel]:
     panels: list[Panel] = []
     shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):

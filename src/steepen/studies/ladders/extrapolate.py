@@ -65,7 +65,7 @@ def extrapolate(
     rung = own.recipe.at(target, depth, context.size_rule)
     context.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, entries, seeds)
-    law = judge_ladders(measured, reference.name).analysis.head.arms[own.label]
+    law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
     promised = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
@@ -129,9 +129,9 @@ def _answer(
 
 def _beyond(own: LadderSpec, score: HoldOut, report: LadderAnalysis, panel: Panel) -> list[Series]:
     """The held-out run as a square, and the laws dashed on the way to it."""
-    floor = report.head.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
+    floor = report.primary_fit.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
     added: list[Series] = []
-    for name, law in report.head.arms.items():
+    for name, law in report.primary_fit.arms.items():
         x = np.geomspace(law.flops_range[1], max(score.flops, law.flops_range[1] * 1.01), 30)
         added.append(line(f"{name}: extrapolated", x, law.predict(x) - floor, arm=name, style="dashed"))
     x, y = (score.flops,), (score.observed - floor,)

@@ -114,7 +114,7 @@ def judged_ladders(
         )
     warnings += repeated_data_warnings(measured)
     count = sum(len(one.records) for one in measured)
-    low, high = report.head.arms[reference].flops_range
+    low, high = report.primary_fit.arms[reference].flops_range
     used = len({record.spec.seed for one in measured for record in one.records})
     return Answer(
         study=study,

@@ -10,7 +10,7 @@ from typing import Any
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.ladder import Ladder, read_ladders
-from steepen.laws.table import LEAST_ARM_RUNGS, LEAST_REFERENCE_RUNGS, table_from
+from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.recipe import Recipe
@@ -146,7 +146,7 @@ def check_ladders(
     for asked in entries:
         entry, lost = drop_impossible_depths(asked, context)
         warnings += lost
-        least = LEAST_REFERENCE_RUNGS if entry.label == reference else LEAST_ARM_RUNGS
+        least = MIN_REFERENCE_RUNGS if entry.label == reference else MIN_ARM_RUNGS
         if len(entry.depths) >= least:
             kept.append(entry)
         elif entry.label == reference:

@@ -35,7 +35,7 @@ def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
     """One row per ladder: its law, its verdict, and the multiplier at the bottom and the top."""
     _, noun, _ = WORDS[by]
     rows: list[tuple[object, ...]] = []
-    for name, law in report.head.arms.items():
+    for name, law in report.primary_fit.arms.items():
         verdict = report.verdicts.get(name)
         found = sorted(
             (m for m in report.multipliers.get(name, ()) if m.method == "interpolated"), key=lambda m: m.flops
@@ -85,7 +85,7 @@ def hypotheses_table(report: LadderAnalysis, by: str = "flops") -> Table:
     rows: list[tuple[object, ...]] = []
     for name, verdict in report.verdicts.items():
         row: list[object] = [name]
-        for reading in ("exponent", "floor"):
+        for reading in ("exponent", "irreducible"):
             fit = verdict.hypotheses[reading]
             row += [finite_or_none(prediction.multiplier) for prediction in fit.predictions[:2]]
             row.append(finite_or_none(fit.p_against_free) if fit.p_against_free is not None else None)
@@ -111,7 +111,7 @@ def ladder_panels(
     """Loss against compute with fits, reducible loss, multipliers with bands, exponent against constant."""
     label, noun, _ = WORDS[by]
     arms = {one.spec.label: one.spec.arm.name for one in measured}
-    head = report.head
+    head = report.primary_fit
     floor = next(iter(head.arms.values())).e.value
     loss: list[Series] = []
     above: list[Series] = []
@@ -177,7 +177,7 @@ def _multipliers(report: LadderAnalysis, ladders: dict[str, Ladder], arms: dict[
 def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
     """Better is up and to the right: a larger exponent, a smaller constant."""
     series: list[Series] = []
-    for name, law in report.head.arms.items():
+    for name, law in report.primary_fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
         series.append(Series(name, "points", (x,), (y,), arm=arms[name]))
         for (low, high), given, style in (
@@ -190,7 +190,7 @@ def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {report.head.c0:.3g}; bars are {report.request.confidence:.0%} intervals: solid "
+        caption=f"At C0 = {report.primary_fit.c0:.3g}; bars are {report.request.confidence:.0%} intervals: solid "
         "given E, dotted with E unknown (always the longer).",
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.drift import Drift, Slice, fit_drift
+from steepen.laws.fits.drift import Drift, HyperparameterSweep, fit_drift
 from steepen.model.arm import Arm
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
@@ -113,7 +113,7 @@ def adopted_exponent(found: Sequence[HyperparameterSweeps], recipe: Recipe, arm:
 
 def rounded_exponent(drift: Drift | None) -> float | None:
     """β to one decimal, as the paper specifies it; None where too few runs finished for one."""
-    return None if drift is None or drift.line is None else round(drift.line.exponent, 1) + 0.0
+    return None if drift is None or drift.law is None else round(drift.law.exponent, 1) + 0.0
 
 
 def sweep_hyperparameters(
@@ -140,12 +140,12 @@ def sweep_hyperparameters(
         rows[name].append((depth, multiple, loss, run))
     drifts: dict[str, Drift] = {}
     for name in names:
-        slices: list[Slice] = []
+        slices: list[HyperparameterSweep] = []
         for depth in depths:
             own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
             if len(own) >= 3:
                 x, y = np.array([m for m, _ in own]), np.array([loss for _, loss in own])
-                slices.append(Slice(float(context.stored_parameters(arm, depth)), x, y))
+                slices.append(HyperparameterSweep(float(context.stored_parameters(arm, depth)), x, y))
         if slices:
             drifts[name] = fit_drift(slices)
     first = names[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steepen.laws.fits.drift import Drift
-from steepen.laws.fits.isoflop import PowerLine
+from steepen.laws.fits.isoflop import PowerLawFit
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
@@ -81,9 +81,9 @@ def lr_rule_answer(
 
 def _sentence(arm: str, beta: float, own: Sequence[HyperparameterSweeps]) -> str:
     drift = own[0].drifts.get("learning_rate")
-    if drift is None or drift.line is None:
+    if drift is None or drift.law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
-    fitted = _exponent(drift.line)
+    fitted = _exponent(drift.law)
     if own[0].recipe != "constant":
         return (
             f"{arm}: around the inherited rule (β = {beta:+.1f}) the optimum drifts with exponent {fitted}."
@@ -96,17 +96,17 @@ def _sentence(arm: str, beta: float, own: Sequence[HyperparameterSweeps]) -> str
             top = max(finished)
             more = scaled[top] - constant[top]
             gain = f"; at d{top} the scaled rate changes the loss by {more:+.4f} against the constant one"
-        left = own[1].drifts["learning_rate"].line if "learning_rate" in own[1].drifts else None
+        left = own[1].drifts["learning_rate"].law if "learning_rate" in own[1].drifts else None
         if left is not None:
             gain += f", and around it the optimum still drifts with exponent {_exponent(left)}"
     return f"{arm}: GLR(N) ∝ N^{beta:+.1f} (fitted {fitted}){gain}."
 
 
-def _exponent(law: PowerLine) -> str:
+def _exponent(law: PowerLawFit) -> str:
     """An exponent with what is known of its error; two sizes give a line and no error."""
-    if law.freedom < 1:
+    if law.degrees_of_freedom < 1:
         return f"{law.exponent:+.2f} from two sizes alone, so without an error"
-    return f"{law.exponent:+.2f} ± {law.error:.2f}, p = {law.p_value:.2g}"
+    return f"{law.exponent:+.2f} ± {law.standard_error:.2f}, p = {law.p_value:.2g}"
 
 
 def _screened(one: HyperparameterSweeps) -> str:
@@ -124,10 +124,10 @@ def _values(one: HyperparameterSweeps) -> dict[str, Any]:
         "centres": {str(depth): loss for depth, loss in one.base_losses.items()},
         "hyperparameters": {
             name: {
-                "exponent": drift.line.exponent if drift.line else None,
-                "error": drift.line.error if drift.line else None,
-                "interval": list(drift.line.interval) if drift.line else None,
-                "p_value": drift.line.p_value if drift.line else None,
+                "exponent": drift.law.exponent if drift.law else None,
+                "error": drift.law.standard_error if drift.law else None,
+                "interval": list(drift.law.interval) if drift.law else None,
+                "p_value": drift.law.p_value if drift.law else None,
                 "regret": drift.regret,
                 "range": drift.span,
                 "optima": [[v.budget, v.x, v.interior] for v in drift.vertices],
@@ -137,17 +137,17 @@ def _values(one: HyperparameterSweeps) -> dict[str, Any]:
     }
 
 
-def _tested(drift: Drift) -> PowerLine | None:
+def _tested(drift: Drift) -> PowerLawFit | None:
     """The drift's line, where there are sizes enough for an error of its exponent."""
-    return drift.line if drift.line is not None and drift.line.freedom > 0 else None
+    return drift.law if drift.law is not None and drift.law.degrees_of_freedom > 0 else None
 
 
 def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
     rows = tuple(
         (
             one.arm, one.recipe, name,
-            drift.line.exponent if drift.line else None, law.error if (law := _tested(drift)) else None,
-            law.p_value if law else None, drift.three_errors,
+            drift.law.exponent if drift.law else None, law.standard_error if (law := _tested(drift)) else None,
+            law.p_value if law else None, drift.three_standard_errors,
             1e3 * drift.regret if drift.regret is not None else None,
             1e3 * drift.span if drift.span is not None else None,
             sum(v.interior for v in drift.vertices),
@@ -223,7 +223,7 @@ def _panels(one: HyperparameterSweeps) -> list[Panel]:
 
 def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
     drift = one.drifts.get("learning_rate")
-    if drift is None or drift.line is None:
+    if drift is None or drift.law is None:
         return None
     inside = [v for v in drift.vertices if v.interior]
     out = [v for v in drift.vertices if v.censored]
@@ -233,7 +233,7 @@ def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
             points("censored", [v.budget for v in out], [v.x for v in out], arm=one.arm, filled=False)
         )
     ends = [inside[0].budget, inside[-1].budget]
-    law = drift.line
+    law = drift.law
     series.append(line(f"N^{law.exponent:+.2f}", ends, [law.predict(x) for x in ends], arm=one.arm))
     return Panel(
         f"{one.arm}, {one.recipe}: drift of the learning rate", Axis("stored parameters at the start", "log"),

@@ -86,7 +86,7 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
     if not inside:
         return f"{name}: no budget's optimum lies inside its sweep, so there is no TPP to adopt; widen it."
     drift = ""
-    if fit.law is not None and fit.law.freedom > 0:
+    if fit.law is not None and fit.law.degrees_of_freedom > 0:
         verb = "drifts" if fit.law.p_value < 0.05 else "does not measurably drift"
         drift = (
             f"; it {verb} with compute (exponent {fit.law.exponent:+.3f}, p = {fit.law.p_value:.2g}; "
