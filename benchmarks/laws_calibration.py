@@ -13,11 +13,11 @@ import time
 
 import numpy as np
 
-from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
-from steepen.laws.fits.law import FitSettings
+from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
-from steepen.laws.hypotheses.checks import lack_of_fit
+from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
     DecisionRule,

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from steepen.laws.analysis import AnalysisRequest, analyse
-from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.law import FitSettings
+from steepen.laws.fits.compute_law import FitSettings
+from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,

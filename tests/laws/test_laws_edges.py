@@ -12,10 +12,10 @@ from scipy import stats
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, analyse
-from steepen.laws.fits.compute_law import fit_compute
+from steepen.laws.fits.compute_law import FitSettings, Method
 from steepen.laws.fits.isoflop import fit_power_law
-from steepen.laws.fits.law import FitSettings, Method
-from steepen.laws.hypotheses.checks import lack_of_fit
+from steepen.laws.fits.joint_method import fit_compute
+from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     LadderPair,
@@ -25,9 +25,9 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
+from steepen.laws.verdict.judge import Verdict
 from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.laws.verdict.sensitivity import separate_hypotheses
-from steepen.laws.verdict.verdict import Verdict
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 LONG = np.geomspace(1e16, 1e22, 12)

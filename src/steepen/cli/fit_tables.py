@@ -17,9 +17,9 @@ from steepen.laws.verdict.sentences import format_flops
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
-    from steepen.laws.fits.law import ComputeFit
+    from steepen.laws.fits.compute_law import ComputeFit
     from steepen.laws.power import CheapestLadder, Power
-    from steepen.laws.verdict.verdict import Prediction
+    from steepen.laws.verdict.judge import Prediction
 
 STYLES = {
     "steeper": "bold green",

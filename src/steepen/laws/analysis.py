@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.compute_law import fit_compute
-from steepen.laws.fits.law import ComputeFit, FitSettings, Loss, law_dict
+from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, law_dict
+from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.checks import (
+from steepen.laws.hypotheses.diagnostics import (
     SharedIrreducibleLoss,
     collect_warnings,
     lack_of_fit,
@@ -21,8 +21,8 @@ from steepen.laws.hypotheses.checks import (
 from steepen.laws.hypotheses.nested_models import DecisionRule
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
+from steepen.laws.verdict.judge import Verdict, judge_arm
 from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
-from steepen.laws.verdict.verdict import Verdict, judge_arm
 
 MethodChoice = Literal["both", "joint", "paper"]
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.chinchilla_solver import ChinchillaProblem, bounds, grid_starts, polish, refine
-from steepen.laws.fits.law import LOSSES, Loss
+from steepen.laws.fits.compute_law import LOSSES, Loss
 from steepen.laws.fits.solver import Array
 
 PARAMETERS = ("e", "a", "b", "alpha", "beta")

@@ -1,89 +1,164 @@
-"""The compute law L(C) = E + A·(C/C0)^−γ of every arm: the paper's way, and jointly.
-
-The paper's way takes E from the reference arm alone (summed Huber loss of log losses) and then treats it as
-known: every other arm is a straight line of log(L − E) against log C. Its standard error is conditional on
-that E. The joint way fits one E and every arm's A and γ to all losses at once by least squares. Both report
-intervals conditional on E and unconditional ones; the difference between the two is often a factor of ten.
-"""
+"""What a fitted compute law is: its numbers, its intervals, and the settings that made it."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
-from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
-from steepen.laws.fits.law import (
-    ArmLaw,
-    ComputeFit,
-    Estimate,
-    FitSettings,
-    default_c0,
-    flops_range,
-    root_mean_square,
-    symmetric_interval,
-)
-from steepen.laws.fits.paper_method import fit_paper
-from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
-from steepen.laws.ladder import Ladder, check_ladders
+from steepen.errors import UsageError
+from steepen.laws.fits.intervals import Interval
+from steepen.laws.fits.solver import Array
+from steepen.laws.hypotheses.nested_models import t_quantile
+from steepen.laws.ladder import Ladder
+
+Loss = Literal["huber", "mse", "log-mse"]
+Method = Literal["paper", "joint"]
+LOSSES: tuple[Loss, ...] = ("huber", "mse", "log-mse")
 
 
-def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
-    """Fit every arm's law in the way the settings name."""
-    check_ladders(ladders, settings.reference)
-    return _fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
+@dataclass(frozen=True)
+class Estimate:
+    """A number with two intervals: `conditional` holds E (for E itself: the exponents) as if known."""
+
+    value: float
+    conditional: Interval
+    unconditional: Interval
 
 
-def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
-    c0 = settings.c0 or default_c0(ladders[settings.reference])
-    names = list(ladders)
-    group = np.concatenate([np.full(len(ladders[name].flops), i) for i, name in enumerate(names)])
-    x = np.log(np.concatenate([ladder.flops for ladder in ladders.values()]) / c0)
-    y = np.concatenate([ladder.loss for ladder in ladders.values()])
-    weights = np.concatenate([ladder.seeds for ladder in ladders.values()])
-    own = one_hot(group, len(names))
-    design = Design(np.ones((len(x), 1)), own, own)
-    best = solve_multistart(design, x, y, weights=weights, log=settings.log)
-    theta, rss = best.theta[0], float(best.objective[0])
-    freedom = math.inf if settings.noise else float(len(x) - design.n_parameters)
-    variance = _variance(rss, len(x) - design.n_parameters, y, settings)
-    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(freedom)))
-    covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.log)[0]
-    fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.log)
-    wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
+@dataclass(frozen=True)
+class ArmLaw:
+    """One arm's law. `log_a` is the natural logarithm of the reducible loss at C0."""
 
-    def conditional(index: int, held: list[int]) -> Interval:
-        free = [i for i in range(design.n_parameters) if i not in held]
-        j = jacobian(design, x, theta[None], settings.log)[0][:, free]
-        block = np.linalg.pinv((j * weights[:, None]).T @ j, hermitian=True)
-        error = math.sqrt(max(block[free.index(index), free.index(index)] * variance, 0.0))
-        return symmetric_interval(float(theta[index]), quantile * error)
+    arm: str
+    gamma: Estimate
+    log_a: Estimate
+    e: Estimate
+    slope_standard_error: float
+    residual_sd: float
+    c0: float
+    flops_range: tuple[float, float]
 
-    gammas = [1 + len(names) + i for i in range(len(names))]
-    e = Estimate(float(theta[0]), conditional(0, gammas), wide[0])
-    arms: dict[str, ArmLaw] = {}
-    for i, name in enumerate(names):
-        a, g = 1 + i, gammas[i]
-        given = conditional(g, [0])
-        arms[name] = ArmLaw(
-            arm=name,
-            gamma=Estimate(float(theta[g]), given, wide[g]),
-            log_a=Estimate(float(theta[a]), conditional(a, [0]), wide[a]),
-            e=e,
-            slope_standard_error=(given[1] - given[0]) / (2 * quantile),
-            residual_sd=root_mean_square((y - design.predict(theta, x))[group == i]),
-            c0=c0,
-            flops_range=flops_range(ladders[name]),
-        )
-    bound = ("e at zero",) if theta[0] <= 0 else ()
-    sigma = math.sqrt(variance) * (float(y.mean()) if settings.log else 1.0)
-    return ComputeFit(settings, c0, arms, sigma, freedom, rss, bound, covariance * variance)
+    def predict(self, flops: float | Array) -> Array:
+        """The law's loss at a compute."""
+        x = np.log(np.asarray(flops, float) / self.c0)
+        return self.e.value + np.exp(self.log_a.value - self.gamma.value * x)
+
+    def compute_for(self, loss: float | Array) -> Array:
+        """The compute at which the law reaches a loss; infinite at or below its floor."""
+        above = np.asarray(loss, float) - self.e.value
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            value = self.c0 * np.exp((self.log_a.value - np.log(above)) / self.gamma.value)
+        return np.where(above > 0, value, np.inf)
 
 
-def _variance(rss: float, freedom: int, y: Array, settings: FitSettings) -> float:
-    scale = float(y.mean()) if settings.log else 1.0
-    if settings.noise:
-        return (settings.noise / scale) ** 2
-    rounding = ROUNDING_ERROR * (1.0 if settings.log else float(y.mean()))
-    return max(rss / max(freedom, 1), rounding**2)
+@dataclass(frozen=True)
+class FitSettings:
+    """Everything that decides a compute-law fit. `c0` None means the reference's geometric-mean compute."""
+
+    reference: str
+    method: Method = "joint"
+    loss: Loss = "huber"
+    delta: float = 1e-3
+    c0: float | None = None
+    confidence: float = 0.90
+    noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence is {self.confidence}; give a share between 0 and 1, such as 0.9.")
+        for name, value in (("delta", self.delta), ("c0", self.c0), ("noise", self.noise)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
+
+    @property
+    def log(self) -> bool:
+        """Whether the joint way compares log losses."""
+        return self.loss == "log-mse"
+
+
+@dataclass(frozen=True)
+class ComputeFit:
+    """The laws of every arm by one method, with the settings that made them."""
+
+    settings: FitSettings
+    c0: float
+    arms: dict[str, ArmLaw]
+    sigma: float
+    degrees_of_freedom: float
+    objective: float
+    at_bound: tuple[str, ...] = ()
+    # Of (E, every log A, every γ) in the order of `arms`; kept for bands, not for JSON.
+    covariance: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False, compare=False)
+
+    @property
+    def theta(self) -> Array:
+        """(E, every log A, every γ) in the order of `arms`."""
+        laws = list(self.arms.values())
+        return np.array([laws[0].e.value, *(a.log_a.value for a in laws), *(a.gamma.value for a in laws)])
+
+    @property
+    def quantile(self) -> float:
+        """Student's t for the settings' confidence and the fit's degrees of freedom."""
+        return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.degrees_of_freedom)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "settings": asdict(self.settings), "c0": self.c0, "sigma": self.sigma, "degrees_of_freedom": self.degrees_of_freedom,
+            "objective": self.objective, "at_bound": list(self.at_bound),
+            "arms": {name: law_dict(law) for name, law in self.arms.items()},
+        }  # fmt: skip
+
+    def summary(self) -> str:
+        """The laws as lines of text."""
+        per = f"{self.settings.confidence:.0%}"
+        head = f"compute law, {self.settings.method} way, C0 = {self.c0:.4g}, scatter {self.sigma:.2g}"
+        lines = [head, f"{'arm':<20} {'γ':>8} {per + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}"]
+        for law in self.arms.values():
+            wide, narrow = law.gamma.unconditional, law.gamma.conditional
+            lines.append(
+                f"{law.arm:<20} {law.gamma.value:8.4f} {wide[0]:10.4f}–{wide[1]:.4f}  "
+                f" {narrow[0]:10.4f}–{narrow[1]:.4f}"
+                f"   {law.log_a.value:8.4f} {law.e.value:8.4f}"
+            )
+        return "\n".join(lines)
+
+
+def law_dict(law: ArmLaw) -> dict[str, Any]:
+    """One arm's law as plain data: values at the top, intervals below."""
+    parts = {"gamma": law.gamma, "log_a": law.log_a, "e": law.e}
+    return {
+        **{name: part.value for name, part in parts.items()},
+        "intervals": {
+            name: {"conditional": list(part.conditional), "unconditional": list(part.unconditional)}
+            for name, part in parts.items()
+        },
+        "slope_standard_error": law.slope_standard_error,
+        "residual_sd": law.residual_sd,
+        "flops_range": list(law.flops_range),
+    }
+
+
+def default_c0(ladder: Ladder) -> float:
+    """The geometric mean of a ladder's compute, where its constant and exponent are least entangled."""
+    return float(np.exp(np.log(ladder.flops).mean()))
+
+
+def symmetric_interval(value: float, reach: float) -> Interval:
+    """value ± reach."""
+    return value - float(reach), value + float(reach)
+
+
+def root_mean_square(residual: Array) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(residual**2)))
+
+
+def flops_range(ladder: Ladder) -> tuple[float, float]:
+    """A ladder's lowest and highest compute."""
+    return float(ladder.flops[0]), float(ladder.flops[-1])

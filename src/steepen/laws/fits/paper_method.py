@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.law import (
+from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
     Estimate,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.law import ComputeFit
+from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
 

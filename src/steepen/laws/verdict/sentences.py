@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
 
 if TYPE_CHECKING:
-    from steepen.laws.verdict.verdict import HypothesisFit, Verdict
+    from steepen.laws.verdict.judge import HypothesisFit, Verdict
 
 
 def sentence(verdict: Verdict) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from steepen.laws.fits.law import ComputeFit
+from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.solver import (
     Array,
     Design,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from steepen.laws.fits.compute_law import FitSettings, default_c0
 from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
-from steepen.laws.fits.law import FitSettings, default_c0
 from steepen.laws.fits.solver import Array, unscaled_covariance
 from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling, bootstrap, leave_one_out
 from steepen.laws.hypotheses.nested_models import (

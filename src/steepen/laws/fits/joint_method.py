@@ -1,0 +1,89 @@
+"""The compute law L(C) = E + A·(C/C0)^−γ of every arm: the paper's way, and jointly.
+
+The paper's way takes E from the reference arm alone (summed Huber loss of log losses) and then treats it as
+known: every other arm is a straight line of log(L − E) against log C. Its standard error is conditional on
+that E. The joint way fits one E and every arm's A and γ to all losses at once by least squares. Both report
+intervals conditional on E and unconditional ones; the difference between the two is often a factor of ten.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from steepen.laws.fits.compute_law import (
+    ArmLaw,
+    ComputeFit,
+    Estimate,
+    FitSettings,
+    default_c0,
+    flops_range,
+    root_mean_square,
+    symmetric_interval,
+)
+from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
+from steepen.laws.fits.paper_method import fit_paper
+from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
+from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
+from steepen.laws.ladder import Ladder, check_ladders
+
+
+def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+    """Fit every arm's law in the way the settings name."""
+    check_ladders(ladders, settings.reference)
+    return _fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
+
+
+def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+    c0 = settings.c0 or default_c0(ladders[settings.reference])
+    names = list(ladders)
+    group = np.concatenate([np.full(len(ladders[name].flops), i) for i, name in enumerate(names)])
+    x = np.log(np.concatenate([ladder.flops for ladder in ladders.values()]) / c0)
+    y = np.concatenate([ladder.loss for ladder in ladders.values()])
+    weights = np.concatenate([ladder.seeds for ladder in ladders.values()])
+    own = one_hot(group, len(names))
+    design = Design(np.ones((len(x), 1)), own, own)
+    best = solve_multistart(design, x, y, weights=weights, log=settings.log)
+    theta, rss = best.theta[0], float(best.objective[0])
+    freedom = math.inf if settings.noise else float(len(x) - design.n_parameters)
+    variance = _variance(rss, len(x) - design.n_parameters, y, settings)
+    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(freedom)))
+    covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.log)[0]
+    fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.log)
+    wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
+
+    def conditional(index: int, held: list[int]) -> Interval:
+        free = [i for i in range(design.n_parameters) if i not in held]
+        j = jacobian(design, x, theta[None], settings.log)[0][:, free]
+        block = np.linalg.pinv((j * weights[:, None]).T @ j, hermitian=True)
+        error = math.sqrt(max(block[free.index(index), free.index(index)] * variance, 0.0))
+        return symmetric_interval(float(theta[index]), quantile * error)
+
+    gammas = [1 + len(names) + i for i in range(len(names))]
+    e = Estimate(float(theta[0]), conditional(0, gammas), wide[0])
+    arms: dict[str, ArmLaw] = {}
+    for i, name in enumerate(names):
+        a, g = 1 + i, gammas[i]
+        given = conditional(g, [0])
+        arms[name] = ArmLaw(
+            arm=name,
+            gamma=Estimate(float(theta[g]), given, wide[g]),
+            log_a=Estimate(float(theta[a]), conditional(a, [0]), wide[a]),
+            e=e,
+            slope_standard_error=(given[1] - given[0]) / (2 * quantile),
+            residual_sd=root_mean_square((y - design.predict(theta, x))[group == i]),
+            c0=c0,
+            flops_range=flops_range(ladders[name]),
+        )
+    bound = ("e at zero",) if theta[0] <= 0 else ()
+    sigma = math.sqrt(variance) * (float(y.mean()) if settings.log else 1.0)
+    return ComputeFit(settings, c0, arms, sigma, freedom, rss, bound, covariance * variance)
+
+
+def _variance(rss: float, freedom: int, y: Array, settings: FitSettings) -> float:
+    scale = float(y.mean()) if settings.log else 1.0
+    if settings.noise:
+        return (settings.noise / scale) ** 2
+    rounding = ROUNDING_ERROR * (1.0 if settings.log else float(y.mean()))
+    return max(rss / max(freedom, 1), rounding**2)
