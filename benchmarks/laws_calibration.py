@@ -13,9 +13,10 @@ import time
 
 import numpy as np
 
+from steepen.laws.analysis import fit_compute
+from steepen.laws.distributions import t_quantile
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
-from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
 from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
@@ -24,7 +25,6 @@ from steepen.laws.hypotheses.nested_models import (
     LadderPair,
     f_test_hypotheses,
     fit_hypotheses,
-    t_quantile,
     verdict_words,
 )
 from steepen.laws.ladder import make_ladder

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from steepen.laws.analysis import AnalysisRequest, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
 from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,

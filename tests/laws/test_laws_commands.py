@@ -272,7 +272,7 @@ def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_power_tells_chances_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
     data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
     assert data["slope"] > 0.99
-    assert list(data["shares"]) == [
+    assert list(data["verdict_fractions"]) == [
         "steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"
     ]  # fmt: skip
     for target, least in (("slope", "slope"), ("verdict", "verdict")):

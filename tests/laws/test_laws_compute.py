@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from steepen.errors import SteepenError, UsageError
-from steepen.laws.analysis import AnalysisRequest, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
 from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.fits.solver import Design, solve
 from steepen.laws.hypotheses.diagnostics import lack_of_fit, shared_irreducible_loss
 from steepen.laws.hypotheses.nested_models import VERDICTS

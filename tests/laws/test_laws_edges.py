@@ -11,10 +11,9 @@ import pytest
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import AnalysisRequest, analyse
+from steepen.laws.analysis import AnalysisRequest, analyse, fit_compute
 from steepen.laws.fits.compute_law import FitSettings, Method
 from steepen.laws.fits.isoflop import fit_power_law
-from steepen.laws.fits.joint_method import fit_compute
 from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
@@ -25,7 +24,7 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
-from steepen.laws.verdict.judge import Verdict
+from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.laws.verdict.sensitivity import separate_hypotheses
 
@@ -75,8 +74,13 @@ def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: fl
     ("e", "gamma", "why", "crossing"),
     [
         # In units of 1e18: where the smaller exponent, or the higher floor, has used up the smaller constant.
-        (1.83, GAMMA - 0.002, "a higher floor with the same exponent is refuted", 1.6 ** (GAMMA / 0.002)),
-        (1.833, GAMMA, "its floor is higher", (1.5 * (1 - 1.6**-GAMMA) / 0.003) ** (1 / GAMMA)),
+        (
+            1.83,
+            GAMMA - 0.002,
+            "a higher irreducible loss with the same exponent is rejected",
+            1.6 ** (GAMMA / 0.002),
+        ),
+        (1.833, GAMMA, "its irreducible loss is higher", (1.5 * (1 - 1.6**-GAMMA) / 0.003) ** (1 / GAMMA)),
     ],
 )
 def test_an_arm_that_is_ahead_but_shallower_is_told_where_it_is_overtaken(
@@ -93,8 +97,8 @@ def test_where_a_shallower_arm_may_have_either_reason_both_crossings_are_given()
     found = verdict(law(FLOPS, a=1.5 * 1.2**-GAMMA, gamma=0.109))
     assert found.word == "shallower"
     assert min(found.p_exponent_hypothesis, found.p_irreducible_hypothesis) > 0.05
-    for name in ("exponent", "floor"):
-        (where,) = re.findall(rf"at (\S+) FLOPs \({name}\)", found.sentence)
+    for name, words in (("exponent", "exponent"), ("irreducible", "irreducible-loss")):
+        (where,) = re.findall(rf"at (\S+) FLOPs \({words} hypothesis\)", found.sentence)
         x = math.log(float(where) / found.c0)
         reading = found.hypotheses[name]  # type: ignore[index]
         losses = [
@@ -127,7 +131,7 @@ def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -
     words = verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, rule), rule), rule)
     assert np.mean(words == "lower (constant)") < 0.05
     found = verdict(arm)
-    assert found.word == "undecided" and "one floor for both is refuted" in found.sentence
+    assert found.word == "undecided" and "one irreducible loss for both is rejected" in found.sentence
 
 
 def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_floors_free() -> None:
@@ -141,7 +145,7 @@ def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_
         low, high = found.delta_gamma_free_interval
         inside += low < 0.14 - GAMMA < high
         assert found.word == "steeper" and f"{found.delta_gamma_free:+.4f}" in found.sentence
-        assert "common floor is refuted" in found.sentence
+        assert "common irreducible loss is rejected" in found.sentence
     assert inside >= 14, "of 20, at 90%"
 
 
@@ -267,7 +271,7 @@ def test_how_many_runs_would_show_a_constant_is_said_only_where_they_could() -> 
         said = " ".join(found.what_would_change)
         kind = "none" if room <= 0 else "many" if times >= 100 else "some"
         assert ("inside the margin" in said) == (kind == "some"), (kind, times, said)
-        assert ("will not do" in said) == (kind == "many"), (kind, times, said)
+        assert ("are not enough" in said) == (kind == "many"), (kind, times, said)
         seen.add(kind)
     assert seen == {"some", "many", "none"}
 

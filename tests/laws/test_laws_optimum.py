@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
+from steepen.laws.distributions import t_quantile
 from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
@@ -17,7 +18,6 @@ from steepen.laws.hypotheses.nested_models import (
     LadderPair,
     f_test_hypotheses,
     fit_hypotheses,
-    t_quantile,
     verdict_words,
 )
 

@@ -164,7 +164,8 @@ def power(
     top = highest if highest is not None else (lowest * 10**span if span is not None else 1.01e20)
     plan = LadderPlan(
         delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=top, noise=noise, seeds=seeds,
-        gamma=gamma, irreducible_loss=floor, constant=constant, multiplier=multiplier, level=level, margin=margin,
+        gamma=gamma, irreducible_loss=floor, constant=constant, multiplier=multiplier, level=level,
+        margin=margin,
     )  # fmt: skip
     with status("simulating ladders", as_json):
         result = simulate_power(plan, draws)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
     from steepen.laws.power import CheapestLadder, Power
-    from steepen.laws.verdict.judge import Prediction
+    from steepen.laws.verdict.evidence import Prediction
 
 STYLES = {
     "steeper": "bold green",

@@ -10,7 +10,8 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, law_dict
-from steepen.laws.fits.joint_method import fit_compute
+from steepen.laws.fits.joint_method import fit_joint
+from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.fits.solver import Array
 from steepen.laws.hypotheses.diagnostics import (
     SharedIrreducibleLoss,
@@ -19,9 +20,10 @@ from steepen.laws.hypotheses.diagnostics import (
     shared_irreducible_loss,
 )
 from steepen.laws.hypotheses.nested_models import DecisionRule
-from steepen.laws.ladder import Ladder
+from steepen.laws.ladder import Ladder, check_ladders
+from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
-from steepen.laws.verdict.judge import Verdict, judge_arm
+from steepen.laws.verdict.judge import judge_arm
 from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
 
 MethodChoice = Literal["both", "joint", "paper"]
@@ -128,6 +130,12 @@ class LadderAnalysis:
             for h in self.hold_out
         ]
         return "\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+    """Fit L(C) = E + A·(C/C0)^−γ to every arm by `settings.method`."""
+    check_ladders(ladders, settings.reference)
+    return fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
 
 
 def analyse(

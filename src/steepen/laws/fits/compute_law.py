@@ -9,9 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.intervals import Interval
+from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.nested_models import t_quantile
 from steepen.laws.ladder import Ladder
 
 Loss = Literal["huber", "mse", "log-mse"]
@@ -109,10 +108,14 @@ class ComputeFit:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "settings": asdict(self.settings), "c0": self.c0, "sigma": self.sigma, "degrees_of_freedom": self.degrees_of_freedom,
-            "objective": self.objective, "at_bound": list(self.at_bound),
+            "settings": asdict(self.settings),
+            "c0": self.c0,
+            "sigma": self.sigma,
+            "degrees_of_freedom": self.degrees_of_freedom,
+            "objective": self.objective,
+            "at_bound": list(self.at_bound),
             "arms": {name: law_dict(law) for name, law in self.arms.items()},
-        }  # fmt: skip
+        }
 
     def summary(self) -> str:
         """The laws as lines of text."""

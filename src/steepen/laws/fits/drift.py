@@ -10,11 +10,10 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.fits.intervals import Interval
+from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit, fit_isoflop, fit_power_law
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, find_vertex
-from steepen.laws.hypotheses.nested_models import t_quantile
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from steepen.laws.distributions import Interval
 from steepen.laws.fits.solver import Array, Design, parameter_bounds, solve_from_starts, starting_points
 
-Interval = tuple[float, float]
 Indices = NDArray[np.intp]
 
 START_FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, at which floors begin

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.fits.intervals import Interval
+from steepen.laws.distributions import Interval, required_noncentrality, t_quantile
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, VertexMethod, find_vertex
-from steepen.laws.hypotheses.nested_models import t_quantile
-from steepen.laws.verdict.sensitivity import required_noncentrality
 
 NO_BOUNDS: Interval = (-math.inf, math.inf)
 
@@ -80,12 +78,20 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
     out = [_ols(np.delete(u, i), np.delete(v, i))[0][1] for i in range(len(u))] if len(u) > 3 else []
     centre = float(u.mean())
     return PowerLawFit(
-        exponent=float(value[1]), coefficient=float(np.exp(np.clip(value[0], -700, 700))), standard_error=error,
+        exponent=float(value[1]),
+        coefficient=float(np.exp(np.clip(value[0], -700, 700))),
+        standard_error=error,
         interval=(float(value[1]) - t * error, float(value[1]) + t * error) if nu > 0 else NO_BOUNDS,
-        p_value=p, degrees_of_freedom=nu, detectable=detectable, confidence=confidence,
+        p_value=p,
+        degrees_of_freedom=nu,
+        detectable=detectable,
+        confidence=confidence,
         leave_one_out=(float(min(out)), float(max(out))) if out else None,
-        mean_log_x=centre, mean_log_y=float(value[0] + value[1] * centre), residual_sd=sd, sum_squares_log_x=spread,
-    )  # fmt: skip
+        mean_log_x=centre,
+        mean_log_y=float(value[0] + value[1] * centre),
+        residual_sd=sd,
+        sum_squares_log_x=spread,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -22,20 +23,13 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
     symmetric_interval,
 )
-from steepen.laws.fits.intervals import Interval, LeastSquaresFit, profile_intervals
-from steepen.laws.fits.paper_method import fit_paper
+from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
-from steepen.laws.ladder import Ladder, check_ladders
+from steepen.laws.ladder import Ladder
 
 
-def fit_compute(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
-    """Fit every arm's law in the way the settings name."""
-    check_ladders(ladders, settings.reference)
-    return _fit_joint(ladders, settings) if settings.method == "joint" else fit_paper(ladders, settings)
-
-
-def _fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
+    """Fit one E and every arm's A and γ to all losses at once by least squares."""
     c0 = settings.c0 or default_c0(ladders[settings.reference])
     names = list(ladders)
     group = np.concatenate([np.full(len(ladders[name].flops), i) for i, name in enumerate(names)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.distributions import ROUNDING_ERROR, t_quantile
 from steepen.laws.fits.compute_law import (
     ArmLaw,
     ComputeFit,
@@ -20,7 +21,6 @@ from steepen.laws.fits.compute_law import (
     symmetric_interval,
 )
 from steepen.laws.fits.solver import Array, Design, Solution, solve_multistart, unscaled_covariance
-from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, t_quantile
 from steepen.laws.ladder import Ladder
 
 

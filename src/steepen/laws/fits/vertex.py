@@ -12,9 +12,8 @@ import numpy as np
 from scipy import interpolate
 
 from steepen.errors import UsageError
-from steepen.laws.fits.intervals import Interval
+from steepen.laws.distributions import Interval, f_p_value, t_quantile
 from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.nested_models import f_p_value, t_quantile
 
 VertexMethod = Literal["quadratic", "akima"]
 MIN_POINTS = 3

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from steepen.laws.fits.intervals import Interval
+from steepen.laws.distributions import Interval
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,

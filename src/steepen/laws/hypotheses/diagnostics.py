@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from steepen.laws.distributions import ROUNDING_ERROR, f_p_value
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.solver import (
     Array,
@@ -21,7 +22,6 @@ from steepen.laws.fits.solver import (
     solve_multistart,
     unscaled_covariance,
 )
-from steepen.laws.hypotheses.nested_models import ROUNDING_ERROR, f_p_value
 from steepen.laws.ladder import Ladder
 
 # Beyond this a residual's t-value says no more than "not noise"; its digits would be the table's rounding.

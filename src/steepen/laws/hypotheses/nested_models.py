@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from steepen.laws.distributions import ROUNDING_ERROR, f_p_value, t_quantile
 from steepen.laws.fits.solver import (
     Array,
     Design,
@@ -40,9 +40,6 @@ VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shal
 
 HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "irreducible", "free")
 VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
-
-# Below this share of the loss, scatter is the rounding of the table, not noise of the runs.
-ROUNDING_ERROR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -241,32 +238,6 @@ def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
     verdict[up & exponent_out & twin_out] = "floor"
     verdict[up & exponent_out & twin_out & (tests.delta_gamma_free > 0)] = "steeper"
     return verdict
-
-
-def t_quantile(probability: float, df: Array) -> Array:
-    """Student's t quantile; the normal one where the degrees of freedom are infinite, infinite where there
-    are none.
-    """
-    df = np.asarray(df, float)
-    with np.errstate(invalid="ignore"):
-        value = cast(Array, special.stdtrit(np.maximum(df, 1e-9), probability))
-    value = np.where(np.isinf(df), special.ndtri(probability), value)
-    return np.where(df > 0, value, np.inf)
-
-
-def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> Array:
-    """P(F > statistic); a chi-square where the lower degrees of freedom are infinite, 1 where there are
-    none.
-    """
-    statistic = np.maximum(np.asarray(statistic, float), 0.0)
-    df_denominator = np.broadcast_to(np.asarray(df_denominator, float), statistic.shape)
-    ratio = np.where(np.isinf(df_denominator), 1.0, df_denominator)
-    p = np.where(
-        np.isinf(df_denominator),
-        special.chdtrc(df_numerator, df_numerator * statistic),
-        special.fdtrc(df_numerator, np.maximum(ratio, 1e-9), statistic),
-    )
-    return np.where(df_denominator > 0, p, 1.0)
 
 
 def _p_value(fits: NestedFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:

@@ -9,8 +9,8 @@ import numpy as np
 from scipy import stats
 
 from steepen.errors import UsageError, nearest
+from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
-from steepen.laws.fits.intervals import Interval
 from steepen.laws.ladder import Ladder
 
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
+from steepen.laws.distributions import required_noncentrality
 from steepen.laws.fits.solver import Array, Design, Mask, best_of, solve, solve_multistart
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
@@ -19,7 +19,6 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 
-POWER = 0.90
 MAX_EXTRA_DECADES = 12.0
 MAX_LOSS_PENALTY = 0.03
 MAX_RUNS_FACTOR = 100
@@ -64,26 +63,6 @@ class MistuningTolerance:
     penalty_explaining_slope: float | None
     penalty_changing_verdict: float | None
     changed_verdict: str | None
-
-
-def required_noncentrality(df: float, level: float, power: float = POWER) -> float:
-    """How strongly (in squared standard errors) an effect must show for an F-test with one degree to have
-    the power.
-    """
-    if not math.isfinite(df):
-        return float((special.ndtri(1 - level / 2) + special.ndtri(power)) ** 2)
-    if df < 1:
-        return math.inf
-    critical = float(special.fdtri(1.0, df, 1.0 - level))
-    low, high = 0.0, 10.0
-    while special.ncfdtr(1.0, df, high, critical) > 1 - power:
-        high *= 2
-        if high > 1e7:
-            return math.inf
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if special.ncfdtr(1.0, df, middle, critical) > 1 - power else (low, middle)
-    return high
 
 
 def rival_rss(

@@ -190,8 +190,8 @@ def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {report.primary_fit.c0:.3g}; bars are {report.request.confidence:.0%} intervals: solid "
-        "given E, dotted with E unknown (always the longer).",
+        caption=f"At C0 = {report.primary_fit.c0:.3g}; bars are {report.request.confidence:.0%} intervals: "
+        "solid given E, dotted with E unknown (always the longer).",
     )  # fmt: skip
 
 

@@ -146,7 +146,8 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
     rows = tuple(
         (
             one.arm, one.recipe, name,
-            drift.law.exponent if drift.law else None, law.standard_error if (law := _tested(drift)) else None,
+            drift.law.exponent if drift.law else None,
+            law.standard_error if (law := _tested(drift)) else None,
             law.p_value if law else None, drift.three_standard_errors,
             1e3 * drift.regret if drift.regret is not None else None,
             1e3 * drift.span if drift.span is not None else None,

@@ -1,0 +1,56 @@
+"""Quantiles, p-values and noncentralities of Student's t and Fisher's F, for arrays of degrees of freedom."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+from scipy import special
+
+from steepen.laws.fits.solver import Array
+
+Interval = tuple[float, float]
+
+# A residual scatter below this fraction of the loss is rounding of the table, not noise of the runs.
+ROUNDING_ERROR = 1e-9
+
+
+def t_quantile(probability: float, df: Array) -> Array:
+    """Student's t quantile: the normal quantile where `df` is infinite, infinity where `df` is 0 or less."""
+    df = np.asarray(df, float)
+    with np.errstate(invalid="ignore"):
+        value = cast(Array, special.stdtrit(np.maximum(df, 1e-9), probability))
+    value = np.where(np.isinf(df), special.ndtri(probability), value)
+    return np.where(df > 0, value, np.inf)
+
+
+def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> Array:
+    """P(F > statistic): chi-square where `df_denominator` is infinite, 1 where it is not positive."""
+    statistic = np.maximum(np.asarray(statistic, float), 0.0)
+    df_denominator = np.broadcast_to(np.asarray(df_denominator, float), statistic.shape)
+    finite = np.where(np.isinf(df_denominator), 1.0, df_denominator)
+    p = np.where(
+        np.isinf(df_denominator),
+        special.chdtrc(df_numerator, df_numerator * statistic),
+        special.fdtrc(df_numerator, np.maximum(finite, 1e-9), statistic),
+    )
+    return np.where(df_denominator > 0, p, 1.0)
+
+
+def required_noncentrality(df: float, level: float, power: float = 0.90) -> float:
+    """Noncentrality (squared effect over its variance) at which an F(1, df) test has the given power."""
+    if not math.isfinite(df):
+        return float((special.ndtri(1 - level / 2) + special.ndtri(power)) ** 2)
+    if df < 1:
+        return math.inf
+    critical = float(special.fdtri(1.0, df, 1.0 - level))
+    low, high = 0.0, 10.0
+    while special.ncfdtr(1.0, df, high, critical) > 1 - power:
+        high *= 2
+        if high > 1e7:
+            return math.inf
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if special.ncfdtr(1.0, df, middle, critical) > 1 - power else (low, middle)
+    return high
