@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from steepen.laws.verdict.sentences import format_flops
+from steepen.utils.formatting import format_flops
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
@@ -120,7 +120,7 @@ def _predictions(report: LadderAnalysis) -> Table:
     places = next(iter(report.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
         "multipliers if exponent / if floor",
-        ("arm", *(f"at {format_flops(place.flops)}" for place in places)),
+        ("arm", *(f"at {format_flops(place.flops, 2)}" for place in places)),
     )
     for v in report.verdicts.values():
         both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["irreducible"].predictions, strict=True)
@@ -143,7 +143,7 @@ def _multipliers(report: LadderAnalysis) -> Table:
             cells: list[str] = []
             for m in (own[0], own[-1]):
                 mark = "†" if m.extrapolated else ""
-                cells += [format_flops(m.flops), f"{m.value:.2f} ({m.low:.2f}–{m.high:.2f}){mark}"]
+                cells += [format_flops(m.flops, 2), f"{m.value:.2f} ({m.low:.2f}–{m.high:.2f}){mark}"]
             table.add_row(escape(arm), method, *cells)
     return table
 

@@ -6,6 +6,7 @@ import math
 
 from steepen.laws.verdict.evidence import Evidence, HypothesisFit
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
+from steepen.utils.formatting import format_flops
 
 
 def sentence(evidence: Evidence) -> str:
@@ -52,7 +53,7 @@ def what_would_change(evidence: Evidence) -> list[str]:
     elif v.word == "undecided":
         lines += _what_bounds_the_slope(v)
     for tolerance in v.tolerance:
-        rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops)} {v.unit})"
+        rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
         penalty = tolerance.penalty_changing_verdict
         if penalty is not None:
             lines.append(
@@ -71,7 +72,7 @@ def what_would_change(evidence: Evidence) -> list[str]:
             )
     changed = [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
-        each = "; ".join(f"without {o.arm} at {format_flops(o.flops)}: {o.verdict}" for o in changed[:4])
+        each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         lines.append(f"it depends on single rungs ({each}{more})")
     elif v.leave_one_out:
@@ -79,20 +80,16 @@ def what_would_change(evidence: Evidence) -> list[str]:
     return lines
 
 
-def format_flops(flops: float) -> str:
-    """Compute to two significant digits: 1.2e21."""
-    return f"{flops:.2g}".replace("e+", "e")
-
-
 def _exponent_or_irreducible(v: Evidence, delta: str) -> str:
     """Undecided with a resolved slope: both hypotheses hold, and their multipliers differ far out."""
     exponent, irreducible = (v.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
+    at = f"{format_flops(exponent.flops, 2)} {v.unit}"
     return (
         f"It gains with {_cost(v)}, but the data allow both a larger exponent ({delta};"
         f" p = {v.p_exponent_hypothesis:.2g}) and a lower irreducible loss with the same exponent"
-        f" (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}). At {format_flops(exponent.flops)}"
-        f" {v.unit} the exponent hypothesis predicts {_times(exponent.multiplier)} and the irreducible-loss"
-        f" hypothesis {_times(irreducible.multiplier)}.{_small_slope(v)}"
+        f" (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}). At {at} the exponent hypothesis"
+        f" predicts {_times(exponent.multiplier)} and the irreducible-loss hypothesis"
+        f" {_times(irreducible.multiplier)}.{_small_slope(v)}"
     )
 
 
@@ -136,15 +133,15 @@ def _what_separates(v: Evidence) -> list[str]:
     s = v.separation
     if s.top_flops is not None and s.extra_decades:
         lines.append(
-            f"another {s.extra_decades:.1f} decades: extending both ladders to {format_flops(s.top_flops)}"
+            f"another {s.extra_decades:.1f} decades: extending both ladders to {format_flops(s.top_flops, 2)}"
             f" {v.unit} ({s.extra_runs} more runs) separates the hypotheses with 90% power"
         )
     elif s.top_flops is None:
         lines.append("no ladder within twelve more decades separates the hypotheses at this noise")
     if s.three_sigma_flops is not None:
         lines.append(
-            f"one further rung of each at {format_flops(s.three_sigma_flops)} {v.unit}: there the hypotheses"
-            " differ by 3σ"
+            f"one further rung of each at {format_flops(s.three_sigma_flops, 2)} {v.unit}: there the"
+            " hypotheses differ by 3σ"
         )
     factors = [
         f"about {math.ceil(factor)} times the {what}"
@@ -228,7 +225,7 @@ def _crossing(v: Evidence, fit: HypothesisFit) -> str:
         return "already"
     if x - top > MAX_EXTRA_DECADES * math.log(10):
         return f"beyond {MAX_EXTRA_DECADES:.0f} more decades"
-    return f"at {format_flops(v.c0 * math.exp(x))} {v.unit}"
+    return f"at {format_flops(v.c0 * math.exp(x), 2)} {v.unit}"
 
 
 def _still_behind(v: Evidence) -> str:
@@ -254,7 +251,7 @@ def _cost(v: Evidence) -> str:
 
 def _at_top(v: Evidence) -> str:
     """The compute at which the verdict's multiplier is taken."""
-    return f"at {format_flops(v.multiplier_flops)} {v.unit}"
+    return f"at {format_flops(v.multiplier_flops, 2)} {v.unit}"
 
 
 def _constant_multiplier(v: Evidence) -> float:

@@ -97,7 +97,7 @@ def _answer(
         panels.append(replace(panel, series=(*panel.series, *_beyond(own, score, report, panel))))
     row = (
         own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.miss,
-        score.miss_sigma, score.miss_errors, score.p_value, score.compute_factor,
+        score.miss_sigma, score.miss_standard_errors, score.p_value, score.compute_factor,
     )  # fmt: skip
     columns = (
         "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "miss", "in σ of a run",
