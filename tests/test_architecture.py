@@ -1,4 +1,4 @@
-"""Who may import whom: the architecture a reader sees in the folders is the one the code has."""
+"""Which package may import which: the layout described in CONTRIBUTING.md, checked against the code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "steepen"
 MODEL_CONFIG = {"model.shape", "model.arm", "model.arms", "model.config"}
 OPTIM_CONFIG = {"optim.config"}
 
-# A package, and what it may import, lazily or not. A dotted name admits only that module. Everyone may import
-# `errors`; nobody may import `cli`.
+# What each package may import, at the top of a file or inside a function. A dotted name allows one module.
+# Every package may import `errors`; none may import `cli`.
 ALLOWED: dict[str, set[str]] = {
     "utils": set(),
     "data": {"utils"},
@@ -52,7 +52,7 @@ TORCH_FREE = [
 
 
 def imports_of(file: Path) -> set[str]:
-    """Every module of this package that a file names in an import, at any level."""
+    """Return the steepen modules that a file imports, at the top or inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -74,7 +74,7 @@ def violations(package: str, names: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_a_package_imports_only_what_it_may(package: str) -> None:
+def test_a_package_imports_only_allowed_packages(package: str) -> None:
     bad = {
         str(file.relative_to(SOURCE)): wrong
         for file in (SOURCE / package).rglob("*.py")
@@ -87,13 +87,13 @@ def test_every_package_is_listed() -> None:
     assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} == PACKAGES
 
 
-def test_the_rule_can_fail() -> None:
+def test_violations_are_detected() -> None:
     assert violations("laws", {"cli.app.main"}) == {"cli.app.main"}
     assert violations("laws", {"model.shape.Shape"}) == {"model.shape.Shape"}
     assert violations("runs", {"model.network.Network", "model.shape.Shape"}) == {"model.network.Network"}
 
 
-def test_packages_that_only_reason_never_import_torch() -> None:
+def test_torch_free_packages_import_without_torch() -> None:
     modules = [
         ".".join(["steepen", *file.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
         for part in TORCH_FREE
@@ -105,6 +105,6 @@ def test_packages_that_only_reason_never_import_torch() -> None:
         f"import sys, importlib; [importlib.import_module(m) for m in {modules!r}]; "
         "sys.exit('torch' in sys.modules)"
     )
-    # The checkout under test, wherever the package may be installed from.
+    # Import from this checkout, whichever one is installed.
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
