@@ -30,11 +30,11 @@ from steepen.runs.store import RunStore
 ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow")
 
 
-def make_record(arm: str, depth: int, seed: int, glr: float) -> RunRecord:
+def make_record(arm: str, depth: int, seed: int, learning_rate: float) -> RunRecord:
     """A record such as training writes, its numbers drawn rather than trained."""
     found = find_arm(arm)
     spec = RunSpec.of(recipe_of(found).at(found, depth), DataConfig("0" * 64), seed=seed)
-    spec = replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=glr))
+    spec = replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=learning_rate))
     flops = expected_flops(spec)
     passes = spec.schedule.final
     stored = stored_parameters(found, spec.shape, passes)
