@@ -26,7 +26,7 @@ from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.divergence import Diverged
 from steepen.training.gradient_accumulation import OutOfMemory
-from steepen.training.timer import TrainingTimer
+from steepen.training.metrics import TrainingTimer
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
@@ -56,7 +56,7 @@ def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
 
 def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("steepen.training.timer.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("steepen.training.metrics.time.perf_counter", lambda: now[0])
     clock = TrainingTimer(torch.device("cpu"), 5.0)
     clock.start()
     now[0] = 2.0
@@ -81,7 +81,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
         norm = original(self, factor)
         count += 1
         if count == 6:
-            self.network.embedding.data.fill_(float("inf"))
+            self.parameters["embedding"].data.fill_(float("inf"))
         return norm
 
     monkeypatch.setattr(Optimizer, "step", ruinous)

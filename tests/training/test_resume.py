@@ -49,7 +49,7 @@ def losses(store: RunStore, spec: RunSpec) -> list[float]:
 def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:
     newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
     assert newest.step == spec.steps
-    return load_file(newest.path / checkpoints.STATE)
+    return load_file(newest.path / checkpoints.STATE_FILE)
 
 
 def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
@@ -165,8 +165,8 @@ def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
     remove = checkpoints.shutil.rmtree
 
     def killed(path: Path, *rest: object, **more: object) -> None:
-        if (path / checkpoints.META).exists():
-            (path / checkpoints.META).unlink()
+        if (path / checkpoints.META_FILE).exists():
+            (path / checkpoints.META_FILE).unlink()
             raise Killed
         remove(path, *rest, **more)
 
@@ -230,7 +230,7 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
             train(spec, tiny_data, broken, replace(QUIET, keep_last=3))
     saved = checkpoints.list_checkpoints(broken.run(spec).checkpoints)
     assert len(saved) >= 2
-    state, meta = saved[-1].path / checkpoints.STATE, saved[-1].path / checkpoints.META
+    state, meta = saved[-1].path / checkpoints.STATE_FILE, saved[-1].path / checkpoints.META_FILE
     if damage == "truncate":
         state.write_bytes(state.read_bytes()[:-100])
     elif damage == "flip":
@@ -246,7 +246,7 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     train(spec, tiny_data, broken, replace(QUIET, quiet=False))
     said = capfd.readouterr().err
     assert saved[-1].path.name in said and "Trying the one before it" in said
-    assert f"going on from step {saved[-2].step}" in said
+    assert f"resuming from step {saved[-2].step}" in said
     assert_same_result(whole, broken, spec)
 
 
@@ -272,11 +272,11 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept_and_a_new_begin
 
     killed_at(5)
     (newest,) = checkpoints.list_checkpoints(folder)
-    (newest.path / checkpoints.STATE).write_bytes(b"")
+    (newest.path / checkpoints.STATE_FILE).write_bytes(b"")
     capfd.readouterr()
     killed_at(3)  # from the beginning again, past one checkpoint at least
     said = capfd.readouterr().err
-    assert f"{newest.path} is corrupt" in said and "None is left: the run begins anew." in said
+    assert f"{newest.path} is corrupt" in said and "None is left: the run starts over." in said
     assert "the one before it" not in said
     (kept,) = checkpoints.list_checkpoints(folder)
     kept.load(torch.device("cpu"))
@@ -339,7 +339,7 @@ def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_distu
             train(spec, tiny_data, broken, QUIET)
     train(spec, tiny_data, broken, QUIET)
     assert_same_result(whole, broken, spec)
-    with pytest.raises(UsageError, match="code behind arm"):
+    with pytest.raises(UsageError, match="custom code of arm"):
         train(replace(spec, code="0" * 16), tiny_data, whole, QUIET)
 
 

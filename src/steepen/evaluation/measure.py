@@ -46,7 +46,7 @@ class LoadedCheckpoint:
     def find(path: Path) -> LoadedCheckpoint:
         """The subject of a run directory (its newest checkpoint) or of a checkpoint directory."""
         from steepen.runs.spec import read_spec
-        from steepen.training.checkpoint import META, Checkpoint, list_checkpoints
+        from steepen.training.checkpoint import META_FILE, Checkpoint, list_checkpoints
 
         path = path.resolve()
         run = path if (path / "spec.json").is_file() else path.parent.parent
@@ -61,8 +61,8 @@ class LoadedCheckpoint:
                 raise SteepenError(f"{run} has no checkpoint yet.")
             checkpoint = saved[-1]
         else:
-            if not (path / META).is_file() or not path.name.isdigit():
-                raise UsageError(f"{path} is no checkpoint (it has no {META}).")
+            if not (path / META_FILE).is_file() or not path.name.isdigit():
+                raise UsageError(f"{path} is no checkpoint (it has no {META_FILE}).")
             checkpoint = Checkpoint(path)
         return LoadedCheckpoint(run, read_spec(run / "spec.json"), checkpoint)
 
@@ -89,13 +89,13 @@ class LoadedCheckpoint:
 
         from steepen.model.init import on_meta
         from steepen.model.load_weights import allocate, copy_weights, read_weights
-        from steepen.training.checkpoint import SEPARATOR, STATE
+        from steepen.training.checkpoint import SEPARATOR, STATE_FILE
         from steepen.utils.files import sha256_of_file
 
         position, spec = self.checkpoint.training_state(), self.spec
         if position.run != spec.hash:
             raise SteepenError(f"{self.checkpoint.path} belongs to another run ({position.run}).")
-        file = self.checkpoint.path / STATE
+        file = self.checkpoint.path / STATE_FILE
         if sha256_of_file(file) != self.weights_identity:
             raise SteepenError(f"{file} is corrupt: it does not have its checksum; use another checkpoint.")
         multipliers = spec.hyperparameters.multipliers
@@ -110,12 +110,12 @@ class LoadedCheckpoint:
         """SHA-256 of the checkpoint's tensors, as saved beside them."""
         import json
 
-        from steepen.training.checkpoint import META
+        from steepen.training.checkpoint import META_FILE
 
         try:
-            return str(json.loads((self.checkpoint.path / META).read_text())["sha256"])
+            return str(json.loads((self.checkpoint.path / META_FILE).read_text())["sha256"])
         except (OSError, ValueError, KeyError) as error:
-            raise SteepenError(f"{self.checkpoint.path} has no readable {META}.") from error
+            raise SteepenError(f"{self.checkpoint.path} has no readable {META_FILE}.") from error
 
 
 def measure(

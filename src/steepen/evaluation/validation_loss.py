@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from steepen.data import ValidationSet
-from steepen.model.mean_loss import mean_loss
+from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 
 

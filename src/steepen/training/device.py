@@ -1,4 +1,4 @@
-"""The machine a run is on, and what the record says of it."""
+"""The device of a run: selection, process-wide settings, and the facts its record states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steepen.recipe.hardware import ACCELERATORS
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; "auto" takes a GPU where there is one."""
+    """Return the torch device of this name; "auto" is the GPU if there is one, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -37,13 +37,13 @@ def find_device(name: str) -> torch.device:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next tells the truth."""
+    """Wait until all work queued on the device is done, as timing needs."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 peak of the GPU, where its name is known; None on a CPU."""
+    """Dense bf16 peak of the GPU in FLOP/s; None on a CPU or an unknown GPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device).lower()
@@ -53,14 +53,14 @@ def peak_flops(device: torch.device) -> float | None:
 
 @contextlib.contextmanager
 def fast_kernels(device: torch.device) -> Generator[None]:
-    """Process-wide switches for speed that leave the function computed unchanged."""
+    """Set process-wide switches that change speed, not results: attention backend, memory allocator."""
     if device.type != "cuda":
         keep_freed_memory()
         yield
         return
     if device.index is not None:
         torch.cuda.set_device(device)
-    # cuDNN's attention is the fastest in both directions on Hopper; the others follow where it cannot serve.
+    # cuDNN attention is the fastest on Hopper, forward and backward; the others are fallbacks.
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
@@ -72,24 +72,33 @@ def fast_kernels(device: torch.device) -> Generator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, as far as it can be told.
+    """Stop glibc from returning freed memory to the system.
 
-    It gives large blocks back to the system, and every step of a tiny model then spends up to a quarter of
-    its time on being given them again, page by page.
+    It returns large blocks, and a step of a tiny model then spends up to a quarter of its time on page
+    faults.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     import ctypes
 
     mallopt = ctypes.CDLL(None).mallopt
-    # M_MMAP_THRESHOLD of malloc.h, where older versions refuse more than 32 MiB; then M_TRIM_THRESHOLD. The
-    # latter alone would do harm: it stops the former from following what is asked for.
+    # M_MMAP_THRESHOLD (-3; older versions refuse more than 32 MiB), then M_TRIM_THRESHOLD (-1). The latter
+    # alone would do harm: setting it freezes the mmap threshold, which otherwise adapts.
     if mallopt(-3, 2**30) or mallopt(-3, 2**25):
         mallopt(-1, 2**30)
 
 
+def process_age() -> float | None:
+    """Seconds since this process was started (Linux), or None."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What the run ran on."""
+    """Hardware facts for the record."""
     facts: dict[str, Any] = {
         "device": device.type,
         "name": platform.processor() or platform.machine(),
@@ -104,7 +113,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the packages that decide the numbers, for the record."""
     import numpy
     import safetensors
 
@@ -125,7 +134,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def git_state() -> dict[str, Any] | None:
-    """Commit and cleanliness of the source tree this package runs from, where it is one."""
+    """Git commit of the source tree this package runs from, and whether it is dirty; None outside git."""
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""A run that cannot go on: its loss, a gradient or the weights stopped being numbers."""
+"""Divergence: a loss, a gradient norm or the weights became NaN or infinite."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from steepen.training.checkpoint import list_checkpoints
 
 
 class Diverged(SteepenError):
-    """The loss or a gradient stopped being a number."""
+    """The loss, a gradient or a weight is NaN or infinite."""
 
 
 def diverged(spec: RunSpec, checkpoints: Path, step: int, what: str) -> Diverged:
-    """What to say of a step, counted from 0: where in the data it was, and what was saved before it."""
+    """The error for a step (from 0): its position in the data, and the last checkpoint before it."""
     good = [c for c in list_checkpoints(checkpoints) if c.step <= step]
     where = f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
     first = step * spec.batch_sequences

@@ -1,15 +1,31 @@
-"""metrics.jsonl: one line per step, and one per validation. A log to look at; analysis reads records."""
+"""Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time.
+
+metrics.jsonl holds one line per step and one per validation. It is for people; analysis reads records.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+from torch import Tensor
+
+from steepen.runs.spec import RunSpec
+from steepen.training.device import synchronise
+from steepen.training.divergence import diverged
+from steepen.training.step_schedule import StepSchedule
+from steepen.training.trackers import Trackers
+from steepen.utils.formatting import format_clock, format_count
+from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every complete line; what a killed process left of its last line is passed over."""
+    """Read metrics.jsonl, one dict per line; a last line cut short by a killed process is dropped."""
     lines: list[dict[str, Any]] = []
     if path.exists():
         for text in path.read_text().splitlines():
@@ -20,8 +36,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-class Metrics:
-    """Appends lines; opened at a step, it first drops what was logged after that step."""
+class MetricsFile:
+    """Appends lines to metrics.jsonl; opened at step n, it first drops what was logged after n."""
 
     def __init__(self, path: Path, step: int) -> None:
         kept = [line for line in read_metrics(path) if line["step"] <= step]
@@ -33,17 +49,116 @@ class Metrics:
         self.file: TextIO = path.open("a")
 
     def write(self, **values: Any) -> None:
-        """Add a line."""
+        """Append a line."""
         if "loss" in values:
             self.losses.append(values["loss"])
         self.file.write(json.dumps(values) + "\n")
 
     def sync(self) -> None:
-        """Have all lines on disk."""
+        """Flush and fsync."""
         self.file.flush()
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        """Have all lines on disk and let go of the file."""
+        """Flush, fsync and close."""
         self.sync()
         self.file.close()
+
+
+class MetricBuffer:
+    """Keeps losses and gradient norms on the device until `drain`, which synchronises and logs them."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        schedule: StepSchedule,
+        peak: float | None,
+        timer: TrainingTimer,
+        sinks: tuple[MetricsFile, Trackers, ProgressDisplay],
+        checkpoints: Path,
+    ) -> None:
+        self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
+        self.metrics, self.trackers, self.display = sinks
+        self.checkpoints = checkpoints
+        self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
+        self.pending: list[tuple[int, Tensor, Tensor]] = []
+        self.data_seconds = 0.0  # spent waiting for batches since the last drain
+
+    def add(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Queue a step's loss and gradient norm (scalars on the device) without synchronising."""
+        self.pending.append((step, loss, norm))
+
+    def drain(self) -> None:
+        """Log the queued steps; raises Diverged where a loss or norm is not finite."""
+        if not self.pending:
+            return
+        steps = [step for step, _, _ in self.pending]
+        losses = torch.stack([loss.double() for _, loss, _ in self.pending]).tolist()
+        norms = torch.stack([norm.double() for _, _, norm in self.pending]).tolist()
+        self.pending.clear()
+        seconds = max(self.timer.lap(), 1e-9)
+        rate = len(steps) * self.spec.batch_tokens / seconds
+        data_wait, self.data_seconds = self.data_seconds / seconds, 0.0
+        for step, loss, norm in zip(steps, losses, norms, strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = f"the loss is {loss}, the gradient norm {norm}"
+                raise diverged(self.spec, self.checkpoints, step, what)
+            values = {
+                "loss": loss,
+                "lr": self._lr(step),
+                "passes": int(self.schedule.passes[step]),
+                "gradient_norm": norm,
+                "tokens_per_second": rate,
+                "data_wait": data_wait,  # fraction of the time
+            }
+            self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
+            self.trackers.log(step + 1, values)
+        self._show(steps, losses[-1], rate, seconds)
+
+    def _show(self, steps: list[int], loss: float, rate: float, seconds: float) -> None:
+        last = steps[-1]
+        done = self.cumulative_flops[last + 1]
+        # The ETA counts FLOPs, not steps: steps cost more after growth.
+        speed = float(done - self.cumulative_flops[steps[0]]) / seconds
+        left = float(self.cumulative_flops[-1] - done) / max(speed, 1e-9)
+        mfu = f"  MFU {speed / self.peak:.1%}" if self.peak else ""
+        spec, step = self.spec, last + 1
+        line = (
+            f"step {step:,}/{spec.steps:,}  loss {loss:.4f}  lr {self._lr(last):.2e}  "
+            f"K {int(self.schedule.passes[last])}  {format_count(rate)} tok/s{mfu}  ETA {format_clock(left)}"
+        )
+        row = ProgressRow(f"{spec.arm.title} d{spec.shape.depth}", step, spec.steps, line)
+        self.display.update(Progress((row,), line), final=step == spec.steps)
+
+    def _lr(self, step: int) -> float:
+        return self.spec.hyperparameters.learning_rate * float(self.schedule.lr_factor[step])
+
+
+class TrainingTimer:
+    """Accumulates training time. `lap` synchronises the device, so queued work is included."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self.device = device
+        self.seconds = seconds  # total up to the last lap
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Start the timer if it is paused."""
+        if self._since is None:
+            synchronise(self.device)
+            self._since = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap or start; added to the total."""
+        if self._since is None:
+            return 0.0
+        synchronise(self.device)
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self.seconds += seconds
+        return seconds
+
+    def pause(self) -> None:
+        """Pause the timer until the next start."""
+        self.lap()
+        self._since = None

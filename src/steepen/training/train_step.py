@@ -6,14 +6,18 @@ as fast as the GPU runs them. Such a step is captured once as a CUDA graph and r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from steepen.execution.cuda_graphs import CudaGraphCache
+from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
+from steepen.runs.spec import RunSpec
+from steepen.training.device import process_age, synchronise
 from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 
 
@@ -95,3 +99,29 @@ class TrainStep:
             self.say(f"CUDA graph capture failed ({str(error).splitlines()[0]}); going on without graphs.")
         finally:
             self.optimizer.zero_grad()  # these gradients live in the graph's memory pool
+
+
+def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[str], None]) -> None:
+    """Compile and capture every kernel of a step and of validation, so that no timed step pays for it.
+
+    Runs them on token 0; weights, optimizer state and random state are as before afterwards.
+    """
+    started = time.monotonic()
+    network, optimizer, accumulator = train_step.network, train_step.optimizer, train_step.accumulator
+    device = network.embedding.device
+    tokens = torch.zeros(spec.batch_sequences, spec.shape.context, dtype=torch.long, device=device)
+    size = accumulator.micro_batch
+    devices = [device] if device.type == "cuda" else []
+    # A checkpoint saved just before growth holds the network that is still to grow.
+    passes = min(passes, network.passes)
+    with torch.random.fork_rng(devices):  # custom blocks may draw random numbers
+        accumulator(tokens[:size], tokens[:size], passes)
+        optimizer.zero_grad()
+        optimizer.warm_up()
+        train_step.warmup_and_capture(tokens, tokens, passes)
+    size = accumulator.micro_batch
+    mean_loss(network, [(tokens[:size], tokens[:size])])
+    synchronise(device)
+    age = process_age()
+    since = "" if age is None else f", {age:.1f} s after the start"
+    say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")

@@ -1,11 +1,12 @@
-"""Training one run, from its spec to its record; whatever interrupts it, the same call takes it up again."""
+"""The trainer: run spec → checkpoints and record. Calling it again resumes an interrupted run."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +16,31 @@ from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
-from steepen.model.mean_loss import mean_loss
+from steepen.model.loss import mean_loss
 from steepen.recipe.accounting import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.training import checkpoint as checkpoints
-from steepen.training import device as machine
-from steepen.training.checkpoint import TrainingState
-from steepen.training.data_loaders import make_loaders
+from steepen.training import device as device_info
+from steepen.training.checkpoint import TrainingState, load_or_init
 from steepen.training.divergence import Diverged, diverged
-from steepen.training.finished_record import make_record
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
-from steepen.training.metric_buffer import MetricBuffer
-from steepen.training.metrics import Metrics
-from steepen.training.resume import load_or_init, save
+from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
 from steepen.training.signals import Interrupted, StopSignals
-from steepen.training.step_schedule import build_schedule
-from steepen.training.timer import TrainingTimer
+from steepen.training.step_schedule import StepSchedule, build_schedule
 from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
-from steepen.training.train_step import TrainStep
-from steepen.training.warmup import warm_up
+from steepen.training.train_step import TrainStep, warm_up
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
 
 
 def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOptions | None = None) -> RunRecord:
-    """Train a run to its end, or return the record it already has."""
+    """Train a run to its end, resuming if it was interrupted; returns the record it may already have."""
     options = options or TrainOptions()
-    device = machine.find_device(options.device)  # a wrong name is refused whether or not there is work to do
+    device = device_info.find_device(options.device)  # refuse a wrong name even if the run is finished
     if spec.code != code_digest(spec.arm, spec.optimizer):
         raise UsageError(
             f"the custom code of arm {spec.arm.name!r} or of its optimizer has changed since the spec; "
@@ -58,9 +53,9 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
         )
     directory = store.run(spec)
     finished = directory.record()
-    if finished is not None:  # looked for before the lock, which could not be written on read-only storage
+    if finished is not None:  # checked before locking: the storage may be read-only
         return finished
-    # What cannot be trained here, or on this data, leaves nothing behind.
+    # Refuse what this device or data cannot train before the run directory is created.
     execution_mode(spec, device, options)
     batches, validation = make_loaders(spec, dataset)
     with directory.lock(options.wait):
@@ -72,13 +67,13 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
         directory.failure_file.unlink(missing_ok=True)
         display = ProgressDisplay(quiet=options.quiet)
         try:
-            return _Run(spec, batches, validation, directory, options, display).go()
+            return Trainer(spec, batches, validation, directory, options, display).run()
         except Exception as error:
-            told = _told(error)
-            if not isinstance(told, Interrupted):
-                with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-                    write_json(directory.failure_file, {"kind": type(told).__name__, "message": str(told)})
-            raise told from error
+            shown = _for_user(error)
+            if not isinstance(shown, Interrupted):
+                with contextlib.suppress(OSError):  # a full disk must not hide the error
+                    write_json(directory.failure_file, {"kind": type(shown).__name__, "message": str(shown)})
+            raise shown from error
         finally:
             display.close()
 
@@ -95,18 +90,18 @@ def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -
     )
 
 
-def _told(error: Exception) -> Exception:
-    """An error as the user should read it: the gradients' own memory search has spoken, others have not."""
+def _for_user(error: Exception) -> Exception:
+    """Replace an out-of-memory error outside gradient accumulation by a sentence with a remedy."""
     if is_out_of_memory(error):
         return OutOfMemory(
-            "out of memory outside of the gradients (optimizer step, growth or validation); "
+            "out of memory outside gradient computation (optimizer step, growth or validation); "
             "use a smaller --micro-batch, or a device with more memory."
         )
     return error
 
 
-class _Run:
-    """One process's work on one run."""
+class Trainer:
+    """Trains one run in this process, from its newest checkpoint to its record."""
 
     def __init__(
         self,
@@ -119,48 +114,48 @@ class _Run:
     ) -> None:
         self.spec, self.batches, self.validation = spec, batches, validation
         self.directory, self.options, self.display = directory, options, display
-        self.device = machine.find_device(options.device)
+        self.device = device_info.find_device(options.device)
         on_gpu = self.device.type == "cuda"
-        self.way = execution_mode(spec, self.device, options)
-        # A look at the losses makes the device wait, so short steps are looked at less often.
-        self.log_every = options.log_every or (50 if self.way.cuda_graphs else 10 if on_gpu else 1)
+        self.mode = execution_mode(spec, self.device, options)
+        # Reading losses synchronises the device, so short steps are read less often.
+        self.log_every = options.log_every or (50 if self.mode.cuda_graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         self.schedule = build_schedule(spec)
-        self.peak = machine.peak_flops(self.device)
+        self.peak = device_info.peak_flops(self.device)
         self.scores: list[ValidationScore] = []
-        self.stopping = StopSignals()
-        self.step = 0  # steps done
-        self.save_seconds = 0.0  # that the last checkpoint took
+        self.stop_signals = StopSignals()
+        self.step = 0  # steps completed
+        self.save_seconds = 0.0  # duration of the last save
 
-    def go(self) -> RunRecord:
-        """Take the run from where it stands to its end."""
-        begun = time.monotonic()
+    def run(self) -> RunRecord:
+        """Resume or start, train to the last step, validate and write the record."""
+        started = time.monotonic()
         spec, options, say = self.spec, self.options, self.display.print
         folder = self.directory.checkpoints
-        with machine.fast_kernels(self.device), self.stopping.listening():
-            self.network, self.optimizer, position = load_or_init(spec, folder, self.device, self.way, say)
-            self.step, self.resumed = position.step, position.resumed
-            self.clock = TrainingTimer(self.device, position.seconds_training)
-            self.total_before = position.seconds_total - begun
-            self.scores = [from_builtins(ValidationScore, score) for score in position.scores]
+        with device_info.fast_kernels(self.device), self.stop_signals.listening():
+            self.network, self.optimizer, saved = load_or_init(spec, folder, self.device, self.mode, say)
+            self.step, self.resumed = saved.step, saved.resumed
+            self.timer = TrainingTimer(self.device, saved.seconds_training)
+            self.total_before = saved.seconds_total - started
+            self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
             self.accumulator = GradientAccumulator(
                 self.network, spec.batch_sequences, options.micro_batch, say
             )
-            self.stepper = TrainStep(
+            self.train_step = TrainStep(
                 self.network,
                 self.optimizer,
                 self.accumulator,
-                cuda_graphs=self.way.cuda_graphs and self.optimizer.capturable,
+                cuda_graphs=self.mode.cuda_graphs and self.optimizer.capturable,
                 say=say,
             )
             self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
-            self.metrics = Metrics(self.directory.metrics_file, self.step)
-            listeners = (self.metrics, self.trackers, self.display)
-            self.losses = MetricBuffer(spec, self.schedule, self.peak, self.clock, listeners, folder)
+            self.metrics = MetricsFile(self.directory.metrics_file, self.step)
+            sinks = (self.metrics, self.trackers, self.display)
+            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder)
             try:
-                if (self.way.compiled or self.device.type == "cuda") and self.step < spec.steps:
-                    warm_up(self.stepper, spec, int(self.schedule.passes[self.step]), say)
+                if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
+                    warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), say)
                 self._loop()
                 record = self._finish()
             finally:
@@ -168,32 +163,30 @@ class _Run:
                 self.trackers.close()
         return record
 
-    # --- the loop ---------------------------------------------------------------------------------------
-
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
         every, last = self.options.validate_every, self.scores[-1].step if self.scores else 0
         if every and 0 < self.step < spec.steps and self.step % every == 0 and last != self.step:
-            self._validate()  # it was cut short when the run was stopped
-        with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as feed:
-            asked = time.perf_counter()
-            for step, inputs, targets in feed:
-                self.losses.waited += time.perf_counter() - asked
+            self._validate()  # a signal had interrupted this validation
+        with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as batches:
+            requested = time.perf_counter()
+            for step, inputs, targets in batches:
+                self.buffer.data_seconds += time.perf_counter() - requested
                 if schedule.grown_passes[step] > self.network.passes:
                     self._grow(int(schedule.grown_passes[step]))
-                self.clock.start()
-                loss, norm = self.stepper(
+                self.timer.start()
+                loss, norm = self.train_step(
                     inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step])
                 )
                 self.step = step + 1
-                self.losses.add(step, loss, norm)
+                self.buffer.add(step, loss, norm)
                 if self.step % self.log_every == 0 or self.step == spec.steps:
-                    self.losses.drain()
-                self._attend()
-                asked = time.perf_counter()
+                    self.buffer.drain()
+                self._between_steps()
+                requested = time.perf_counter()
 
-    def _attend(self) -> None:
-        """What may be due between two steps: validation, a checkpoint, a stop."""
+    def _between_steps(self) -> None:
+        """Validate, save a checkpoint or stop, where due."""
         spec, options, step = self.spec, self.options, self.step
         ended = step == spec.steps
         if options.validate_every and step % options.validate_every == 0 and not ended:
@@ -201,31 +194,29 @@ class _Run:
         growing = not ended and self.schedule.grown_passes[step] > self.network.passes
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
-        # A tenth of a large network's short run passes in less time than it takes to save it.
-        often = options.checkpoint_every is not None or since > 20 * self.save_seconds
-        due = often and step % self.checkpoint_every == 0
-        if ended or growing or overdue or due or self.stopping.signal:
+        # Saving may take at most a twentieth of the time, which matters in short runs of large networks.
+        affordable = options.checkpoint_every is not None or since > 20 * self.save_seconds
+        due = affordable and step % self.checkpoint_every == 0
+        if ended or growing or overdue or due or self.stop_signals.signal:
             self._save("final" if ended else "growth" if growing else "regular")
-        if self.stopping.signal and not ended:
-            raise Interrupted(self.stopping.signal, step)
-
-    # --- growth, validation, checkpoints ------------------------------------------------------------------
+        if self.stop_signals.signal and not ended:
+            raise Interrupted(self.stop_signals.signal, step)
 
     def _grow(self, passes: int) -> None:
-        self.clock.pause()
+        self.timer.pause()
         before = self.network.passes
         sources = grow(self.network, passes)
         self.optimizer.grow(self.network.named_parameters(), sources)
-        self.stepper.reset()
-        if self.way.compiled:
+        self.train_step.reset()
+        if self.mode.compiled:
             compile_blocks(self.network)
         self.display.print(f"step {self.step:,}: grown from {before} to {passes} core passes.")
 
     def _validate(self) -> None:
-        self.losses.drain()
-        self.clock.pause()
+        self.buffer.drain()
+        self.timer.pause()
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
-        loss = mean_loss(self.network, self._validation_pairs(), passes)
+        loss = mean_loss(self.network, self._validation_batches(), passes)
         if not math.isfinite(loss):
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
@@ -239,42 +230,40 @@ class _Run:
             f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
         )
 
-    def _validation_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The validation set; a signal does not have to wait for its end."""
+    def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Validation batches; a stop signal is obeyed between them."""
         for inputs, targets in self.validation.batches(self.accumulator.micro_batch):
-            if self.stopping.signal:
-                if self.step < self.spec.steps:  # at the end the final checkpoint is there already
+            if self.stop_signals.signal:
+                if self.step < self.spec.steps:  # after the last step the final checkpoint exists
                     self._save("regular")
-                raise Interrupted(self.stopping.signal, self.step)
+                raise Interrupted(self.stop_signals.signal, self.step)
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _save(self, kind: str) -> None:
-        self.losses.drain()
-        self.clock.pause()
+        self.buffer.drain()
+        self.timer.pause()
         started, folder = time.monotonic(), self.directory.checkpoints
-        size = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
-        if not math.isfinite(size):
-            raise diverged(self.spec, folder, self.step - 1, f"the weights' norm is {size}")
+        norm = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
+        if not math.isfinite(norm):
+            raise diverged(self.spec, folder, self.step - 1, f"the norm of the weights is {norm}")
         self.metrics.sync()
-        save(folder, self._position(kind), self.network, self.optimizer)
+        checkpoints.save(folder, self._training_state(kind), self.network, self.optimizer)
         checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - started
 
-    def _position(self, kind: str) -> TrainingState:
-        """Where the run stands now."""
+    def _training_state(self, kind: str) -> TrainingState:
+        """The current progress, as a checkpoint stores it."""
         return TrainingState(
             run=self.spec.hash,
             step=self.step,
             passes=self.network.passes,
-            seconds_training=self.clock.seconds,
+            seconds_training=self.timer.seconds,
             seconds_total=self.total_before + time.monotonic(),
             resumed=self.resumed,
             kind=kind,
             scores=[to_builtins(score) for score in self.scores],
         )
-
-    # --- the end ------------------------------------------------------------------------------------------
 
     def _finish(self) -> RunRecord:
         if not self.scores or self.scores[-1].step != self.step:
@@ -282,7 +271,7 @@ class _Run:
         record = make_record(
             self.spec,
             self.schedule,
-            self._position("final"),
+            self._training_state("final"),
             scores=self.scores,
             losses=self.metrics.losses,
             validation_identity=self.validation.identity,
@@ -292,3 +281,64 @@ class _Run:
         write_json(self.directory.record_file, record.to_dict())
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
         return record
+
+
+def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, ValidationSet]:
+    """Build the training and validation loaders; raises UsageError where the data cannot serve."""
+    shape, data = spec.shape, spec.data
+    if dataset.vocabulary > shape.vocabulary:
+        raise UsageError(
+            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.vocabulary:,}: "
+            f"use a vocabulary of {dataset.padded_vocabulary:,}."
+        )
+    batches = BatchLoader(
+        dataset,
+        shape.context,
+        spec.batch_tokens,
+        spec.seed,
+        pool_tokens=data.pool_tokens,
+        epochs=data.epochs,
+    )
+    batches.require(spec.steps)
+    return batches, ValidationSet(dataset, shape.context, spec.validation_tokens)
+
+
+def make_record(
+    spec: RunSpec,
+    schedule: StepSchedule,
+    training_state: TrainingState,
+    *,
+    scores: Sequence[ValidationScore],
+    losses: Sequence[float],
+    validation_identity: str,
+    device: torch.device,
+) -> RunRecord:
+    """Build the record of a finished run; `losses` are its training losses, step by step."""
+    arm, shape = spec.arm, spec.shape
+    last = scores[-1]
+    flops = schedule.flops(arm, shape, spec.batch_tokens)
+    seconds, peak = training_state.seconds_training, device_info.peak_flops(device)
+    tail = losses[-max(10, spec.steps // 100) :]
+    return RunRecord(
+        spec=spec,
+        run=spec.hash,
+        validation_loss=last.loss,
+        validation_bits_per_byte=last.bits_per_byte,
+        validation_identity=validation_identity,
+        validation_scores=tuple(scores),
+        train_loss=sum(tail) / len(tail) if tail else last.loss,  # metrics.jsonl was deleted
+        tokens=spec.tokens,
+        flops=flops.total,
+        flops_by_term=flops.to_dict(),
+        parameters=schedule.parameters(arm, shape),
+        seconds_training=seconds,
+        seconds_total=training_state.seconds_total,
+        tokens_per_second=spec.tokens / max(seconds, 1e-9),
+        mfu=flops.total / seconds / peak if peak and seconds > 0 else None,
+        peak_memory_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
+        hardware=device_info.hardware(device),
+        versions=device_info.versions(),
+        git=device_info.git_state(),
+        finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        resumed=training_state.resumed,
+    )
