@@ -109,6 +109,6 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     wanted = read_spec(asked.spec)
     directory = RunStore(asked.runs).run(wanted)
-    with directory.lock(asked.wait, poll=0.05):
+    with directory.lock(asked.wait, poll_seconds=0.05):
         if directory.record() is None:
             train(wanted, directory)

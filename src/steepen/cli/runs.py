@@ -13,7 +13,7 @@ from steepen.cli.launch_options import Runs, Studies
 from steepen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
-    from steepen.runs.status import Row
+    from steepen.runs.status import RunRow
     from steepen.studies.driver.dry_run import StudyStatus
 
 SORTS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
@@ -120,7 +120,7 @@ def _headline(study: StudyStatus) -> str:
     return line + "."
 
 
-def _write_csv(path: Path, rows: list[Row]) -> None:
+def _write_csv(path: Path, rows: list[RunRow]) -> None:
     """The table a law is fitted to, one line per run."""
     from steepen.report.table_files import to_csv
     from steepen.studies.answer import Table
@@ -134,7 +134,7 @@ def _write_csv(path: Path, rows: list[Row]) -> None:
     print(f"{path}: {len(rows)} finished runs.", file=sys.stderr)
 
 
-def _sorted(rows: list[Row], sort: str) -> list[Row]:
+def _sorted(rows: list[RunRow], sort: str) -> list[RunRow]:
     key = sort.removeprefix("-")
     if key not in SORTS:
         raise UsageError(f"--sort {sort!r} is not known; the nearest are {nearest(key, SORTS)}.")
@@ -145,7 +145,7 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     return sorted(have, key=lambda row: getattr(row, field), reverse=sort.startswith("-")) + lack
 
 
-def _print_table(rows: list[Row]) -> None:
+def _print_table(rows: list[RunRow]) -> None:
     import sys
 
     from rich.console import Console
@@ -163,7 +163,7 @@ def _print_table(rows: list[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: RunRow) -> list[Any]:
     from rich.text import Text
 
     loss = "" if row.loss is None else f"{row.loss:.4f}"

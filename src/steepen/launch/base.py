@@ -135,7 +135,7 @@ class LauncherBase(ABC):
                         break
                     new.append(Job(spec, self.place.store.run(spec)))
                 for job in new:
-                    job.saved = saved_step(job.run)
+                    job.saved = job.run.saved_step()
                 running += new
                 if new:
                     self.start(new)
@@ -158,7 +158,7 @@ class LauncherBase(ABC):
         if isinstance(result, RunRecord):
             return Outcome(job.spec, record=result, retried=job.retried)
         if result.transient:
-            job.fruitless = 0 if saved_step(job.run) > job.saved else job.fruitless + 1
+            job.fruitless = 0 if job.run.saved_step() > job.saved else job.fruitless + 1
             if job.fruitless <= RETRIES:
                 job.retried += 1
                 job.handle = None
@@ -214,11 +214,3 @@ def _reported(run: RunDirectory, attempt: Attempt) -> Failure:
         kind = message.removeprefix("internal error: ").partition(":")[0]
         return Failure(kind, message)
     return Failure("UsageError" if attempt.code == 2 else "Failed", message)
-
-
-def saved_step(run: RunDirectory) -> int:
-    """The step of the newest checkpoint, −1 where there is none."""
-    try:
-        return max((int(path.name) for path in run.checkpoints.iterdir() if path.name.isdigit()), default=-1)
-    except OSError:
-        return -1

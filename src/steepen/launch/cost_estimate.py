@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from steepen.launch.base import saved_step
 from steepen.recipe.hardware import ACCELERATORS, find_accelerator
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
@@ -21,7 +20,7 @@ START_SECONDS = 5.0  # a process that imports torch, opens the data and validate
 
 def flops_left(spec: RunSpec, run: RunDirectory) -> float:
     """FLOPs from the newest checkpoint to the end, by steps."""
-    done = max(0, saved_step(run)) / spec.steps
+    done = max(0, run.saved_step()) / spec.steps
     return expected_flops(spec) * max(0.0, 1 - done)
 
 

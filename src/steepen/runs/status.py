@@ -1,45 +1,48 @@
-"""Where a run stands, from its files alone: the same answer on every machine that sees the directory."""
+"""Status of runs, from their files alone: the same answer on every machine that sees the directory."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.store import RunDirectory
+
+if TYPE_CHECKING:
+    from steepen.runs.store import RunDirectory
 
 Status = Literal["finished", "running", "failed", "interrupted", "waiting"]
 STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "interrupted", "waiting")
 
 
 @dataclass(frozen=True)
-class Row:
-    """A run as a table shows it."""
+class RunRow:
+    """A run as one row of a table."""
 
     run: str
     arm: str
     depth: int
     seed: int
     tokens: int
-    flops: float  # of the whole run; expected while it is not finished
+    flops: float  # of the whole run; expected until it has finished
     status: Status
-    cause: str = ""  # why it failed
-    loss: float | None = None  # validation loss; while unfinished, the last training loss seen
-    step: int | None = None  # steps done, while unfinished
+    cause: str = ""  # of a failure, with its kind
+    failure_kind: str = ""  # Diverged, OutOfMemory, …
+    loss: float | None = None  # validation loss; until the run has finished, the last training loss
+    step: int | None = None  # steps done, until the run has finished
     steps: int | None = None
     tokens_per_second: float | None = None
     finished: str = ""  # UTC
 
     def to_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """JSON values, for --json."""
         return asdict(self)
 
 
 def last_metrics(run: RunDirectory) -> dict[str, Any]:
-    """The last complete line of training metrics; empty where there is none yet."""
+    """The last complete line of metrics.jsonl; empty where there is none yet."""
     try:
         with run.metrics_file.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -50,37 +53,65 @@ def last_metrics(run: RunDirectory) -> dict[str, Any]:
     for line in reversed(lines):
         try:
             value = json.loads(line)
-        except ValueError:  # cut off at either end of what was read
+        except ValueError:  # the first or last line of the window, cut off
             continue
         if isinstance(value, dict) and "loss" in value and "step" in value:
             return value
     return {}
 
 
-def status_of(run: RunDirectory) -> tuple[Status, str]:
-    """Status and, for a failure, its cause. Looks at files only, and at the lock."""
+def status_of(run: RunDirectory) -> tuple[Status, tuple[str, str] | None]:
+    """Status and, for a failure, its kind and message, from the run's files and its lock."""
     if run.record_file.exists():
-        return "finished", ""
+        return "finished", None
     if run.busy():
-        return "running", ""
+        return "running", None
     failure = run.failure()
     if failure is not None:
-        return "failed", f"{failure[0]}: {failure[1]}"
+        return "failed", failure
     begun = run.metrics_file.exists() or run.checkpoints.exists()
-    return ("interrupted" if begun else "waiting"), ""
+    return ("interrupted" if begun else "waiting"), None
 
 
-def unfinished_row(run: RunDirectory) -> Row | None:
-    """The row of a run without a record; None for a folder that holds no run."""
-    status, cause = status_of(run)
+def run_row(run: RunDirectory) -> RunRow | None:
+    """The row of a run, finished or not; None for a directory that holds no run."""
+    try:
+        text = run.record_file.read_bytes()
+    except OSError:
+        return _unfinished_row(run)
+    try:
+        return _finished_row(run.path.name, json.loads(text))
+    except (ValueError, LookupError, TypeError) as error:
+        return _unreadable_row(run, str(run.unreadable(error)))
+
+
+def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
+    # From the JSON values: decoding the whole record takes four times as long (benchmarks/runs_store.py).
+    spec = record["spec"]
+    return RunRow(
+        run=name,
+        arm=spec["arm"]["name"],
+        depth=spec["shape"]["depth"],
+        seed=spec["seed"],
+        tokens=record["tokens"],
+        flops=record["flops"],
+        status="finished",
+        loss=record["validation_loss"],
+        tokens_per_second=record["tokens_per_second"],
+        finished=record["finished"],
+    )
+
+
+def _unfinished_row(run: RunDirectory) -> RunRow | None:
+    status, failure = status_of(run)
     try:
         spec = RunSpec.from_dict(json.loads(run.spec_file.read_text()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, SteepenError) as error:
-        return Row(run.path.name, "?", 0, 0, 0, 0.0, "failed", f"spec.json cannot be read: {error}")
+        return _unreadable_row(run, f"spec.json cannot be read: {error}")
     last = last_metrics(run)
-    return Row(
+    return RunRow(
         run=run.path.name,
         arm=spec.arm.name,
         depth=spec.shape.depth,
@@ -88,7 +119,8 @@ def unfinished_row(run: RunDirectory) -> Row | None:
         tokens=spec.tokens,
         flops=expected_flops(spec),
         status=status,
-        cause=cause,
+        cause="" if failure is None else f"{failure[0]}: {failure[1]}",
+        failure_kind="" if failure is None else failure[0],
         loss=last.get("loss"),
         step=last.get("step", 0),
         steps=spec.steps,
@@ -96,8 +128,12 @@ def unfinished_row(run: RunDirectory) -> Row | None:
     )
 
 
+def _unreadable_row(run: RunDirectory, cause: str) -> RunRow:
+    return RunRow(run.path.name, "?", 0, 0, 0, 0.0, "failed", cause)
+
+
 def check_status(status: str) -> Status:
-    """A status by name."""
+    """A status by its name."""
     for known in STATUSES:
         if status == known:
             return known

@@ -1,35 +1,33 @@
-"""The store: a directory of run directories. Files are the truth.
+"""The run store: a directory of run directories. Their files are the only source of truth.
 
 A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, log.txt, checkpoints/ and,
-once the run has finished, record.json; failure.json says why it could not. Every file but metrics and log is
-written whole or not at all.
+once the run has finished, record.json; failure.json says why it could not. Every file except metrics and log
+is written atomically.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steepen.errors import SteepenError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.runs.status import RunRow, Status, run_row
 from steepen.utils.lock import file_lock, is_locked
-
-if TYPE_CHECKING:
-    from steepen.runs.status import Row, Status
 
 
 class RunBusy(SteepenError):
-    """Another process holds this run."""
+    """Another process is training this run."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where one run's files are."""
+    """The files of one run."""
 
     path: Path
 
@@ -40,12 +38,12 @@ class RunDirectory:
 
     @property
     def record_file(self) -> Path:
-        """record.json: its presence means the run has finished."""
+        """record.json: exists once the run has finished."""
         return self.path / "record.json"
 
     @property
     def failure_file(self) -> Path:
-        """failure.json: why the run could not go on."""
+        """failure.json: why the run could not finish."""
         return self.path / "failure.json"
 
     @property
@@ -60,13 +58,21 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
+        """The directory of checkpoints, one subdirectory per saved step."""
         return self.path / "checkpoints"
 
-    def record(self) -> RunRecord | None:
-        """The record, or None while the run has not finished."""
+    def saved_step(self) -> int:
+        """The step of the newest complete checkpoint, −1 where there is none."""
         try:
-            text = self.record_file.read_text()
+            names = [entry.name for entry in self.checkpoints.iterdir()]
+        except OSError:
+            return -1
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def record(self) -> RunRecord | None:
+        """The record, or None until the run has finished."""
+        try:
+            text = self.record_file.read_bytes()
         except FileNotFoundError:
             return None
         try:
@@ -75,14 +81,14 @@ class RunDirectory:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: Exception) -> SteepenError:
-        """What to say of a record that makes no sense."""
+        """The error to raise for a record that cannot be decoded."""
         return SteepenError(
             f"the record {self.record_file} cannot be read ({error}); "
             "move it aside to let the run be finished again."
         )
 
     def failure(self) -> tuple[str, str] | None:
-        """The kind and the sentence of the failure that stopped this run, if one did."""
+        """Kind and message of the failure that stopped this run, if one did."""
         try:
             value = json.loads(self.failure_file.read_text())
             return str(value["kind"]), str(value["message"])
@@ -90,9 +96,9 @@ class RunDirectory:
             return None
 
     @contextlib.contextmanager
-    def lock(self, wait: bool = False, poll: float = 1.0) -> Generator[None]:
-        """Hold this run; a second process waits, or is told who holds it. A killed holder's lock is gone."""
-        with file_lock(self.lock_file, wait=wait, poll_seconds=poll) as holder:
+    def lock(self, wait: bool = False, poll_seconds: float = 1.0) -> Generator[None]:
+        """Hold this run's lock; where another process holds it, wait or raise `RunBusy`."""
+        with file_lock(self.lock_file, wait=wait, poll_seconds=poll_seconds) as holder:
             if holder is not None:
                 raise RunBusy(
                     f"run {self.path.name} is being trained by {holder}; let it finish, "
@@ -101,7 +107,7 @@ class RunDirectory:
             yield
 
     def busy(self) -> bool:
-        """Whether a process, here or on another machine, is training this run."""
+        """Whether a process, on this machine or another, is training this run."""
         return is_locked(self.lock_file)
 
 
@@ -112,7 +118,7 @@ class RunStore:
     root: Path
 
     def run(self, spec: RunSpec) -> RunDirectory:
-        """Where a spec's run lives, whether or not it exists yet."""
+        """The directory of a spec's run, whether or not it exists yet."""
         return RunDirectory(self.root / spec.hash)
 
     def record(self, spec: RunSpec) -> RunRecord | None:
@@ -120,18 +126,27 @@ class RunStore:
         return self.run(spec).record()
 
     def runs(self) -> list[RunDirectory]:
-        """Every run directory, in the order of their names."""
-        if not self.root.is_dir():
+        """Every run directory, sorted by name."""
+        try:
+            with os.scandir(self.root) as entries:
+                names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
+        except OSError:
             return []
-        return [RunDirectory(file.parent) for file in sorted(self.root.glob("*/spec.json"))]
+        return [RunDirectory(self.root / name) for name in sorted(names)]
 
     def rows(
         self, *, arm: str | None = None, depth: int | None = None, status: Status | None = None
-    ) -> list[Row]:
-        """Every run as a row of a table, whatever its status; ten thousand take a fraction of a second."""
-        from steepen.runs.index import Index
-
-        return Index(self.root).rows(arm=arm, depth=depth, status=status)
+    ) -> list[RunRow]:
+        """Every run as a table row, sorted by name; a run with an unreadable record is listed as failed."""
+        rows = (run_row(run) for run in self.runs())
+        return [
+            row
+            for row in rows
+            if row is not None
+            and status in (None, row.status)
+            and arm in (None, row.arm)
+            and depth in (None, row.depth)
+        ]
 
     def records(
         self,
@@ -140,7 +155,15 @@ class RunStore:
         depth: int | None = None,
         runs: Collection[str] | None = None,
     ) -> list[RunRecord]:
-        """Records of finished runs, in the order of their names; `runs` are names to choose from."""
-        from steepen.runs.index import Index
-
-        return Index(self.root).records(arm=arm, depth=depth, runs=runs)
+        """Records of finished runs, sorted by name; `runs` restricts them to these names."""
+        wanted = None if runs is None else set(runs)
+        found: list[RunRecord] = []
+        for run in self.runs():
+            if wanted is not None and run.path.name not in wanted:
+                continue
+            record = run.record()
+            if record is None:
+                continue
+            if arm in (None, record.spec.arm.name) and depth in (None, record.spec.shape.depth):
+                found.append(record)
+        return found

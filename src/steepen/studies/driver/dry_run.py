@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.launch.base import saved_step
 from steepen.launch.cost_estimate import Speed, flops_left, makespan
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.status import STATUSES, Row
+from steepen.runs.status import STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.drive import DryRunStep
 from steepen.studies.driver.journal import Asked, Journal
@@ -107,7 +106,7 @@ class StudyStatus:
     changed: str
     host: str
     answer: Any
-    runs: tuple[Row, ...]
+    runs: tuple[RunRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -123,7 +122,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     rows = tuple(known.get(asked.run) or _not_begun(asked) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
     shares = {row.run: _share(row, store) for row in rows}
-    left = [row for row in rows if row.status != "finished" and not row.cause.startswith("Diverged:")]
+    left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
     return StudyStatus(
         name=entry.name,
         stage=journal.stage,
@@ -141,19 +140,19 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     )
 
 
-def _not_begun(asked: Asked) -> Row:
-    return Row(**asdict(asked), status="waiting")
+def _not_begun(asked: Asked) -> RunRow:
+    return RunRow(**asdict(asked), status="waiting")
 
 
-def _share(row: Row, store: RunStore) -> float:
+def _share(row: RunRow, store: RunStore) -> float:
     """How much of a run is done: of one that does not run now, what it has saved and goes on from."""
     if row.status == "finished":
         return 1.0
-    step = row.step if row.status == "running" else saved_step(RunDirectory(store.root / row.run))
+    step = row.step if row.status == "running" else RunDirectory(store.root / row.run).saved_step()
     return min(1.0, max(0, step or 0) / row.steps) if row.steps else 0.0
 
 
-def _seconds_left(rows: Iterable[Row], shares: dict[str, float]) -> float | None:
+def _seconds_left(rows: Iterable[RunRow], shares: dict[str, float]) -> float | None:
     """Time to the end of the runs asked for, from the speed of those that have one; without failed ones."""
     rows = list(rows)
     rates = [
