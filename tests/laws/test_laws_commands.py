@@ -54,10 +54,10 @@ def test_fit_prints_laws_verdicts_and_what_would_decide(
     code, out, _ = run(capsys, "fit", write(tmp_path, lines()), "--reference", "vanilla", "--draws", "200")
     assert code == 0
     for word in (
-        "joint way",
-        "paper way",
+        "joint method",
+        "paper method",
         "grow against vanilla",
-        "p twin",
+        "p irr",
         "interpolated",
         "fitted (paper)",
         "re-sweep",

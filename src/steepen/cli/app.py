@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli import data, evaluate, fit, forecast, plan, report, runs, study, train
+from steepen.cli import data, evaluate, fit, forecast, plan, power, report, runs, study, train
 from steepen.errors import SteepenError
 
 # Groups of `steepen --help`, in the order in which a project uses them.
@@ -50,7 +50,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]
 app.command("arms", rich_help_panel=PLAN, short_help="List the arms and their sizes.")(plan.arms)
 app.command("plan", rich_help_panel=PLAN, short_help="Show what one run would be and cost.")(plan.plan)
 app.command("power", rich_help_panel=PLAN, short_help="Chance that a planned ladder reaches a verdict.")(
-    fit.power
+    power.power
 )
 app.add_typer(
     data.app, name="data", rich_help_panel=RUN, short_help="Prepare, show and verify tokenized text."

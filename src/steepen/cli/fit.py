@@ -1,50 +1,60 @@
-"""`steepen fit` and `steepen power`: from measurements, or a plan, to a verdict."""
+"""`steepen fit`: fit a scaling law to a table of runs, and judge each arm against a reference."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from steepen.errors import UsageError
 
+if TYPE_CHECKING:
+    from steepen.laws.fits.compute_law import Loss
+    from steepen.laws.fits.vertex import VertexMethod
+    from steepen.laws.table import Table
+    from steepen.laws.table_fits import SweepLoss
+
 LAWS = ("compute", "chinchilla", "isoflop")
+MAX_CHINCHILLA_BOOTSTRAP = 500  # a percentile interval no longer changes; more draws only take time
 
 
 def fit(
     table: Annotated[
         Path,
         typer.Argument(
-            help="CSV, JSON lines or Parquet. Columns: arm, flops, loss for the compute law; parameters,"
-            " tokens, loss for chinchilla; budget, x, loss (and perhaps arm) for isoflop. A seed column"
-            " tells repeats apart.",
+            help="CSV, JSON lines or Parquet. Columns for --law compute: arm, flops, loss; chinchilla:"
+            " parameters, tokens, loss; isoflop: budget, x, loss (and arm). A seed column marks repeats.",
             show_default=False,
         ),
     ],
     *,
     reference: Annotated[
         str | None,
-        typer.Option(help="Compute law: the arm every other is judged against.", show_default=False),
+        typer.Option(help="compute: the arm that every other arm is judged against.", show_default=False),
     ] = None,
     law: Annotated[str, typer.Option(help="compute, chinchilla or isoflop.")] = "compute",
     loss: Annotated[
         str | None,
         typer.Option(
-            help="huber (summed, of log losses), mse, or log-mse. For the compute law huber is how the"
-            " paper's way finds E. Default: huber; log-mse for isoflop, whose parabolas are least squares.",
+            help="Objective: huber (of log losses), mse or log-mse. For compute, huber is how the paper's"
+            " method fits E. Default: huber; log-mse for isoflop.",
             show_default=False,
         ),
     ] = None,
     method: Annotated[
         str,
-        typer.Option(help="Compute law: joint (one E from all arms), paper (E from the reference), or both."),
+        typer.Option(
+            help="compute: joint (one E fitted to all arms), paper (E fitted to the reference alone), or"
+            " both."
+        ),
     ] = "both",
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
-            help="Keep runs out of the fit and score them: FLOPS (all runs from there up), ARM:FLOPS, or a"
-            " table of runs. Repeatable.",
+            help="Hold runs out of the fit and score the forecast: FLOPS (every run from there up),"
+            " ARM:FLOPS, or a table of runs. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -57,45 +67,53 @@ def fit(
     extrapolate: Annotated[
         bool,
         typer.Option(
-            "--extrapolate", help="Also give fitted multipliers outside the measurements, marked as such."
+            "--extrapolate", help="compute: also print fitted multipliers beyond the ladders, marked †."
         ),
     ] = False,
     c0: Annotated[
         float | None,
-        typer.Option(help="Base compute C0. Default: the reference's geometric mean.", show_default=False),
+        typer.Option(
+            help="compute: C0 in FLOPs. Default: geometric mean of the reference.", show_default=False
+        ),
     ] = None,
     noise: Annotated[
         float | None,
         typer.Option(
-            help="Known standard deviation of a run's loss. Default: the scatter about the laws.",
+            help="Known standard deviation of a run's loss. Default: estimated from the residuals.",
             show_default=False,
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of every interval.")] = 0.90,
-    level: Annotated[float, typer.Option(help="Level of the tests behind a verdict.")] = 0.05,
-    margin: Annotated[float, typer.Option(help="Largest |Δγ|/γ that may be called a constant gain.")] = 0.025,
+    level: Annotated[float, typer.Option(help="Level of the F-tests behind a verdict.")] = 0.05,
+    margin: Annotated[
+        float, typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.")
+    ] = 0.025,
     draws: Annotated[
-        int, typer.Option(help="Bootstrap draws per arm (chinchilla: redraws for intervals, at most 500).")
+        int, typer.Option(help="Bootstrap draws for each arm (chinchilla: at most 500).")
     ] = 2000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    vertex: Annotated[str, typer.Option(help="Isoflop: quadratic or akima.")] = "quadratic",
+    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
+    vertex: Annotated[
+        str, typer.Option(help="isoflop: minimum of a quadratic or an akima curve.")
+    ] = "quadratic",
     nearest: Annotated[
         int | None,
-        typer.Option(help="Isoflop: fit only this many points around each minimum.", show_default=False),
+        typer.Option(help="isoflop: fit only this many points around each minimum.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the fit into this .pdf, .png or .svg.", show_default=False)
+        Path | None, typer.Option(help="Draw the fit to this .pdf, .png or .svg.", show_default=False)
     ] = None,
 ) -> None:
-    """Fit scaling laws to a table of runs: exponent, constant, floor or noise?
+    """Fit a scaling law to a table of runs and judge each arm against a reference.
 
     [bold]steepen fit runs.csv --reference vanilla[/bold] fits
-    L = E + A·(C/C0)^−γ to every arm and judges each against the reference:
-    steeper, lower (constant), floor, undecided, shallower or worse, with
-    intervals and what would decide it. Other laws: --law chinchilla, --law isoflop.
+    L = E + A·(C/C0)^−γ to every arm and gives each a verdict: steeper,
+    lower (constant), floor (only E is lower), undecided, shallower or worse,
+    with intervals and what would change it.
+
+    [bold]--law chinchilla[/bold] fits L = E + A/N^α + B/D^β;
+    [bold]--law isoflop[/bold] fits the optimum of each fixed-compute sweep.
     """
-    from steepen.cli.fit_run import Output, run_chinchilla, run_compute, run_isoflop
     from steepen.laws.table import read_table
 
     if law not in LAWS:
@@ -105,74 +123,127 @@ def fit(
     if budget is not None and not 0 < budget < float("inf"):
         raise UsageError(f"budget is {budget}; give FLOPs greater than zero.")
     data = read_table(table)
-    output = Output(as_json=as_json, figure=figure, holds=hold_out or [], budget=budget)
-    options: dict[str, Any] = {"confidence": confidence}
+    run: Callable[..., None]
+    options: dict[str, Any] = {"budget": budget, "hold_out": hold_out or [], "confidence": confidence}
     if law == "compute":
-        options |= {"method": method, "loss": loss or "huber", "c0": c0, "noise": noise, "level": level}
-        options |= {"margin": margin, "draws": draws, "seed": seed, "extrapolate": extrapolate}
-        run_compute(data, reference, options, output)
+        run = _fit_compute
+        options |= {"reference": reference, "method": method, "loss": loss or "huber", "c0": c0}
+        options |= {"noise": noise, "level": level, "margin": margin, "draws": draws, "seed": seed}
+        options |= {"extrapolate": extrapolate}
     elif law == "chinchilla":
-        # A few hundred redraws settle a percentile interval; more only take time.
-        options |= {"loss": loss or "huber", "bootstrap": min(draws, 500), "seed": seed}
-        run_chinchilla(data, options, output)
+        run = _fit_chinchilla
+        options |= {"loss": loss or "huber", "draws": draws, "seed": seed}
     else:
-        run_isoflop(data, loss or "log-mse", options | {"method": vertex, "nearest": nearest}, output)
+        run = _fit_isoflop
+        options |= {"loss": loss or "log-mse", "vertex": vertex, "nearest": nearest}
+    run(data, as_json=as_json, figure=figure, **options)
+    if figure is not None and not as_json:
+        typer.echo(f"figure: {figure}")
 
 
-def power(
+def _fit_compute(
+    data: Table,
     *,
-    delta_gamma: Annotated[
-        float, typer.Option(help="The exponent gain you expect, such as 0.0027.", show_default=False)
-    ],
-    rungs: Annotated[int, typer.Option(help="Rungs of each ladder.")] = 8,
-    lowest: Annotated[float, typer.Option(help="Compute of the lowest rung, FLOPs.")] = 3.25e17,
-    highest: Annotated[
-        float | None,
-        typer.Option(help="Compute of the highest rung. Default: 1.01e20, or by --span.", show_default=False),
-    ] = None,
-    span: Annotated[
-        float | None,
-        typer.Option(help="Decades from lowest to highest, instead of --highest.", show_default=False),
-    ] = None,
-    noise: Annotated[float, typer.Option(help="Standard deviation of a run's loss.")] = 1e-3,
-    seeds: Annotated[int, typer.Option(help="Runs of every rung.")] = 1,
-    gamma: Annotated[float, typer.Option(help="The reference's exponent.")] = 0.1113,
-    floor: Annotated[float, typer.Option(help="The common floor E.")] = 1.83,
-    constant: Annotated[float, typer.Option(help="The reference's A at 1e18 FLOPs.")] = 1.5,
-    multiplier: Annotated[float, typer.Option(help="The arm's saving of compute at the lowest rung.")] = 1.1,
-    level: Annotated[float, typer.Option(help="Level of the tests.")] = 0.05,
-    margin: Annotated[float, typer.Option(help="Largest |Δγ|/γ that may be called a constant gain.")] = 0.025,
-    goal: Annotated[float, typer.Option(help="The chance the cheapest ladder must reach.")] = 0.90,
-    search: Annotated[
-        bool, typer.Option("--search/--no-search", help="Look for the cheapest ladder.")
-    ] = True,
-    draws: Annotated[int, typer.Option(help="Simulated ladders.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    reference: str | None,
+    hold_out: list[str],
+    as_json: bool,
+    figure: Path | None,
+    **options: Any,
 ) -> None:
-    """The chance that a planned ladder reaches a verdict, and the cheapest one.
+    from steepen.cli.fit_tables import print_analysis, spinner
+    from steepen.laws.analysis import AnalysisRequest
+    from steepen.laws.ladder import read_ladders
+    from steepen.laws.table_fits import analyse_table, choose_reference
 
-    Two targets are told apart. [bold]slope[/bold]: the arm gains with compute,
-    given one floor. [bold]verdict[/bold]: it is a better exponent and not a
-    lower floor, which takes far more.
-    """
-    from steepen.cli.fit_tables import show_power, status
-    from steepen.laws.power import TARGETS, CheapestLadder, LadderPlan, cheapest_ladder, simulate_power
+    arms = read_ladders(data)
+    request = AnalysisRequest(reference=choose_reference(arms, reference), **options)
+    with spinner(f"fitting {len(arms)} arms", as_json) as update:
+        done: list[str] = []
+
+        def arm_done(arm: str) -> None:
+            done.append(arm)
+            update(f"judged {len(done)} of {len(arms) - 1} arms (last: {arm})")
+
+        analysis, ladders = analyse_table(data, request, hold_out, arm_done)
+    if figure is not None:
+        from steepen.report.law_figures import draw_compute
+
+        draw_compute(analysis, ladders, figure)
+    if as_json:
+        _echo_json(analysis.to_dict())
+    else:
+        print_analysis(analysis)
+
+
+def _fit_chinchilla(
+    data: Table,
+    *,
+    loss: str,
+    draws: int,
+    seed: int,
+    confidence: float,
+    budget: float | None,
+    hold_out: list[str],
+    as_json: bool,
+    figure: Path | None,
+) -> None:
+    from steepen.cli.fit_tables import spinner
+    from steepen.laws.fits.chinchilla import ChinchillaSettings
+    from steepen.laws.table_fits import fit_chinchilla_table
+
+    settings = ChinchillaSettings(
+        loss=cast("Loss", loss),
+        bootstrap=min(draws, MAX_CHINCHILLA_BOOTSTRAP),
+        confidence=confidence,
+        seed=seed,
+    )
+    with spinner(f"fitting {len(data)} runs", as_json):
+        found = fit_chinchilla_table(data, settings, budget=budget, hold_out=hold_out)
+    if figure is not None:
+        from steepen.report.law_figures import draw_chinchilla
+
+        draw_chinchilla(found.fit, found.parameters, found.tokens, found.loss, figure)
+    if as_json:
+        _echo_json(found.to_dict())
+    else:
+        typer.echo(found.summary())
+
+
+def _fit_isoflop(
+    data: Table,
+    *,
+    loss: str,
+    vertex: str,
+    nearest: int | None,
+    confidence: float,
+    budget: float | None,
+    hold_out: list[str],
+    as_json: bool,
+    figure: Path | None,
+) -> None:
+    from steepen.laws.table_fits import fit_isoflop_table
+
+    found = fit_isoflop_table(
+        data,
+        loss=cast("SweepLoss", loss),
+        vertex=cast("VertexMethod", vertex),
+        nearest=nearest,
+        confidence=confidence,
+        budget=budget,
+        hold_out=hold_out,
+    )
+    if figure is not None:
+        from steepen.report.law_figures import draw_isoflop
+
+        fits = {arm: sweeps.fit for arm, sweeps in found.arms.items()}
+        draw_isoflop(fits, {arm: sweeps.data for arm, sweeps in found.arms.items()}, figure)
+    if as_json:
+        _echo_json(found.to_dict())
+    else:
+        typer.echo(found.summary())
+
+
+def _echo_json(data: dict[str, Any]) -> None:
     from steepen.utils.json_io import to_json
 
-    if span is not None and highest is not None:
-        raise UsageError("give --highest or --span, not both.")
-    top = highest if highest is not None else (lowest * 10**span if span is not None else 1.01e20)
-    plan = LadderPlan(
-        delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=top, noise=noise, seeds=seeds,
-        gamma=gamma, irreducible_loss=floor, constant=constant, multiplier=multiplier, level=level,
-        margin=margin,
-    )  # fmt: skip
-    with status("simulating ladders", as_json):
-        result = simulate_power(plan, draws)
-        found: list[CheapestLadder] = []
-        if search and delta_gamma != 0:
-            found = [cheapest_ladder(plan, target, goal, draws=draws) for target in TARGETS]
-    if as_json:
-        typer.echo(to_json({**result.to_dict(), "cheapest": {c.target: c.to_dict() for c in found}}))
-    else:
-        show_power(result, found)
+    typer.echo(to_json(data))

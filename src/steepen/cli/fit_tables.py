@@ -1,4 +1,4 @@
-"""How laws, verdicts and power look on a terminal."""
+"""Print laws, verdicts and power as tables and lines of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steepen.utils.formatting import format_flops
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
-    from steepen.laws.power import CheapestLadder, Power
+    from steepen.laws.power import CheapestLadder, LadderPlan, Power
     from steepen.laws.verdict.evidence import Prediction
 
 STYLES = {
@@ -32,55 +32,53 @@ STYLES = {
 
 
 @contextmanager
-def status(what: str, quiet: bool) -> Generator[Callable[[str], None]]:
-    """A spinner on a terminal; yields a function that changes its words. Nothing where output is read by a
-    script.
-    """
+def spinner(text: str, quiet: bool) -> Generator[Callable[[str], None]]:
+    """Show a spinner on a terminal and yield a function that changes its text; a no-op elsewhere."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None
         return
-    with console.status(what) as spinner:
+    with console.status(text) as shown:
 
-        def say(words: str) -> None:
-            spinner.update(words)
+        def update(new_text: str) -> None:
+            shown.update(new_text)
 
-        yield say
+        yield update
 
 
-def show_report(report: LadderAnalysis) -> None:
-    """Laws, verdicts, predictions, multipliers, hold-outs and warnings."""
+def print_analysis(analysis: LadderAnalysis) -> None:
+    """Print laws, verdicts, predictions, multipliers, hold-outs and warnings."""
     console = Console()
-    for fit in report.fits.values():
-        console.print(_laws(fit))
-    if report.verdicts:
-        console.print(_verdicts(report))
-        console.print(_predictions(report))
-        console.print(_multipliers(report))
-    for verdict in report.verdicts.values():
-        console.print(f"\n[{STYLES[verdict.word]}]■[/] {escape(verdict.sentence)}", highlight=False)
+    for verdict in analysis.verdicts.values():
+        console.print(f"[{STYLES[verdict.word]}]■[/] {escape(verdict.sentence)}", highlight=False)
         for line in verdict.what_would_change:
             console.print(Padding(f"· {escape(line)}", (0, 0, 0, 2)), highlight=False)
-    for h in report.hold_out:
+        console.print()
+    if analysis.verdicts:
+        console.print(_verdicts(analysis))
+        console.print(_predictions(analysis))
+        console.print(_multipliers(analysis))
+    for fit in analysis.fits.values():
+        console.print(_laws(fit))
+    for h in analysis.hold_out:
+        low, high = h.interval
         console.print(
-            f"\nheld out {escape(h.arm)} at {h.flops:.3g} FLOPs ({h.decades_beyond:.2f} decades beyond its"
-            " ladder): observed"
-            f" {h.observed:.4f}, forecast {h.forecast:.4f} ({h.interval[0]:.4f} to {h.interval[1]:.4f});"
-            f" miss {h.miss:+.4f} ="
-            f" {h.miss_sigma:+.1f}σ of a run = {h.miss_standard_errors:+.1f} forecast errors; the law needs"
-            f" {h.compute_factor:.2f}× that"
-            " compute for the observed loss",
+            f"\nheld out {escape(h.arm)} at {format_flops(h.flops)} FLOPs ({h.decades_beyond:.2f} decades"
+            f" beyond its ladder): observed {h.observed:.4f}, forecast {h.forecast:.4f} ({low:.4f} to"
+            f" {high:.4f}); miss {h.miss:+.4f} = {h.miss_sigma:+.1f}σ of a run ="
+            f" {h.miss_standard_errors:+.1f} standard errors of the forecast; the law needs"
+            f" {h.compute_factor:.2f}× that compute for the observed loss",
             highlight=False,
         )
         if h.forecast_by_hypothesis:
             each = ", ".join(f"{name} {value:.4f}" for name, value in h.forecast_by_hypothesis.items())
-            console.print(f"  · by reading: {each}", highlight=False)
-    for warning in report.warnings:
+            console.print(f"  · forecast by hypothesis: {each}", highlight=False)
+    for warning in analysis.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}", highlight=False)
 
 
 def _laws(fit: ComputeFit) -> Table:
-    share = f"{fit.settings.confidence:.0%}"
+    confidence = f"{fit.settings.confidence:.0%}"
     how = (
         "one E from all arms"
         if fit.settings.method == "joint"
@@ -88,9 +86,9 @@ def _laws(fit: ComputeFit) -> Table:
     )
     e = next(iter(fit.arms.values())).e
     table = _table(
-        f"L = E + A·(C/C0)^−γ, {fit.settings.method} way ({escape(how)})\n"
+        f"L = E + A·(C/C0)^−γ, {fit.settings.method} method ({escape(how)})\n"
         f"C0 = {fit.c0:.4g}   E = {e.value:.4f} ({_span(e.unconditional)})   scatter {fit.sigma:.2g}",
-        ("arm", "γ", f"{share} interval", f"{share} given E", "log A", f"{share} interval"),
+        ("arm", "γ", f"{confidence} interval", f"{confidence} given E", "log A", f"{confidence} interval"),
     )
     for law in fit.arms.values():
         g, a = law.gamma, law.log_a
@@ -101,12 +99,13 @@ def _laws(fit: ComputeFit) -> Table:
     return table
 
 
-def _verdicts(report: LadderAnalysis) -> Table:
+def _verdicts(analysis: LadderAnalysis) -> Table:
     table = _table(
-        f"against {escape(report.request.reference)} (p: slopes equal; exponent reading; floor twin)",
-        ("arm", "verdict", "Δγ", "interval", "p slope", "p exp", "p twin"),
+        f"against {escape(analysis.request.reference)} (p: equal slopes; exponent or"
+        " irreducible-loss hypothesis)",
+        ("arm", "verdict", "Δγ", "interval", "p slope", "p exp", "p irr"),
     )
-    for v in report.verdicts.values():
+    for v in analysis.verdicts.values():
         low, high = v.delta_gamma_interval
         table.add_row(
             escape(v.arm), f"[{STYLES[v.word]}]{v.word}[/]", _short(v.delta_gamma),
@@ -116,13 +115,13 @@ def _verdicts(report: LadderAnalysis) -> Table:
     return table
 
 
-def _predictions(report: LadderAnalysis) -> Table:
-    places = next(iter(report.verdicts.values())).hypotheses["exponent"].predictions
+def _predictions(analysis: LadderAnalysis) -> Table:
+    places = next(iter(analysis.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
-        "multipliers if exponent / if floor",
+        "multipliers: exponent hypothesis / irreducible-loss hypothesis",
         ("arm", *(f"at {format_flops(place.flops, 2)}" for place in places)),
     )
-    for v in report.verdicts.values():
+    for v in analysis.verdicts.values():
         both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["irreducible"].predictions, strict=True)
         table.add_row(escape(v.arm), *(f"{_times(a)} / {_times(b)}" for a, b in both))
     return table
@@ -132,12 +131,12 @@ def _times(prediction: Prediction) -> str:
     return "–" if math.isnan(prediction.multiplier) else f"{prediction.multiplier:.2f}×"
 
 
-def _multipliers(report: LadderAnalysis) -> Table:
+def _multipliers(analysis: LadderAnalysis) -> Table:
     table = _table(
         "multipliers at each method's lowest and highest budget († extrapolated)",
         ("arm", "method", "at", "multiplier", "at", "multiplier"),
     )
-    for arm, found in report.multipliers.items():
+    for arm, found in analysis.multipliers.items():
         for method in dict.fromkeys(m.method for m in found):
             own = sorted((m for m in found if m.method == method), key=lambda m: m.flops)
             cells: list[str] = []
@@ -164,48 +163,50 @@ def _short(value: float) -> str:
     return f"{value:+.4f}".replace("0.", ".", 1)
 
 
-def show_power(result: Power, found: list[CheapestLadder]) -> None:
-    """The plan's chances and the cheapest ladders."""
+def print_power(result: Power, found: list[CheapestLadder]) -> None:
+    """Print the power of the plan and the cheapest ladders."""
     console = Console()
     plan = result.plan
     console.print(
-        f"{plan.rungs} rungs × {plan.seeds} seed{'s' if plan.seeds > 1 else ''} × 2 arms, {plan.lowest:.3g}"
-        " to"
-        f" {plan.highest:.3g} FLOPs ({plan.decades:.2f} decades), noise {plan.noise:g}, Δγ ="
-        f" {plan.delta_gamma:+g}:"
-        f" {plan.cost:.3g} FLOPs in all",
+        f"{_plan_size(plan)} × 2 arms, {format_flops(plan.lowest)} to {format_flops(plan.highest)} FLOPs"
+        f" ({plan.decades:.2f} decades), noise {plan.noise:g}, Δγ = {plan.delta_gamma:+g}:"
+        f" {format_flops(plan.cost)} FLOPs in total",
         highlight=False,
     )
-    table = _table("", ("outcome", "chance"))
+    table = _table("", ("outcome", "power"))
     table.add_row(f"slope differs (joint F-test, {plan.level:.0%} two-sided)", f"{result.slope:.3f}")
     table.add_row(f"slope differs ({plan.level:.0%} one-sided)", f"{result.slope_one_sided:.3f}")
-    for word, share in result.verdict_fractions.items():
-        right = " (right)" if word == result.right_word else ""
-        table.add_row(f"verdict {word}{right}", f"{share:.3f}")
+    for word, fraction in result.verdict_fractions.items():
+        right = " (correct)" if word == result.right_word else ""
+        table.add_row(f"verdict {word}{right}", f"{fraction:.3f}")
     console.print(table)
     if plan.delta_gamma:
         console.print(
-            f"Not noise but recipe: a loss {result.confounding_penalty:.4f} too high at the"
-            f" {result.confounding_ladder}'s top rung alone would look like"
-            " the whole Δγ. Re-sweep the learning rate there.",
+            f"A mistuned run can imitate the effect: a loss {result.confounding_penalty:.4f} too high at the"
+            f" {result.confounding_ladder}'s top rung alone would look like the whole Δγ. Re-sweep the"
+            " learning rate there.",
             highlight=False,
         )
     for option in found:
         if option.plan is None or option.power is None:
             console.print(
-                f"No ladder in reach (16 rungs, 5 seeds, 8 decades) has {option.goal:.0%} for the"
-                f" {option.target}."
+                f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {option.goal:.0%} power for the"
+                f" {option.target}.",
+                highlight=False,
             )
             continue
-        p = option.plan
-        chance = option.power.verdict if option.target == "verdict" else option.power.slope
+        cheapest = option.plan
+        reached = option.power.verdict if option.target == "verdict" else option.power.slope
         console.print(
-            f"Cheapest for the {option.target} at {option.goal:.0%}: {p.rungs} rungs × {p.seeds}"
-            f" seed{'s' if p.seeds > 1 else ''} up"
-            f" to {p.highest:.3g} FLOPs ({p.decades:.2f} decades): {p.cost:.3g} FLOPs in all, simulated"
-            f" chance {chance:.3f}",
+            f"Cheapest ladder with {option.goal:.0%} power for the {option.target}: {_plan_size(cheapest)}"
+            f" up to {format_flops(cheapest.highest)} FLOPs ({cheapest.decades:.2f} decades):"
+            f" {format_flops(cheapest.cost)} FLOPs in total, simulated power {reached:.3f}",
             highlight=False,
         )
+
+
+def _plan_size(plan: LadderPlan) -> str:
+    return f"{plan.rungs} rungs × {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -1,4 +1,4 @@
-"""From ladders to everything this room can say about them: laws, verdicts, multipliers, hold-outs."""
+"""Analyse ladders of several arms: laws, a verdict for each arm, multipliers, hold-outs and warnings."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ MethodChoice = Literal["both", "joint", "paper"]
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """What to do with the ladders. `method` names the laws to report; `both` heads its list with the joint
-    one.
+    """Settings of an analysis.
+
+    `method` is how the compute law is fitted: `joint`, `paper`, or `both` (the joint fit comes first).
+    `level` is the level of the tests, `margin` the largest |Δγ|/γ of a constant gain, `draws` the number of
+    bootstrap draws, `budget` a further compute to predict at.
     """
 
     reference: str
@@ -47,31 +50,31 @@ class AnalysisRequest:
     seed: int = 0
     budget: float | None = None
     extrapolate: bool = False
-    unit: str = "FLOPs"  # what the ladders are measured along, for the sentences
+    unit: str = "FLOPs"  # of the ladders' x axis, for sentences
 
     def __post_init__(self) -> None:
         if self.method not in ("both", "joint", "paper"):
             raise UsageError(f"method is {self.method!r}; choose both, joint or paper.")
         if not 0 < self.level < 0.5:
-            raise UsageError(f"level is {self.level}; give a share between 0 and 0.5, such as 0.05.")
+            raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
         if self.draws < 100:
             raise UsageError(f"draws is {self.draws}; a bootstrap needs at least 100.")
         if self.margin <= 0:
-            raise UsageError(f"margin is {self.margin}; give a share of γ greater than zero, such as 0.025.")
+            raise UsageError(
+                f"margin is {self.margin}; give a fraction of γ greater than zero, such as 0.025."
+            )
         if self.budget is not None and not self.budget > 0:
             raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
 
     @property
     def rule(self) -> DecisionRule:
-        """How verdicts are reached."""
+        """The rule that turns test results into verdicts."""
         return DecisionRule(self.level, self.margin, self.noise, self.loss == "log-mse")
 
 
 @dataclass(frozen=True)
 class LadderAnalysis:
-    """Laws by each way asked for, a verdict per arm, multipliers by each method, scored hold-outs and
-    warnings.
-    """
+    """The fit of each method, a verdict and multipliers for each arm, scored hold-outs and warnings."""
 
     request: AnalysisRequest
     fits: dict[str, ComputeFit]
@@ -84,11 +87,11 @@ class LadderAnalysis:
 
     @property
     def primary_fit(self) -> ComputeFit:
-        """The fit whose numbers come first: the joint one unless only the paper's was asked for."""
+        """The joint fit, or the paper's if only that was requested."""
         return self.fits.get("joint") or self.fits["paper"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; infinite or undefined numbers become null when written by `to_json`."""
+        """Nested dicts, lists and numbers, for JSON (`to_json` writes infinities and NaN as null)."""
         arms: dict[str, Any] = {}
         for name, law in self.primary_fit.arms.items():
             verdict = self.verdicts.get(name)
@@ -101,7 +104,7 @@ class LadderAnalysis:
                 "p_shared_irreducible_loss": self.shared_irreducible_loss.by_arm.get(name),
                 "verdict_detail": verdict.to_dict() if verdict else None,
                 "multipliers": [asdict(m) for m in self.multipliers.get(name, ())],
-                **{way: law_dict(fit.arms[name]) for way, fit in self.fits.items()},
+                **{method: law_dict(fit.arms[name]) for method, fit in self.fits.items()},
             }
         return {
             "law": "compute",
@@ -120,7 +123,7 @@ class LadderAnalysis:
         }
 
     def summary(self) -> str:
-        """Everything as text."""
+        """Laws, verdicts, hold-outs and warnings as text."""
         parts = [fit.summary() for fit in self.fits.values()]
         parts += [verdict.summary() for verdict in self.verdicts.values()]
         parts += [
@@ -144,17 +147,19 @@ def analyse(
     hold_out: dict[str, Ladder] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LadderAnalysis:
-    """Fit the laws, judge every arm against the reference, and score what was held out.
+    """Fit the laws, judge every arm against the reference, and score the held-out rungs.
 
-    `progress` is called with an arm's name once it has been judged.
+    `progress` is called with an arm's name when its verdict is done.
     """
-    ways = ("joint", "paper") if request.method == "both" else (request.method,)
+    methods = ("joint", "paper") if request.method == "both" else (request.method,)
     base = FitSettings(
         reference=request.reference, loss=request.loss, c0=request.c0,
         confidence=request.confidence, noise=request.noise,
     )  # fmt: skip
-    fits: dict[str, ComputeFit] = {way: fit_compute(ladders, replace(base, method=way)) for way in ways}
-    head = fits.get("joint") or fits["paper"]
+    fits: dict[str, ComputeFit] = {
+        method: fit_compute(ladders, replace(base, method=method)) for method in methods
+    }
+    primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
     verdicts: dict[str, Verdict] = {}
     multipliers: dict[str, tuple[Multiplier, ...]] = {}
@@ -175,37 +180,26 @@ def analyse(
             reference, ladder, sigma=verdicts[name].sigma, confidence=request.confidence, seed=request.seed
         )
         for fit in fits.values():
-            found += fitted_multipliers(
-                fit, name, _points(reference, request), extrapolate=request.extrapolate
-            )
+            at = _multiplier_flops(reference, request)
+            found += fitted_multipliers(fit, name, at, extrapolate=request.extrapolate)
         multipliers[name] = tuple(found)
         if progress is not None:
             progress(name)
-    scores = (
-        [_with_readings(h, verdicts, head.c0) for h in score_hold_outs(head, hold_out)] if hold_out else []
-    )
-    p_lack = lack_of_fit(ladders, head)
-    floors = shared_irreducible_loss(ladders, head)
+    p_lack_of_fit = lack_of_fit(ladders, primary)
+    shared = shared_irreducible_loss(ladders, primary)
     return LadderAnalysis(
-        request, fits, verdicts, multipliers, tuple(scores), p_lack, floors,
-        collect_warnings(ladders, head, p_lack, floors, request.level),
-    )  # fmt: skip
+        request=request,
+        fits=fits,
+        verdicts=verdicts,
+        multipliers=multipliers,
+        hold_out=score_hold_outs(primary, hold_out, verdicts) if hold_out else (),
+        p_lack_of_fit=p_lack_of_fit,
+        shared_irreducible_loss=shared,
+        warnings=collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level),
+    )
 
 
-def _points(reference: Ladder, request: AnalysisRequest) -> Array:
-    further = [request.budget] if request.budget is not None and request.extrapolate else []
-    return np.concatenate([reference.flops, further])
-
-
-def _with_readings(held: HoldOut, verdicts: dict[str, Verdict], c0: float) -> HoldOut:
-    """What the exponent and the floor reading each forecast for a held-out run of an arm."""
-    verdict = verdicts.get(held.arm)
-    if verdict is None:
-        return held
-    x = np.log(held.flops / c0)
-    forecasts = {
-        name: float(r.e[1] + np.exp(r.log_a[1] - r.gamma[1] * x))
-        for name, r in verdict.hypotheses.items()
-        if name in ("exponent", "irreducible")
-    }
-    return replace(held, forecast_by_hypothesis=forecasts)
+def _multiplier_flops(reference: Ladder, request: AnalysisRequest) -> Array:
+    """Where fitted multipliers are evaluated: the reference's rungs, and the budget when extrapolating."""
+    budget = [request.budget] if request.budget is not None and request.extrapolate else []
+    return np.concatenate([reference.flops, budget])

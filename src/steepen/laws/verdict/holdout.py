@@ -1,9 +1,11 @@
-"""Runs kept out of every fit, scored against the forecast."""
+"""Hold runs out of a fit by compute, by arm or by table, and score them against the forecast."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -11,16 +13,18 @@ from scipy import stats
 from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
-from steepen.laws.ladder import Ladder
+from steepen.laws.ladder import Ladder, read_ladders
+from steepen.laws.table import read_table
+from steepen.laws.verdict.evidence import Verdict
 
 
 @dataclass(frozen=True)
 class HoldOut:
-    """A held-out rung: negative misses are better than forecast.
+    """A held-out rung and its forecast; `miss` is observed minus forecast, so negative is better.
 
-    `miss_sigma` counts standard deviations of one run, `miss_errors` those of the forecast itself (law and
-    run together), `p_value` is for the latter. `compute_factor` is the compute the law needs for the
-    observed loss over the compute that was spent (above 1: better than forecast).
+    `miss_sigma` is the miss in standard deviations of one run, `miss_standard_errors` in standard errors of
+    the forecast (law and run together), to which `p_value` belongs. `compute_factor` is the compute the law
+    needs for the observed loss over the compute spent (above 1: better than forecast).
     """
 
     arm: str
@@ -37,43 +41,81 @@ class HoldOut:
     forecast_by_hypothesis: dict[str, float]
 
 
-def split_hold_out(
-    ladders: dict[str, Ladder], at_least: float, arm: str | None = None
+def hold_out_rungs(
+    ladders: dict[str, Ladder], hold_out: Sequence[str]
 ) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
-    """Ladders without, and with only, the rungs at or above a compute (of one arm, or of all)."""
+    """Split ladders into (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or a table's path."""
+    held: dict[str, Ladder] = {}
+    for text in hold_out:
+        if Path(text).is_file():
+            out = read_ladders(read_table(text))
+            # A run that is also in the fitted table would be scored against itself.
+            rest = {name: exclude_rungs(ladder, out.get(name)) for name, ladder in ladders.items()}
+            ladders = {name: ladder for name, ladder in rest.items() if len(ladder.flops)}
+        else:
+            arm, _, flops = text.rpartition(":")
+            ladders, out = split_hold_out(ladders, parse_flops(flops, text), arm or None)
+        for name, ladder in out.items():
+            if name in held:
+                raise UsageError(f"arm '{name}' is held out twice; give one --hold-out for each arm.")
+            held[name] = ladder
+    return ladders, held
+
+
+def parse_flops(text: str, hold_out: str) -> float:
+    """The FLOPs of a hold-out; refuse what is neither a file nor a number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(
+            f"--hold-out {hold_out!r} is neither a file nor FLOPS nor ARM:FLOPS, such as 1e20 or"
+            " vanilla:1e20."
+        )
+    return value
+
+
+def split_hold_out(
+    ladders: dict[str, Ladder], min_flops: float, arm: str | None = None
+) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
+    """Split ladders into rungs below and rungs at or above `min_flops`, of one arm or of all."""
     if arm is not None and arm not in ladders:
         raise UsageError(f"hold-out arm '{arm}' is not in the table; did you mean {nearest(arm, ladders)}?")
-    kept: dict[str, Ladder] = {}
-    out: dict[str, Ladder] = {}
+    fitted: dict[str, Ladder] = {}
+    held: dict[str, Ladder] = {}
     for name, ladder in ladders.items():
-        away = (ladder.flops >= at_least) & (arm is None or arm == name)
-        if not away.all():
-            kept[name] = ladder.keep(~away)
-        if away.any():
-            out[name] = ladder.keep(away)
-    if not out:
+        mask = (ladder.flops >= min_flops) & (arm is None or arm == name)
+        if not mask.all():
+            fitted[name] = ladder.keep(~mask)
+        if mask.any():
+            held[name] = ladder.keep(mask)
+    if not held:
         raise UsageError(
-            f"no rung{'' if arm is None else f' of {arm!r}'} has {at_least:g} FLOPs or more to hold out."
+            f"no rung{'' if arm is None else f' of {arm!r}'} has {min_flops:g} FLOPs or more to hold out."
         )
-    if not kept:
+    if not fitted:
         raise UsageError(
-            f"every run has {at_least:g} FLOPs or more, so all are held out and none is left to fit; hold out"
-            " from a higher compute."
+            f"every run has {min_flops:g} FLOPs or more, so all are held out and none is left to fit; hold"
+            " out from a higher compute."
         )
-    return kept, out
+    return fitted, held
 
 
 def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
-    """A ladder less the rungs that another ladder of the arm also has."""
+    """The ladder without the rungs that `other` also has."""
     if other is None:
         return ladder
     return ladder.keep(~np.isin(ladder.flops, other.flops))
 
 
-def score_hold_outs(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
-    """Score every held-out rung against its arm's law."""
+def score_hold_outs(
+    fit: ComputeFit, held: dict[str, Ladder], verdicts: dict[str, Verdict]
+) -> tuple[HoldOut, ...]:
+    """Compare every held-out rung with its arm's law, and with both hypotheses of the arm's verdict."""
     names = list(fit.arms)
     theta = fit.theta
+    df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
     found: list[HoldOut] = []
     for arm, ladder in held.items():
         if arm not in fit.arms:
@@ -82,24 +124,39 @@ def score_hold_outs(fit: ComputeFit, held: dict[str, Ladder]) -> list[HoldOut]:
             )
         law = fit.arms[arm]
         a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
-        for flops, observed, count in zip(ladder.flops, ladder.loss, ladder.seeds, strict=True):
+        for flops, observed, seeds in zip(ladder.flops, ladder.loss, ladder.seeds, strict=True):
             x = math.log(flops / fit.c0)
             forecast = float(law.predict(flops))
             reducible = forecast - theta[0]
-            slope = np.zeros(len(theta))
-            slope[0], slope[a], slope[g] = 1.0, reducible, -x * reducible
-            error = math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0) + fit.sigma**2 / count)
+            gradient = np.zeros(len(theta))
+            gradient[0], gradient[a], gradient[g] = 1.0, reducible, -x * reducible
+            law_variance = max(float(gradient @ fit.covariance @ gradient), 0.0)
+            standard_error = math.sqrt(law_variance + fit.sigma**2 / seeds)
+            half_width = fit.quantile * standard_error
             miss = float(observed) - forecast
-            t = miss / max(error, 1e-300)
-            freedom = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
+            t = miss / max(standard_error, 1e-300)
             found.append(
                 HoldOut(
-                    arm=arm, flops=float(flops), observed=float(observed), forecast=forecast,
-                    interval=(forecast - fit.quantile * error, forecast + fit.quantile * error), miss=miss,
-                    miss_sigma=miss / max(fit.sigma, 1e-300), miss_standard_errors=t,
-                    p_value=float(2 * stats.t.sf(abs(t), max(freedom, 1e-9))),
+                    arm=arm,
+                    flops=float(flops),
+                    observed=float(observed),
+                    forecast=forecast,
+                    interval=(forecast - half_width, forecast + half_width),
+                    miss=miss,
+                    miss_sigma=miss / max(fit.sigma, 1e-300),
+                    miss_standard_errors=t,
+                    p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
-                    decades_beyond=math.log10(flops / law.flops_range[1]), forecast_by_hypothesis={},
+                    decades_beyond=math.log10(flops / law.flops_range[1]),
+                    forecast_by_hypothesis=_by_hypothesis(verdicts.get(arm), x),
                 )
-            )  # fmt: skip
-    return found
+            )
+    return tuple(found)
+
+
+def _by_hypothesis(verdict: Verdict | None, x: float) -> dict[str, float]:
+    """Forecast of the arm's loss at log(C/C0) = x by each hypothesis; empty for the reference."""
+    if verdict is None:
+        return {}
+    fits = {name: verdict.hypotheses[name] for name in ("exponent", "irreducible")}
+    return {name: float(f.e[1] + np.exp(f.log_a[1] - f.gamma[1] * x)) for name, f in fits.items()}
