@@ -17,22 +17,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from steepen.laws.fits.compute_law import FitSettings
+from steepen.laws.hypotheses.nested_models import DecisionRule
+from steepen.laws.ladder import Ladder, make_ladder
+from steepen.laws.verdict.evidence import Verdict
+from steepen.laws.verdict.judge import give_verdict
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
 from steepen.studies.driver.journal import Journal
 from steepen.utils.json_io import write_json
 
 Array = NDArray[np.float64]
 Values = ArrayLike
 
-FLOOR, C0 = 1.69, 1e19
+IRREDUCIBLE, C0 = 1.69, 1e19
+SETTINGS = FitSettings(reference="vanilla")
 T90 = 1.943  # of a t with the six degrees of freedom that eight rungs leave
-# γ and the loss above the floor at C0: Vanilla's and Untied-Grow's exponents as printed, others in between.
+# γ and the reducible loss at C0: Vanilla's and Untied-Grow's exponents as printed, others in between.
 LAWS = {
     "vanilla": (0.1113, 1.300),
     "deep-vanilla": (0.1113, 1.289),
@@ -51,7 +57,7 @@ LOSS = Axis("validation loss (nats per token)", "log")
 def loss_of(arm: str, flops: Array) -> Array:
     """The simulated law."""
     gamma, height = LAWS[arm]
-    return FLOOR + height * (flops / C0) ** -gamma
+    return IRREDUCIBLE + height * (flops / C0) ** -gamma
 
 
 def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
@@ -117,23 +123,23 @@ def band(label: str, x: Values, low: Values, high: Values, **rest: Any) -> Serie
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law: log(loss − floor) is a straight line in log(compute/C0); the floor is known."""
+    """A fitted law: log(loss − E) is a straight line in log(compute/C0); E is known."""
 
     gamma: float
-    height: float  # log of the loss above the floor at C0
+    height: float  # log of the reducible loss at C0
     gamma_reach: float  # half of the 90% interval
     height_reach: float
 
     @staticmethod
     def fit(flops: Array, loss: Array) -> Law:
         """By least squares."""
-        (slope, height), covariance = np.polyfit(np.log(flops / C0), np.log(loss - FLOOR), 1, cov=True)
+        (slope, height), covariance = np.polyfit(np.log(flops / C0), np.log(loss - IRREDUCIBLE), 1, cov=True)
         reach = T90 * np.sqrt(np.diag(covariance))
         return Law(-float(slope), float(height), float(reach[0]), float(reach[1]))
 
     def loss(self, flops: Array) -> Array:
         """The law's loss."""
-        return FLOOR + np.exp(self.height) * (flops / C0) ** -self.gamma
+        return IRREDUCIBLE + np.exp(self.height) * (flops / C0) ** -self.gamma
 
     def multiplier(self, reference: Law, flops: Values) -> Array:
         """The compute saved where the reference spends `flops`."""
@@ -148,9 +154,10 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
     multipliers: list[Series] = []
     plane: list[Series] = []
     rows: list[tuple[Any, ...]] = []
-    verdicts: dict[str, Any] = {}
+    verdicts: dict[str, Verdict] = {}
     runs: list[str] = []
     reference: Law | None = None
+    reference_ladder: Ladder | None = None
     for arm in arms:
         records = [record_of(arm, depth) for depth in DEPTHS]
         for record in records:
@@ -158,46 +165,51 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
         own = tuple(record.run for record in records)
         runs += own
         title = records[0].spec.arm.title
+        fields: dict[str, Any] = {"arm": arm}
         flops = np.array([record.flops for record in records])
         loss = np.array([record.validation_loss for record in records])
         law = Law.fit(flops, loss)
         inside, beyond = np.geomspace(flops[0], flops[-1], 40), np.geomspace(flops[-1], 1.2e21, 12)
         curves += [
-            points(title, flops, loss, arm=arm, runs=own),
-            line(f"{title} fitted law", inside, law.loss(inside), arm=arm),
-            line(f"{title} extrapolated", beyond, law.loss(beyond), arm=arm, style="dashed"),
+            points(arm, flops, loss, runs=own, **fields),
+            line(arm, inside, law.loss(inside), role="fit", note="fitted law", **fields),
+            line(arm, beyond, law.loss(beyond), role="extrapolated", style="dashed", **fields),
         ]
         interval = (law.gamma - law.gamma_reach, law.gamma + law.gamma_reach)
         sides = (-law.height - law.height_reach, -law.height + law.height_reach)
         plane += [
-            points(title, [-law.height], [law.gamma], arm=arm),
-            line(f"{title} 90% interval", [-law.height] * 2, interval, arm=arm),
-            line(f"{title} 90% interval", sides, [law.gamma] * 2, arm=arm),
+            points(arm, [-law.height], [law.gamma], **fields),
+            line(arm, [-law.height] * 2, interval, role="fit", note="90% interval", **fields),
+            line(arm, sides, [law.gamma] * 2, role="fit", note="90% interval", **fields),
         ]
-        if reference is None:
-            reference = law
+        if reference is None or reference_ladder is None:
+            reference, reference_ladder = law, make_ladder(arm, flops, loss)
             rows.append((title, len(own), law.gamma, interval, None, "reference"))
             continue
-        multipliers += multiplier_series(title, arm, law, reference, (flops, loss, own))
-        verdicts[arm] = verdict(title, arm, law, reference)
+        multipliers += multiplier_series(arm, law, reference, (flops, loss, own))
+        fitted = give_verdict(
+            reference_ladder, make_ladder(arm, flops, loss), SETTINGS, DecisionRule(), draws=100
+        )
+        verdicts[arm] = simulated_verdict(title, fitted, law, reference)
         top = float(law.multiplier(reference, 1e20))
-        rows.append((title, len(own), law.gamma, interval, top, verdicts[arm]["word"]))
+        rows.append((title, len(own), law.gamma, interval, top, verdicts[arm].word))
     return Answer(
         study=name,
         question="Simulated laws: which arms are steeper than Vanilla, and which only lower?",
         section="Section 5, ladders",
         findings=(
-            *(found["sentence"] for found in verdicts.values()),
+            *(found.sentence for found in verdicts.values()),
             "These losses were drawn from laws with known exponents; nothing was trained.",
         ),
-        values={"verdicts": verdicts, "floor": FLOOR, "c0": C0},
+        values={"irreducible_loss": IRREDUCIBLE, "c0": C0},
+        verdicts=tuple(StudyVerdict(found, arm) for arm, found in verdicts.items()),
         panels=(
             Panel(
                 "Loss and fitted laws (simulated)",
                 COMPUTE,
                 LOSS,
                 tuple(curves),
-                caption="Simulated. Lines: E + A·(C/C0)^−γ with the floor known.",
+                caption="Simulated. Lines: E + A·(C/C0)^−γ with the irreducible loss known.",
             ),
             Panel(
                 "Compute multiplier (simulated)",
@@ -212,7 +224,7 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
                 Axis("constant, −log A (right is better)"),
                 Axis("exponent γ (up is better)"),
                 tuple(plane),
-                caption="Simulated. Bars: 90% intervals given the floor.",
+                caption="Simulated. Bars: 90% intervals given the irreducible loss.",
             ),
         ),
         tables=(
@@ -223,17 +235,17 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
                 caption="Simulated.",
             ),
         ),
-        warnings=("The floor is given, not fitted: the intervals leave its error out.",),
+        warnings=("The irreducible loss is given, not fitted: the intervals leave its error out.",),
         method=(
             "Losses are drawn from E + A·(C/C0)^−γ with noise of 2e-3.",
-            "Exponents by least squares in log–log with the floor known.",
+            "Exponents by least squares in log–log with the irreducible loss known.",
         ),
         runs=tuple(runs),
     )
 
 
 def multiplier_series(
-    title: str, arm: str, law: Law, reference: Law, measured: tuple[Array, Array, tuple[str, ...]]
+    arm: str, law: Law, reference: Law, measured: tuple[Array, Array, tuple[str, ...]]
 ) -> list[Series]:
     """The fitted multiplier with a band, its continuation, and the measured points."""
     budgets, beyond = np.geomspace(5e17, 8e19, 30), np.geomspace(8e19, 2e21, 20)
@@ -242,31 +254,31 @@ def multiplier_series(
     x = np.log(budgets / C0)
     wide = np.sqrt(law.height_reach**2 + (x * law.gamma_reach) ** 2) * np.sqrt(2) / law.gamma
     flops, loss, runs = measured
+    fields: dict[str, Any] = {"arm": arm, "role": "fit"}
     # Where the reference's law reaches each measured loss.
-    there = C0 * np.exp((reference.height - np.log(loss - FLOOR)) / reference.gamma)
+    there = C0 * np.exp((reference.height - np.log(loss - IRREDUCIBLE)) / reference.gamma)
     return [
-        band(f"{title} 90% band", budgets, middle * np.exp(-wide), middle * np.exp(wide), arm=arm),
-        line(f"{title} fitted", budgets, middle, arm=arm),
-        line(f"{title} extrapolated", beyond, law.multiplier(reference, beyond), arm=arm, style="dashed"),
-        points(f"{title} measured", there, there / flops, arm=arm, runs=runs),
+        band(arm, budgets, middle * np.exp(-wide), middle * np.exp(wide), note="90% band", **fields),
+        line(arm, budgets, middle, note="fitted", **fields),
+        line(arm, beyond, law.multiplier(reference, beyond), arm=arm, role="extrapolated", style="dashed"),
+        points(arm, there, there / flops, arm=arm, note="measured", runs=runs),
     ]
 
 
-def verdict(title: str, arm: str, law: Law, reference: Law) -> dict[str, Any]:
-    """A verdict in the shape of the laws' own, from the distance of the exponents."""
-    gain, reach = law.gamma - reference.gamma, math.hypot(law.gamma_reach, reference.gamma_reach)
+def simulated_verdict(title: str, fitted: Verdict, law: Law, reference: Law) -> Verdict:
+    """The laws' verdict with word and sentence of these laws, whose irreducible loss is known."""
+    gain, error = law.gamma - reference.gamma, math.hypot(law.gamma_reach, reference.gamma_reach)
     low, high = (float(law.multiplier(reference, flops)) for flops in (1e18, 1e20))
-    word = "steeper" if gain > reach else "undecided" if gain > 0.3 * reach else "lower"
-    more = ["A rung at 1.2e21 FLOPs would halve the interval of Δγ."] if word == "undecided" else []
-    return {
-        "arm": arm,
-        "reference": "vanilla",
-        "word": word,
-        "sentence": f"{title} is {word}: Δγ = {gain:+.4f} ± {reach:.4f} (90%) against Vanilla, "
+    word = "steeper" if gain > error else "undecided" if gain > 0.3 * error else "lower (constant)"
+    change = ("A rung at 1.2e21 FLOPs would halve the interval of Δγ.",) if word == "undecided" else ()
+    return replace(
+        fitted,
+        word=word,
+        sentence=f"{title} is {word}: Δγ = {gain:+.4f} ± {error:.4f} (90%) against Vanilla, "
         f"{low:.2f}× the compute at 1e18 and {high:.2f}× at 1e20.",
-        "delta_gamma": gain,
-        "what_would_change": more,
-    }
+        delta_gamma=gain,
+        what_would_change=change,
+    )
 
 
 def vertices() -> Answer:
@@ -285,13 +297,13 @@ def vertices() -> Answer:
         label, fine = f"{budget:.0e} FLOPs", np.geomspace(grid[0], grid[-1], 40)
         place = min(vertex, float(grid[-1]))
         height = float(np.polyval(parabola, np.log(place)))
-        star = "optimum" if found else "optimum outside the grid (censored)"
+        role = "optimum" if found else "censored"
         sweeps += [
             points(label, grid, loss, level=budget),
-            line(f"{label} parabola", fine, np.polyval(parabola, np.log(fine)), level=budget),
-            points(f"{label} {star}", [place], [height], level=budget, marker="star", filled=found),
+            line(label, fine, np.polyval(parabola, np.log(fine)), level=budget, role="fit", note="parabola"),
+            points(label, [place], [height], level=budget, role=role, marker="star", filled=found),
         ]
-        optima.append(points(label, [budget], [place], level=budget, marker="star", filled=found))
+        optima.append(points(label, [budget], [place], level=budget, role=role, marker="star", filled=found))
         rows.append((budget, vertex if found else None, height, "inside" if found else "censored"))
     budgets, best = (np.array(column) for column in zip(*[row[:2] for row in rows if row[1]], strict=True))
     slope, start = np.polyfit(np.log(budgets), np.log(best), 1)
@@ -318,7 +330,7 @@ def vertices() -> Answer:
                 "Optima",
                 COMPUTE,
                 replace(tpp, label="best tokens per parameter"),
-                (*optima, line(f"∝ C^{slope:.2f}", fine, np.exp(start) * fine**slope)),
+                (*optima, line(f"∝ C^{slope:.2f}", fine, np.exp(start) * fine**slope, role="fit")),
                 caption="Simulated.",
             ),
         ),
@@ -337,8 +349,8 @@ def cuts() -> Answer:
     ]
     share = np.linspace(0.05, 0.95, 10)
     timing = [
-        points("Loop-Grow", share, 2.9 + 0.06 * (share - 0.2) ** 2, arm="loop-grow"),
-        points("Untied-Grow", share, 2.9 + 0.09 * (share - 0.3) ** 2, arm="untied-grow"),
+        points("loop-grow", share, 2.9 + 0.06 * (share - 0.2) ** 2, arm="loop-grow"),
+        points("untied-grow", share, 2.9 + 0.09 * (share - 0.3) ** 2, arm="untied-grow"),
     ]
     deep = np.linspace(8, 20, 20)
     drift = [
@@ -383,11 +395,11 @@ def hold_out() -> Answer:
     wide = 0.012 * np.log10(further / 1e20) + 0.004
     end = float(forecast[-1])
     curves = (
-        band("Untied-Grow 90% band", further, forecast - wide, forecast + wide, arm=arm),
-        points("Untied-Grow", flops, loss_of(arm, flops), arm=arm),
-        line("Untied-Grow law", flops, loss_of(arm, flops), arm=arm),
-        line("Untied-Grow forecast", further, forecast, arm=arm, style="dashed"),
-        points("Untied-Grow held out", [last], [end - 0.03], arm=arm, marker="square", filled=False),
+        band(arm, further, forecast - wide, forecast + wide, arm=arm, role="fit", note="90% band"),
+        points(arm, flops, loss_of(arm, flops), arm=arm),
+        line(arm, flops, loss_of(arm, flops), arm=arm, role="fit", note="law"),
+        line(arm, further, forecast, arm=arm, role="extrapolated", note="forecast", style="dashed"),
+        points(arm, [last], [end - 0.03], arm=arm, role="held_out", marker="square", filled=False),
     )
     return Answer(
         study="extrapolate",

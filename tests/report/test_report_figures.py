@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import get_args
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,7 +30,7 @@ from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, lay_out
 from steepen.report.load import LoadedStudy
 from steepen.report.panel_figures import draw_panels
 from steepen.report.svg import alt_text, panel_svg
-from steepen.studies.answer import Axis, Panel, Series
+from steepen.studies.answer import Axis, Panel, Role, Series
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
 BLIND = {
@@ -151,6 +152,10 @@ def series(draw_: Callable[..., object]) -> Series:
         level=draw_(st.sampled_from([None, None, 1.0, 2.0])),  # type: ignore[arg-type]
         style=draw_(st.sampled_from(["solid", "dashed", "dotted"])),  # type: ignore[arg-type]
         filled=draw_(st.booleans()),  # type: ignore[arg-type]
+        role=draw_(st.sampled_from(get_args(Role))),  # type: ignore[arg-type]
+        variant=draw_(st.sampled_from(["", "adamw"])),  # type: ignore[arg-type]
+        note=draw_(st.sampled_from(["", "a <note>"])),  # type: ignore[arg-type]
+        detail=draw_(st.sampled_from(["", "γ = 0.1"])),  # type: ignore[arg-type]
         marker=draw_(st.sampled_from(["circle", "star", "square"])),  # type: ignore[arg-type]
     )
 
@@ -235,18 +240,18 @@ def test_two_ladders_of_one_arm_are_told_apart() -> None:
         Axis("x"),
         Axis("y"),
         (
-            Series("untied-2 own recipe", "points", x, y, arm="untied-2"),
-            Series("untied-2 own recipe: γ = 0.11", "line", x, y, arm="untied-2"),
-            Series("untied-2 other recipe", "points", x, (3.1, 2.2), arm="untied-2"),
-            Series("untied-2 other recipe: γ = 0.10", "line", x, (3.1, 2.2), arm="untied-2"),
+            Series("untied-2", "points", x, y, arm="untied-2"),
+            Series("untied-2", "line", x, y, arm="untied-2", role="fit", detail="γ = 0.11"),
+            Series("untied-2", "points", x, (3.1, 2.2), arm="untied-2", variant="vanilla recipe"),
+            Series("untied-2", "line", x, (3.1, 2.2), arm="untied-2", variant="vanilla recipe", role="fit"),
             Series("vanilla", "points", x, (3.2, 2.4), arm="vanilla"),
-            Series("held out: vanilla", "points", (3.0,), (2.0,), arm="vanilla", marker="square"),
+            Series("vanilla", "points", (3.0,), (2.0,), arm="vanilla", role="held_out", marker="square"),
         ),
     )
     groups = curves_of(panel, ARM_TITLES)
     assert [(g.label, len(g.series)) for g in groups] == [
-        ("Untied-2 own recipe", 2),
-        ("Untied-2 other recipe", 2),
+        ("Untied-2", 2),
+        ("Untied-2 (vanilla recipe)", 2),
         ("Vanilla", 2),
     ]
     assert groups[0].colour == arm_colour("untied-2") != groups[1].colour

@@ -83,12 +83,16 @@ def test_verdicts_that_the_findings_do_not_state_come_after_them(
     finished: Callable[[str], LoadedStudy],
 ) -> None:
     study = finished("ladder")
-    detail = {"arm": "untied-grow", "word": "undecided", "sentence": "untied-grow per second: undecided."}
-    values = {**study.answer.values, "seconds": {"arms": {"untied-grow": {"verdict_detail": detail}}}}
-    page = render_page([replace(study, answer=replace(study.answer, values=values))])
+    judged = study.answer.verdicts[-1]
+    detail = replace(
+        judged.verdict, word="undecided", sentence="untied-grow per second: undecided.", unit="seconds"
+    )
+    secondary = replace(judged, verdict=detail, primary=False)
+    verdicts = (*study.answer.verdicts, secondary)
+    page = render_page([replace(study, answer=replace(study.answer, verdicts=verdicts))])
     assert len(re.findall(r'<article class="verdict', page)) == 2
     text = Outline(page).text
-    assert text.index("Untied-Grow is steeper") < text.index("Judged beside this: seconds")
+    assert text.index("Untied-Grow is steeper") < text.index("Verdicts per second")
     assert "untied-grow per second: undecided." in text
 
 
@@ -132,23 +136,45 @@ def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], LoadedS
     assert policy.startswith("default-src 'none'")
 
 
-def test_names_that_look_like_html_stay_names() -> None:
+def test_names_that_look_like_html_stay_names(finished: Callable[[str], LoadedStudy]) -> None:
     evil = '<script>alert(1)</script>"><img src=x onerror=alert(1)></style>'
-    series = Series(evil, "points", (1.0, 2.0), (1.0, 2.0), arm=evil, runs=(evil, evil))
+    judged = finished("ladder").answer.verdicts[0]
+    verdict = replace(judged.verdict, sentence=evil + "!", what_would_change=(evil,))
+    judged = replace(judged, verdict=verdict, arm=evil, variant=evil, part=evil)
+    series = Series(
+        evil,
+        "points",
+        (1.0, 2.0),
+        (1.0, 2.0),
+        arm=evil,
+        variant=evil,
+        note=evil,
+        detail=evil,
+        runs=(evil, evil),
+    )
     line = Series(evil, "line", (1.0, 2.0), (1.0, 2.0), level=3.0, style="dashed")
     answer = Answer(
         study=evil,
         question=evil,
         section=evil,
         findings=(evil,),
-        values={evil: {"arm": evil, "word": evil, "sentence": evil + "!", "what_would_change": [evil]}},
+        values={evil: evil},
+        verdicts=(judged,),
         panels=(Panel(evil, Axis(evil), Axis(evil), (series, line), (("x", 1.5, evil),), evil),),
         tables=(Table(evil, (evil,), ((evil,),), evil),),
         warnings=(evil,),
         method=(evil,),
     )
     clean = replace(
-        answer, study="x", question="x", findings=(), values={}, panels=(), tables=(), warnings=()
+        answer,
+        study="x",
+        question="x",
+        findings=(),
+        values={},
+        verdicts=(),
+        panels=(),
+        tables=(),
+        warnings=(),
     )
     page = Outline(render_page([LoadedStudy(evil, answer, {evil: evil}, ())]))
     plain = Outline(render_page([LoadedStudy("x", clean, {}, ())]))

@@ -14,6 +14,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
+from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
 from steepen.studies.ladders.ablations import ablations
 from steepen.studies.ladders.extrapolate import extrapolate
@@ -75,6 +76,10 @@ def test_a_ladder_is_judged_per_second_too(paper: StudyContext) -> None:
         detail = answer.values[by]["arms"]["operator-1"]["verdict_detail"]
         words = " ".join([detail["sentence"], *detail["what_would_change"]])
         assert detail["unit"] == unit and f" {unit}" in words and other not in words
+    assert [(judged.arm, judged.measure, judged.primary) for judged in answer.verdicts] == [
+        ("operator-1", "per FLOP", True),
+        ("operator-1", "per second", False),
+    ]
     titles = [panel.title for panel in answer.panels]
     assert "Loss against time" in titles
     assert "Time multiplier over vanilla" in titles
@@ -90,7 +95,7 @@ def test_what_to_know_of_the_verdicts_per_second_is_told(paper: StudyContext) ->
         flops = expected_flops(spec) / 1e18
         return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
 
-    for surface, told in ((stumbling, "rises with compute"), (below, "paper's way failed")):
+    for surface, told in ((stumbling, "rises with compute"), (below, "paper's method failed")):
         warnings = Formula(surface).answer(ladder(paper, arms=["vanilla", "operator-1"])).warnings
         assert any(told in note and not note.startswith("per second: ") for note in warnings)
         assert any(told in note and note.startswith("per second: ") for note in warnings)
@@ -101,12 +106,16 @@ def test_a_ladder_asks_for_its_longest_runs_first(tiny: StudyContext) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-def test_numbers_that_are_none_survive_json(paper: StudyContext) -> None:
+def test_non_finite_numbers_survive_json(paper: StudyContext) -> None:
     def flat(spec: RunSpec) -> float:
         return 3.0 + 1e-6 * math.sin(int(spec.hash[:6], 16))
 
     answer = Formula(flat).answer(ladder(paper, arms=["vanilla", "operator-1"]))
-    json.dumps(answer.to_dict(), allow_nan=False)
+    text = json.dumps(answer.to_dict(), allow_nan=False)
+    again = Answer.from_dict(json.loads(text))
+    assert repr(again.verdicts) == repr(answer.verdicts)  # by repr: NaN differs from itself
+    assert repr(again.fits) == repr(answer.fits)
+    assert "nan" in repr(answer.verdicts) or "inf" in repr(answer.verdicts)
 
 
 def test_rungs_and_seeds_are_the_ones_asked_for(paper: StudyContext) -> None:
@@ -302,12 +311,14 @@ def test_an_arm_below_the_references_floor_is_still_judged(tiny: StudyContext) -
 
     answer = Formula(below).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
     assert "operator-1" in answer.values["flops"]["arms"]
-    assert any("paper's way failed" in warning for warning in answer.warnings)
+    assert any("paper's method failed" in warning for warning in answer.warnings)
 
 
 def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1", "untied-2"], seeds=[0, 1]))
-    table = next(table for table in answer.tables if table.title == "If exponent, if floor")
+    table = next(
+        table for table in answer.tables if table.title == "Exponent and irreducible-loss hypotheses"
+    )
     for row in table.rows:
         readings = answer.values["flops"]["arms"][row[0]]["verdict_detail"]["hypotheses"]
         told = [
@@ -325,8 +336,8 @@ def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper:
 def test_both_intervals_of_the_exponent_are_drawn_and_told_apart(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
     plane = next(panel for panel in answer.panels if panel.title == "Exponent against constant")
-    bars = {series.label: series for series in plane.series if series.kind == "line"}
-    given, unknown = (bars[f"operator-1: interval, {words}"] for words in ("given E", "E unknown"))
+    bars = {(s.arm, s.note): s for s in plane.series if s.kind == "line"}
+    given, unknown = (bars["operator-1", f"interval, {words}"] for words in ("given E", "E unknown"))
     assert (given.style, unknown.style) == ("solid", "dotted")
     assert unknown.y[0] < given.y[0] < given.y[1] < unknown.y[1]
 

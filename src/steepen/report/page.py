@@ -13,14 +13,15 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
+from steepen.report.groups import ladder_title
 from steepen.report.layout import NARROW, WIDE, lay_out
 from steepen.report.load import LoadedStudy, arm_titles
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.svg import alt_text, panel_svg
 from steepen.report.table_files import formatted_rows, numeric_columns
-from steepen.report.verdict_badges import other_findings, verdicts_of
+from steepen.report.verdict_badges import other_findings, primary_verdicts, secondary_verdicts
 from steepen.runs.record import RunRecord
-from steepen.studies.answer import Panel, Table
+from steepen.studies.answer import Panel, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number
 
 
@@ -58,7 +59,7 @@ class _Content:
         self.colour_class(NEUTRAL)
         arms = {record.spec.arm.name for record in self.records.values()}
         arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
-        arms |= {v.arm for study in studies for v in verdicts_of(study.answer)}
+        arms |= {judged.arm for study in studies for judged in study.answer.verdicts}
         self.arms = {arm_key(arm) for arm in arms} | {"vanilla"}
         names = {name for arm in self.arms for name in (arm, self.titles.get(arm, arm))}
         longest_first = "|".join(
@@ -79,11 +80,21 @@ class _Content:
         )
         return f":root{{--paper:{LIGHT_BACKGROUND}}}{light}{dark_screen}"
 
-    def arm(self, name: str) -> Markup:
-        """An arm's title with its colour."""
-        key = arm_key(name)
-        shade = self.colour_class(arm_colour(key))
-        return Markup('<span class="arm {}">{}</span>').format(shade, self.titles.get(key, name))
+    def arm(self, name: str, variant: str = "") -> Markup:
+        """An arm's title in its colour."""
+        shade = self.colour_class(arm_colour(name))
+        title = ladder_title(name, variant, self.titles)
+        return Markup('<span class="arm {}">{}</span>').format(shade, title)
+
+    def verdict(self, judged: StudyVerdict) -> dict[str, Any]:
+        """A verdict's arm, word and sentence, with what it is about."""
+        return {
+            "arm": self.arm(judged.arm, judged.variant),
+            "part": judged.part,
+            "measure": judged.measure,
+            "word": judged.verdict.word,
+            "sentence": self.prose(judged.verdict.sentence),
+        }
 
     def prose(self, text: str) -> Markup:
         """A sentence in which arms carry their colours."""
@@ -98,7 +109,6 @@ class _Content:
     def study(self, index: int, study: LoadedStudy) -> dict[str, Any]:
         """One study's section."""
         answer = study.answer
-        verdicts = verdicts_of(answer)
         return {
             "id": f"s{index + 1}",
             "name": study.name,
@@ -106,22 +116,14 @@ class _Content:
             "section": answer.section,
             "verdicts": [
                 {
-                    "arm": self.arm(v.arm),
-                    "shade": self.colour_class(arm_colour(v.arm)),
-                    "word": v.word,
-                    "sentence": self.prose(v.sentence),
-                    "more": [self.prose(line) for line in v.would_decide],
+                    **self.verdict(judged),
+                    "shade": self.colour_class(arm_colour(judged.arm)),
+                    "more": [self.prose(line) for line in judged.verdict.what_would_change],
                 }
-                for v in verdicts
-                if v.main
+                for judged in primary_verdicts(answer)
             ],
-            # What is judged beside the findings, as by time where they judge by compute.
-            "others": [
-                {"part": v.part, "arm": self.arm(v.arm), "word": v.word, "sentence": self.prose(v.sentence)}
-                for v in verdicts
-                if not v.main
-            ],
-            "findings": [self.prose(finding) for finding in other_findings(answer, verdicts)],
+            "others": [self.verdict(judged) for judged in secondary_verdicts(answer)],
+            "findings": [self.prose(finding) for finding in other_findings(answer)],
             "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
             "tables": [self.table(table) for table in answer.tables],
             "method": [self.prose(sentence) for sentence in answer.method],

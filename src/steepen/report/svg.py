@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from steepen.report.axes import Tick
 from steepen.report.colours import Colour
-from steepen.report.groups import remainder
+from steepen.report.groups import series_name
 from steepen.report.layout import PanelLayout, PlacedSeries
 from steepen.studies.answer import Panel, Series
 from steepen.utils.formatting import format_value
@@ -192,10 +192,7 @@ def _key(scene: PanelLayout, colour_class: ColourClass) -> list[str]:
 
 
 def _name(mark: PlacedSeries) -> str:
-    if not mark.group.named:
-        return mark.series.label
-    more = remainder(mark.series, mark.group)
-    return f"{mark.group.label}, {more}" if more else mark.group.label
+    return series_name(mark.series, mark.group)
 
 
 def _n(value: float) -> str:

@@ -9,41 +9,43 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
+from steepen.report.groups import ladder_title
 from steepen.report.table_files import formatted_rows, numeric_columns
-from steepen.report.verdict_badges import other_findings, verdicts_of
+from steepen.report.verdict_badges import other_findings, primary_verdicts
 from steepen.studies.answer import Answer, Table
 
 MAX_ROWS = 20  # rows of a table; the report has them all
 
 
-def print_answer(answer: Answer, console: Console | None = None, tables: bool = True) -> None:
+def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the question, the verdicts, the other findings, the tables and the warnings.
 
-    Names and sentences are printed as they are: brackets in them are not markup.
+    Tables with a row per run are left to the report. Brackets in names and sentences are not markup.
     """
     console = console or Console()
-    verdicts = verdicts_of(answer)
     _say(console, Text(answer.question, style="bold"))
     console.print()
-    for judged in (one for one in verdicts if one.main):
-        line = _arm(judged.arm)
-        line.append(f" {judged.word}  ", style="bold reverse" if judged.word == "steeper" else "bold")
+    for judged in primary_verdicts(answer):
+        verdict = judged.verdict
+        line = _arm(judged.arm, judged.variant)
+        line.append(f" {verdict.word}  ", style="bold reverse" if verdict.word == "steeper" else "bold")
+        if judged.part:
+            line.append(f"({judged.part})", style="dim")
         _say(console, line)
-        _say(console, Text(judged.sentence), indent=2)
-        for more in judged.would_decide:
-            _say(console, Text(f"· {more}", style="dim"), indent=2)
-    for finding in other_findings(answer, verdicts):
+        _say(console, Text(verdict.sentence), indent=2)
+        for change in verdict.what_would_change:
+            _say(console, Text(f"· {change}", style="dim"), indent=2)
+    for finding in other_findings(answer):
         _say(console, Text(f"• {finding}"))
-    if tables:
-        for table in answer.tables:
-            console.print()
-            _say(console, Text(table.title, style="bold"))
-            for part in _fitting(table, console.width):
-                console.print(part)
-            if len(table.rows) > MAX_ROWS:
-                _say(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
-            if table.caption:
-                _say(console, Text(table.caption, style="dim"))
+    for table in (table for table in answer.tables if not table.per_run):
+        console.print()
+        _say(console, Text(table.title, style="bold"))
+        for part in _fitting(table, console.width):
+            console.print(part)
+        if len(table.rows) > MAX_ROWS:
+            _say(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
+        if table.caption:
+            _say(console, Text(table.caption, style="dim"))
     if answer.warnings:
         console.print()
     for warning in answer.warnings:
@@ -54,11 +56,11 @@ def _say(console: Console, text: Text, indent: int = 0) -> None:
     console.print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
 
-def _arm(name: str) -> Text:
+def _arm(name: str, variant: str = "") -> Text:
     key = arm_key(name)
     # Black on a black terminal can't be read, nor white on white: Vanilla takes the terminal's own colour.
     style = "bold" if key == "vanilla" else f"bold {arm_colour(key).dark}"
-    return Text(ARM_TITLES.get(key, name), style=style)
+    return Text(ladder_title(name, variant, ARM_TITLES), style=style)
 
 
 def _fitting(table: Table, width: int) -> list[Grid]:

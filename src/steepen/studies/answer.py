@@ -1,16 +1,33 @@
-"""What a study returns: findings in words, tables, and panels that the report draws. Plain data."""
+"""`Answer`, what a study returns: findings, typed verdicts and fits, tables, and panels for the report."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from steepen.laws.fits.compute_law import ArmLaw
+from steepen.laws.fits.drift import AffineLaw, Drift
+from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
+from steepen.laws.verdict.evidence import Verdict
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.studies.recipe_file import RecipeFile
 from steepen.utils.codec import from_builtins, to_builtins
 
 Scale = Literal["linear", "log"]
+Role = Literal[
+    "measured",
+    "fit",  # a law, parabola or band fitted to measurements
+    "extrapolated",  # a fit beyond the measurements
+    "optimum",  # the minimum of a sweep, inside its range
+    "censored",  # the best measured point of a sweep whose minimum lies outside its range
+    "held_out",  # a run that took part in no fit
+    "control",
+]
+# JSON has no word for these; they are written as strings inside verdicts and fits.
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True)
@@ -24,24 +41,32 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points, a line or a band. `arm` decides the colour, the same everywhere; `runs` the hover's details."""
+    """Points, a line or a band of one curve.
 
-    label: str
+    Series with the same `arm`, `variant` and `level` are one curve: they share a colour and a label. Without
+    an arm and a level, series with the same `label` are.
+    """
+
+    label: str  # the curve's name: an arm, "d8", "1e17 FLOPs"
     kind: Literal["points", "line", "band"]
     x: tuple[float, ...]
     y: tuple[float, ...]  # of a band: its lower edge
-    y_high: tuple[float, ...] = ()  # of a band: its upper edge; of points: unused
-    arm: str | None = None
-    level: float | None = None  # a shade within a family of curves (depth, budget, K), instead of an arm
-    style: Literal["solid", "dashed", "dotted"] = "solid"  # dashed: extrapolated
-    filled: bool = True  # hollow points: censored, fixed controls
+    y_high: tuple[float, ...] = ()  # of a band: its upper edge
+    arm: str | None = None  # decides the colour, the same on every figure
+    variant: str = ""  # which of several ladders of an arm: another recipe or optimizer
+    level: float | None = None  # position in a family of curves (depths, budgets, passes): decides the shade
+    role: Role = "measured"
+    note: str = ""  # the legend's text for this kind of line or marker, where the role's word will not do
+    detail: str = ""  # a value of this curve alone, such as its exponent
+    style: Literal["solid", "dashed", "dotted"] = "solid"
+    filled: bool = True
     marker: Literal["circle", "star", "square"] = "circle"
     runs: tuple[str, ...] = ()  # run hashes, point by point
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. `lines` are vertical or horizontal marks with a label."""
+    """One set of axes. `lines` are labelled vertical or horizontal reference lines."""
 
     title: str
     x: Axis
@@ -53,39 +78,105 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, numbers kept as numbers; the report formats them."""
+    """Rows under column names. Cells hold numbers; the report formats them."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     caption: str = ""
+    per_run: bool = False  # one row per run: written to the report, not to the terminal
+
+
+@dataclass(frozen=True)
+class StudyVerdict:
+    """A verdict on one ladder, and what it is about."""
+
+    verdict: Verdict
+    arm: str  # the arm's name; `verdict.arm` is the ladder's label
+    variant: str = ""  # as in `Series`
+    part: str = ""  # which part of the study judged it
+    primary: bool = True  # False: beside the main verdict, as per second beside per FLOP
+
+    @property
+    def finding(self) -> str:
+        """The verdict as a sentence among the answer's findings."""
+        return f"[{self.part}] {self.verdict.sentence}" if self.part else self.verdict.sentence
+
+    @property
+    def measure(self) -> str:
+        """What the ladders are compared by: "per FLOP" or "per second"."""
+        return "per second" if self.verdict.unit == "seconds" else "per FLOP"
+
+
+Fit: TypeAlias = ArmLaw | IsoflopFit | Drift | AffineLaw | PowerLawFit
+
+
+@dataclass(frozen=True)
+class StudyFit:
+    """A fitted law, and what it describes."""
+
+    fit: Fit
+    quantity: str  # what the law gives: "loss", "tokens per parameter", a hyperparameter …
+    against: str  # what it is a law of: "FLOPs", "seconds", "stored parameters" …
+    arm: str  # the arm, or the family of arms
+    variant: str = ""
+    part: str = ""
+    method: str = ""  # "joint" or "paper", where there are two
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A study's answer. `findings` begin with the verdicts; `values` holds every number under its name."""
+    """A study's answer. `findings` begin with the sentences of the primary verdicts."""
 
     study: str
     question: str
     section: str  # of the paper
     findings: tuple[str, ...]
-    values: dict[str, Any]
+    values: dict[str, Any]  # every number under its name, as JSON values
+    verdicts: tuple[StudyVerdict, ...] = ()
+    fits: tuple[StudyFit, ...] = ()
+    recipe: RecipeFile | None = None  # of a study that fits one
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
-    method: tuple[str, ...] = ()  # how it was measured, a sentence each
-    runs: tuple[str, ...] = field(default=())  # hashes of every run it rests on
+    method: tuple[str, ...] = ()  # how it was measured, one sentence each
+    runs: tuple[str, ...] = field(default=())  # hashes of all its runs
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return to_builtins(self)
+        """JSON values. NaN and infinities in verdicts and fits are "NaN", "Infinity" and "-Infinity"."""
+        value = to_builtins(self)
+        for name in ("verdicts", "fits"):
+            value[name] = _encode_non_finite(value[name])
+        return value
 
     @staticmethod
     def from_dict(value: Any) -> Answer:
-        """The answer of plain values."""
+        """The answer that `to_dict` made `value` of; a wrong field is refused by name."""
+        if isinstance(value, dict):
+            given = {str(key): item for key, item in value.items()}
+            typed = {k: _decode_non_finite(given[k]) for k in ("verdicts", "fits") if k in given}
+            value = {**given, **typed}
         return from_builtins(Answer, value, "answer")
 
 
 # A study yields a batch of specs and is sent their records, in the same order, until it returns its answer.
-# In place of a record stands None where the run diverged and the study accepts that as a result.
+# A record is None where the run diverged and the study accepts that as a result.
 Study: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Answer]
+
+
+def _encode_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _encode_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encode_non_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _decode_non_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _decode_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode_non_finite(item) for item in value]
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Series for panels: measured points with their runs, fitted curves, and the vertices' stars."""
+"""Series for panels: measured points with their runs, fitted curves and optima."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def points(
     x: Iterable[float],
     y: Iterable[float],
     runs: Iterable[str] = (),
-    **look: Any,
+    **fields: Any,
 ) -> Series:
     """Measured points in order of x; those without a finite y (diverged runs) are left out."""
     xs, ys = list(x), list(y)
@@ -31,52 +31,61 @@ def points(
         x=tuple(float(row[0]) for row in rows),
         y=tuple(float(row[1]) for row in rows),
         runs=tuple(row[2] for row in rows) if any(names) else (),
-        **look,
+        **fields,
     )
 
 
-def line(label: str, x: Iterable[float], y: Iterable[float], **look: Any) -> Series:
+def line(label: str, x: Iterable[float], y: Iterable[float], **fields: Any) -> Series:
     """A line through given points."""
-    return Series(label, "line", tuple(map(float, x)), tuple(map(float, y)), **look)
+    return Series(label, "line", tuple(map(float, x)), tuple(map(float, y)), **fields)
+
+
+def censored_points(label: str, vertices: Iterable[Vertex], **fields: Any) -> list[Series]:
+    """Hollow points at the best measured x of censored sweeps, against their budgets; [] without any."""
+    censored = [vertex for vertex in vertices if vertex.censored]
+    if not censored:
+        return []
+    x, y = [v.budget for v in censored], [v.x for v in censored]
+    return [points(label, x, y, role="censored", filled=False, **fields)]
 
 
 def parabola(
-    label: str, vertex: Vertex, low: float, high: float, *, log_x: bool, log_loss: bool, **look: Any
+    label: str, vertex: Vertex, low: float, high: float, *, log_x: bool, log_loss: bool, **fields: Any
 ) -> list[Series]:
-    """The fitted parabola of a sweep over [low, high]; none where the optimum is censored."""
+    """The fitted parabola of a sweep over [low, high]; [] where the optimum is censored."""
     if not vertex.interior or not low < high:
         return []
     x = np.geomspace(low, high, CURVE_POINTS) if log_x else np.linspace(low, high, CURVE_POINTS)
-    away = np.log(x) - math.log(vertex.x) if log_x else x - vertex.x
-    bend = 0.5 * vertex.curvature * away**2
+    offset = np.log(x) - math.log(vertex.x) if log_x else x - vertex.x
+    bend = 0.5 * vertex.curvature * offset**2
     y = vertex.loss * np.exp(bend) if log_loss else vertex.loss + bend
-    return [line(label, x.tolist(), y.tolist(), **look)]
+    return [line(label, x.tolist(), y.tolist(), role="fit", **fields)]
 
 
-def optimum_star(label: str, vertex: Vertex, **look: Any) -> Series:
-    """The optimum of a sweep: a star, hollow where it is only the best measured point."""
-    return Series(label, "points", (vertex.x,), (vertex.loss,), marker="star", filled=vertex.interior, **look)
+def optimum_star(label: str, vertex: Vertex, **fields: Any) -> Series:
+    """The optimum of a sweep as a star; hollow where it is only the best measured point."""
+    role = "optimum" if vertex.interior else "censored"
+    return Series(
+        label, "points", (vertex.x,), (vertex.loss,), role=role, marker="star", filled=vertex.interior,
+        **fields,
+    )  # fmt: skip
 
 
 def sweep_series(
     label: str, x: Sequence[float], losses: Sequence[float], runs: Sequence[str], vertex: Vertex,
-    *, log: bool, **look: Any,
+    *, log: bool, **fields: Any,
 ) -> list[Series]:  # fmt: skip
-    """A sweep as it is always shown: what was measured, the fitted parabola, and the optimum's star."""
-    fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **look)
-    return [
-        points(label, x, losses, runs, **look),
-        *fitted,
-        optimum_star(f"{label}: optimum", vertex, **look),
-    ]
+    """A sweep: its measured points, fitted parabola and optimum."""
+    fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **fields)
+    return [points(label, x, losses, runs, **fields), *fitted, optimum_star(label, vertex, **fields)]
 
 
 def shade_levels(values: Sequence[float]) -> dict[float, float]:
-    """A shade in [0, 1] for each of a family of curves."""
+    """A level in [0, 1] for each curve of a family, in rising order of its value."""
     ordered = sorted(set(values))
     return {value: i / max(1, len(ordered) - 1) for i, value in enumerate(ordered)}
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """A number that JSON has a word for, or None."""
+    """A number that JSON can express, or None."""
     return None if value is None or not math.isfinite(value) else float(value)

@@ -60,8 +60,10 @@ def _decoder(kind: Any) -> Decoder:
         return _union(arguments)
     if origin is tuple:
         return _tuple(arguments)
-    if origin is dict or origin is list:
-        return _plain(origin, "an object" if origin is dict else "a list")
+    if origin is dict:
+        return _plain(dict, "an object") if arguments[1] is Any else _dict(_decoder(arguments[1]))
+    if origin is list:
+        return _plain(list, "a list")
     if kind in (float, int):
         return _float if kind is float else _int
     nouns: dict[Any, str] = {str: "text", bool: "true or false"}
@@ -179,6 +181,23 @@ def _tuple(arguments: tuple[Any, ...]) -> Decoder:
             wrong.path = f"[{len(items)}]{wrong.path}"
             raise
         return tuple(items)
+
+    return decode
+
+
+def _dict(decoder: Decoder) -> Decoder:
+    def decode(value: Any) -> Any:
+        if not isinstance(value, dict):
+            _refuse(value, "an object")
+        items: dict[Any, Any] = {}
+        key: Any = None
+        try:
+            for key, item in value.items():
+                items[key] = decoder(item)
+        except _Wrong as wrong:
+            wrong.path = f".{key}{wrong.path}"
+            raise
+        return items
 
     return decode
 

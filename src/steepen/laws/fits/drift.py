@@ -78,7 +78,9 @@ def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: floa
     """Each budget's best share of tokens after growth: a parabola of loss in ρ; the mean is rounded to one
     decimal.
     """
-    return fit_isoflop(budget, rho, loss, log_x=False, log_loss=False, confidence=confidence, decimals=1)
+    return fit_isoflop(
+        budget, rho, loss, log_x=False, log_loss=False, confidence=confidence, decimals=1, needs_law=False
+    )
 
 
 @dataclass(frozen=True)

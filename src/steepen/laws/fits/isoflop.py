@@ -154,8 +154,12 @@ def fit_isoflop(
     tolerance: float = 0.01,
     decimals: int = 0,
     nearest: int | None = None,
+    needs_law: bool = True,
 ) -> IsoflopFit:
-    """Find each budget's vertex and how it moves with budget; budgets within `tolerance` are one sweep."""
+    """Find each budget's vertex and how it moves with budget; budgets within `tolerance` are one sweep.
+
+    Without `needs_law` (where only the mean optimum is used) too few optima for a law are not warned of.
+    """
     budget, x, loss = (np.asarray(part, float) for part in (budget, x, loss))
     warnings: list[str] = []
     vertices: list[Vertex] = []
@@ -197,7 +201,7 @@ def fit_isoflop(
         law = fit_power_law(
             np.array([v.budget for v in interior]), np.array([v.x for v in interior]), confidence
         )
-    else:
+    elif needs_law:
         warnings.append(f"{len(interior)} interior optima are too few for a law")
     mean = float(np.mean([v.x for v in interior])) if interior else math.nan
     settings = {

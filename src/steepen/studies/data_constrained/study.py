@@ -196,7 +196,7 @@ def _grid(context: StudyContext, found: Findings) -> Work:
     found.tables.insert(0, _decay_table(optima))
     found.panels.append(_decay_panel(optima))
     fixed = by_decay[grid.decay]
-    found.panels.append(_ways_panel(tuned, fixed, grid.decay))
+    found.panels.append(_compute_use_panel(tuned, fixed, grid.decay))
     ratio = _loops_against_size(tuned, fixed)
     if ratio is not None:
         depth, factor = ratio
@@ -238,8 +238,8 @@ def _gains_panel(name: str, cells: Sequence[Cell]) -> Panel:
     for depth in shade:
         own = sorted((row["passes"], row["gain"]) for row in gains if row["depth"] == depth)
         x, y = [row[0] for row in own], [row[1] for row in own]
-        look: dict[str, Any] = {"level": shade[depth]}
-        series += [points(f"d{depth:g}", x, y, **look), line(f"d{depth:g}", x, y, **look)]
+        curve: dict[str, Any] = {"level": shade[depth]}
+        series += [points(f"d{depth:g}", x, y, **curve), line(f"d{depth:g}", x, y, **curve)]
     return Panel(
         f"{name}: marginal gain of passes", Axis("passes K", "log"), Axis("loss − loss at K = 1"),
         tuple(series), (("y", 0.0, "K = 1"),), "At fixed stored depth: more passes cost more compute here.",
@@ -278,8 +278,8 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
     for depth in shade:
         own = [(count, v.x) for (d, count), v in optima.items() if d == depth]
         x, y = [row[0] for row in own], [row[1] for row in own]
-        look: dict[str, Any] = {"level": shade[depth]}
-        series += [points(f"d{depth:g}", x, y, **look), line(f"d{depth:g}", x, y, **look)]
+        curve: dict[str, Any] = {"level": shade[depth]}
+        series += [points(f"d{depth:g}", x, y, **curve), line(f"d{depth:g}", x, y, **curve)]
     return Panel(
         "Best weight decay by depth and passes",
         Axis("passes K", "log"),
@@ -288,26 +288,30 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
     )
 
 
-def _ways_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> Panel:
-    """Parameters with decay retuned and not, against passes at each depth."""
+def _compute_use_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> Panel:
+    """Adding parameters, with weight decay retuned or fixed, against adding passes at each depth."""
     series: list[Series] = []
-    for label, cells, style in (
+    for note, cells, style in (
         ("parameters, decay retuned", tuned, "solid"),
         (f"parameters, decay {decay:g}", fixed, "dotted"),
     ):
         own = sorted((c.flops, c.loss, c.run) for c in cells if c.passes == 1 and np.isfinite(c.loss))
         x, y = [row[0] for row in own], [row[1] for row in own]
-        series += [points(label, x, y, [r[2] for r in own], arm="operator-1", filled=style == "solid"),
-                   line(label, x, y, arm="operator-1", style=style)]  # fmt: skip
+        series += [points("operator-1", x, y, [r[2] for r in own], arm="operator-1", note=note,
+                          filled=style == "solid"),
+                   line("operator-1", x, y, arm="operator-1", note=note, style=style)]  # fmt: skip
     shade = shade_levels([cell.depth for cell in fixed])
     for depth in shade:
         own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
         if own:
             x, y = [row[0] for row in own], [row[1] for row in own]
-            label = f"passes at d{depth:g}, decay {decay:g}"
-            series.append(line(label, x, y, level=shade[depth], style="dashed"))
+            note = f"passes, decay {decay:g}"
+            series.append(line(f"d{depth:g}", x, y, level=shade[depth], note=note, style="dashed"))
     return Panel(
-        "Ways to spend compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series)
+        "Compute spent on parameters or on passes",
+        Axis("compute (FLOPs)", "log"),
+        Axis("validation loss"),
+        tuple(series),
     )
 
 

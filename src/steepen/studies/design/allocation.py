@@ -128,17 +128,19 @@ def _answer(
     regrets: list[Series] = []
     for depth in sorted({cell.depth for cell in cells}):
         own = [cell for cell in cells if cell.depth == depth]
-        look: dict[str, Any] = {"level": shade[depth]}
+        curve: dict[str, Any] = {"level": shade[depth]}
         runs = [cell.run for cell in own]
-        loss.append(points(f"d{depth}", [c.flops for c in own], [c.loss for c in own], runs, **look))
+        loss.append(points(f"d{depth}", [c.flops for c in own], [c.loss for c in own], runs, **curve))
         y = [cell.loss - edge.predict(cell.flops) for cell in own]
         x = [cell.fraction for cell in own]
-        regrets.append(points(f"d{depth}", x, y, runs, **look))
+        regrets.append(points(f"d{depth}", x, y, runs, **curve))
         if depth in best:
-            regrets += parabola(f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **look)
-            regrets.append(optimum_star(f"d{depth}: best", best[depth], **look))
+            regrets += parabola(
+                f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **curve
+            )
+            regrets.append(optimum_star(f"d{depth}", best[depth], note="best", **curve))
     ends = [min(c.flops for c in cells), max(c.flops for c in cells)]
-    loss.append(line("frontier", ends, [edge.predict(x) for x in ends], style="dashed"))
+    loss.append(line("frontier", ends, [edge.predict(x) for x in ends], role="fit", style="dashed"))
     return Answer(
         study="allocation",
         question="Which share of the blocks belongs in the core?",

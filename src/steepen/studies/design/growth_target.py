@@ -119,16 +119,17 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
         own = sorted((c for c in grown if c.budget == budget), key=lambda c: c.target)
         x, y = [c.target for c in own], [c.loss for c in own]
         label = f"{format_flops(budget)} FLOPs"
-        look: dict[str, Any] = {"level": shade[budget]}
-        loss += [points(label, x, y, [c.run for c in own], **look)]
+        curve: dict[str, Any] = {"level": shade[budget]}
+        loss += [points(label, x, y, [c.run for c in own], **curve)]
         if all(map(math.isfinite, y)):
-            loss.append(line(label, x, y, **look))
+            loss.append(line(label, x, y, **curve))
         known = [c for c in own if c.depth is not None]
         if known:
-            deep.append(points(label, [c.target for c in known], [c.depth or 0.0 for c in known], **look))
+            deep.append(points(label, [c.target for c in known], [c.depth or 0.0 for c in known], **curve))
     anchors = [cell for cell in cells if cell.fixed]
-    loss.append(points("fixed passes", [c.target for c in anchors], [c.loss for c in anchors],
-                       [c.run for c in anchors], filled=False, arm=arm.name))  # fmt: skip
+    loss.append(points(arm.name, [c.target for c in anchors], [c.loss for c in anchors],
+                       [c.run for c in anchors],
+                       role="control", note="fixed passes", filled=False, arm=arm.name))  # fmt: skip
     axis = Axis("passes grown to")
     title, caption = f"{arm.name}: growth target", "Hollow: that many passes throughout."
     panels = [Panel(title, axis, Axis("validation loss"), tuple(loss), caption=caption)]

@@ -12,7 +12,7 @@ from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import line, points, shade_levels, sweep_series
@@ -51,6 +51,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     rows: list[tuple[object, ...]] = []
     runs: list[str] = []
     found: list[str] = []
+    fits: list[StudyFit] = []
     notes: list[str] = []
     values: dict[str, object] = {}
 
@@ -81,6 +82,8 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
                     Anchor(depth, tpp, tuple(x), tuple(y), names, vertex, _full(context, arm, depth))
                 )
         law = _law(anchors)
+        if law is not None:
+            fits.append(StudyFit(law, "tokens per parameter with growth", "tokens per parameter", arm.name))
         found.append(_sentence(arm.name, anchors, law))
         panels.extend(_panels(arm.name, anchors, law))
         rows.extend(
@@ -112,6 +115,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         section=SECTION,
         findings=tuple(found),
         values=json_safe(values),
+        fits=tuple(fits),
         panels=tuple(panels),
         tables=(
             Table(
@@ -165,9 +169,9 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            label, curve = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
             series += sweep_series(
-                label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **look
+                label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **curve
             )
         panels.append(
             Panel(f"{name} d{depth}: growth timing", Axis("ρ"), Axis("validation loss"), tuple(series))
@@ -175,14 +179,30 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     if inside:
         x = [anchor.tpp for anchor in inside]
-        tokens = [points("optima", x, [a.tpp / a.expansion for a in inside], arm=name)]
-        shares = [points("optima", x, [a.vertex.x for a in inside], arm=name)]
+        tokens = [points(name, x, [a.tpp / a.expansion for a in inside], arm=name, role="optimum")]
+        shares = [points(name, x, [a.vertex.x for a in inside], arm=name, role="optimum")]
         if law is not None:
             grid = np.geomspace(min(x), max(x), 40)
-            tokens.append(line("affine law", grid, [law.a * value + law.b for value in grid], arm=name))
+            tokens.append(
+                line(
+                    name,
+                    grid,
+                    [law.a * value + law.b for value in grid],
+                    arm=name,
+                    role="fit",
+                    note="affine law",
+                )
+            )
             full = float(np.mean([anchor.full_expansion for anchor in inside]))
             shares.append(
-                line("its implication", grid, [law.growth_fraction(v, full) for v in grid], arm=name)
+                line(
+                    name,
+                    grid,
+                    [law.growth_fraction(v, full) for v in grid],
+                    arm=name,
+                    role="fit",
+                    note="ρ implied by the affine law",
+                )
             )
         axis = Axis("tokens per parameter without growth", "log")
         panels.append(Panel(f"{name}: tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens)))

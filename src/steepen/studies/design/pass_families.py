@@ -58,10 +58,10 @@ def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
     series: list[Series] = []
     for passes in sorted({cell.passes for cell in cells}):
         own = sorted((c for c in cells if c.passes == passes and np.isfinite(c.loss)), key=lambda c: c.flops)
-        look: dict[str, Any] = {"level": shade[np.log(passes)]}
+        curve: dict[str, Any] = {"level": shade[np.log(passes)]}
         x, y = [c.flops for c in own], [c.loss for c in own]
-        series.append(points(f"K = {passes}", x, y, [c.run for c in own], **look))
-        series.append(line(f"K = {passes}", x, y, **look))
+        series.append(points(f"K = {passes}", x, y, [c.run for c in own], **curve))
+        series.append(line(f"K = {passes}", x, y, **curve))
     return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series))
 
 
@@ -70,15 +70,15 @@ def cut_panel(title: str, cuts: Sequence[ComputeSlice]) -> Panel:
     shade = shade_levels([cut.budget for cut in cuts])
     series: list[Series] = []
     for cut in cuts:
-        look: dict[str, Any] = {"level": shade[cut.budget]}
+        curve: dict[str, Any] = {"level": shade[cut.budget]}
         label = f"{format_flops(cut.budget)} FLOPs"
         x, y = list(cut.losses), list(cut.losses.values())
         if not x:
             continue
-        series.append(points(label, x, y, **look))
+        series.append(points(label, x, y, **curve))
         if cut.best is not None:
-            series += parabola(label, cut.best, min(x), max(x), log_x=True, log_loss=True, **look)
-            series.append(optimum_star(f"{label}: best", cut.best, **look))
+            series += parabola(label, cut.best, min(x), max(x), log_x=True, log_loss=True, **curve)
+            series.append(optimum_star(label, cut.best, note="best", **curve))
     return Panel(
         title, Axis("passes K", "log"), Axis("validation loss", "log"), tuple(series),
         caption="Losses are interpolated between neighbouring depths; hollow stars are the best measured K.",

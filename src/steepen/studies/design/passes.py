@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from steepen.recipe.accounting import compute_active_parameters
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
     Cell,
@@ -60,6 +60,7 @@ class PartResult:
     tables: list[Table]
     runs: list[str]
     values: dict[str, Any]
+    fits: list[StudyFit] = field(default_factory=list[StudyFit])
 
 
 PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], PartResult]
@@ -88,6 +89,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         section=SECTION,
         findings=tuple(sentence for part in done for sentence in part.found),
         values=json_safe(values),
+        fits=tuple(fit for part in done for fit in part.fits),
         panels=tuple(panel for part in done for panel in part.panels),
         tables=tuple(table for part in done for table in part.tables),
         method=(
@@ -190,6 +192,10 @@ def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[st
         x = np.array([anchor.tpp for anchor in inside])
         laws["expansion"] = fit_power_law(x, np.array([anchor.expansion for anchor in inside]))
         laws["tpp"] = fit_power_law(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
+        part.fits += [
+            StudyFit(law, quantity, "tokens per parameter at one pass", family, part="anchor")
+            for quantity, law in laws.items()
+        ]
         e, t = laws["expansion"], laws["tpp"]
         part.found.append(
             f"{family}, fixed anchor: E at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and TPP at K* = "
@@ -229,9 +235,9 @@ def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLawFit]
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            label, look = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            label, curve = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
             series += sweep_series(
-                label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **look
+                label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **curve
             )
         panels.append(
             Panel(f"{family} d{depth}: passes at fixed compute", Axis("passes K", "log"),
@@ -244,13 +250,15 @@ def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLawFit]
             value = anchor.expansion if name == "expansion" else anchor.tpp_at_optimum
             ys[anchor.vertex.interior].append((anchor.tpp, value))
         series = [
-            points("optima" if inside else "censored", *zip(*rows, strict=True), filled=inside)
+            points("optima", *zip(*rows, strict=True), role="optimum")
+            if inside
+            else points("censored", *zip(*rows, strict=True), role="censored", filled=False)
             for inside, rows in ys.items()
             if rows
         ]
         if name in laws and ys[True]:
             ends = [min(x for x, _ in ys[True]), max(x for x, _ in ys[True])]
-            series.append(line("fitted", ends, [laws[name].predict(x) for x in ends]))
+            series.append(line("fitted", ends, [laws[name].predict(x) for x in ends], role="fit"))
         panels.append(
             Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
                   tuple(series))

@@ -131,7 +131,8 @@ class Journal:
 
     def answer(self, value: Any) -> None:
         """Note the answer."""
-        self._write(status="finished", answer=to_builtins(value), message="")
+        plain = value.to_dict() if hasattr(value, "to_dict") else to_builtins(value)
+        self._write(status="finished", answer=plain, message="")
 
     @property
     def driven(self) -> bool:

@@ -19,7 +19,7 @@ SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
 @dataclass(frozen=True)
 class AblationGroup:
-    """Ladders that are compared with one another; the first is the reference."""
+    """Arms whose ladders are compared with one another; the first is the reference."""
 
     part: str
     question: str
@@ -71,12 +71,12 @@ def ablations(
             raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
     works = {
         name: judged_ladders(
-            context, entries, entries[0].label, study="ablations", section=SECTION,
+            context, ladders, ladders[0].label, study="ablations", section=SECTION,
             question=group.question, seeds=seeds, by_time=False,
         )
         for group in ABLATION_GROUPS
         if group.part in (parts or PARTS)
-        for name, entries in _ladders(context, group, rungs).items()
+        for name, ladders in _ladders(context, group, rungs).items()
     }  # fmt: skip
     answers: list[Answer] = yield from run_concurrently(list(works.values()))
     return _joined(dict(zip(works, answers, strict=True)))
@@ -87,39 +87,44 @@ def _ladders(
 ) -> dict[str, list[LadderSpec]]:
     if group.part == "optimizer":
         return _optimizers(context, rungs)
-    entries = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
+    ladders = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
     if group.part == "constant":
-        entries = [
-            replace(entry, recipe=replace(entry.recipe, learning_rate_exponent=0.0)) for entry in entries
+        ladders = [
+            replace(ladder, recipe=replace(ladder.recipe, learning_rate_exponent=0.0)) for ladder in ladders
         ]
-    return {group.part: entries}
+    return {group.part: ladders}
 
 
 def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderSpec]]:
-    """Adam against Muon, with width alone and with depth too; each regime is judged by its Muon ladder."""
+    """AdamW against Muon, growing width alone and width with depth; Muon is the reference of each."""
     grid = context.preset.grids.ablations
     found: dict[str, list[LadderSpec]] = {}
     for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
         muon = ladder_spec(context, find_arm(name), rungs)
         base = replace(muon.recipe.base, learning_rate=grid.adam_learning_rate)
         adam = LadderSpec(
-            f"{name} (adamw)",
             muon.arm,
             replace(muon.recipe, base=base, learning_rate_base=None),
             muon.depths,
             OptimizerConfig(kind="adamw"),
+            variant="adamw",
         )
         found[f"optimizer, {regime}"] = [muon, adam]
     return found
 
 
 def _joined(answers: dict[str, Answer]) -> Answer:
+    verdicts = tuple(
+        replace(verdict, part=name) for name, answer in answers.items() for verdict in answer.verdicts
+    )
     return Answer(
         study="ablations",
         question="Which choices carry the gains?",
         section=SECTION,
-        findings=tuple(f"[{name}] {told}" for name, answer in answers.items() for told in answer.findings),
+        findings=tuple(verdict.finding for verdict in verdicts),
         values={name: answer.values for name, answer in answers.items()},
+        verdicts=verdicts,
+        fits=tuple(replace(fit, part=name) for name, answer in answers.items() for fit in answer.fits),
         panels=tuple(
             replace(panel, title=f"{name}: {panel.title}")
             for name, answer in answers.items()
@@ -133,7 +138,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
         warnings=tuple(f"{name}: {note}" for name, answer in answers.items() for note in answer.warnings),
         method=(
             "Every part is judged against the first ladder of its own group.",
-            *dict.fromkeys(told for answer in answers.values() for told in answer.method[1:]),
+            *dict.fromkeys(sentence for answer in answers.values() for sentence in answer.method[1:]),
         ),
         runs=tuple(dict.fromkeys(run for answer in answers.values() for run in answer.runs)),
     )

@@ -1,4 +1,4 @@
-"""A rung kept out of every fit: does the law predict it?"""
+"""The extrapolation study: does a ladder's law predict a deeper rung that took part in no fit?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from steepen.studies.ladders.ladder_runs import (
     run_ladders,
     to_ladders,
 )
-from steepen.studies.ladders.verdict_report import ladder_panels, runs_table, verdict_sentences, verdict_table
+from steepen.studies.ladders.verdict_report import (
+    ladder_panels,
+    runs_table,
+    study_fits,
+    study_verdicts,
+    verdict_table,
+)
 from steepen.studies.plotting import line
 from steepen.utils.json_io import json_safe
 
@@ -42,8 +48,8 @@ def extrapolate(
 ) -> Study:
     """Section "Extrapolation of Compute-Optimal Scaling Law" (4.3).
 
-    Runs the ladders, fits them, writes the forecast for a deeper rung down, and only then trains that rung
-    and scores the forecast: in loss, in standard errors, and in compute.
+    Runs and fits the ladders, records the forecast for a deeper rung, and only then trains that rung and
+    scores the forecast: in loss, in standard errors, and in compute.
     """
     grid = context.preset.grids.extrapolate
     chosen = find_arms(arms or (context.preset.reference, grid.arm))
@@ -51,10 +57,10 @@ def extrapolate(
     reference = find_arm(context.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    entries, notes = check_ladders(
+    ladders, notes = check_ladders(
         context, [ladder_spec(context, arm, rungs) for arm in chosen], reference.name
     )
-    own = next((entry for entry in entries if entry.arm.name == target.name), None)
+    own = next((ladder for ladder in ladders if ladder.arm.name == target.name), None)
     if own is None:
         raise UsageError(f"there is no law of {target.name} to extrapolate: {'; '.join(notes)}.")
     if depth <= max(own.depths):
@@ -63,38 +69,41 @@ def extrapolate(
             "with --hold-out."
         )
     rung = own.recipe.at(target, depth, context.size_rule)
-    context.spec(rung)  # one that cannot be had is refused now, not after its ladder has been trained
-    measured: list[MeasuredLadder] = yield from run_ladders(context, entries, seeds)
+    context.spec(rung)  # refuses too little data before the ladder is trained
+    measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
     law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
-    promised = float(law.predict(expected))
+    forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
     judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
-    return _answer(own, depth, promised, judged, measured, held, notes)
+    return _answer(own, depth, forecast, judged, measured, held, notes)
 
 
 def _answer(
     own: LadderSpec,
     depth: int,
-    promised: float,
+    forecast: float,
     judged: JudgedLadders,
     measured: Sequence[MeasuredLadder],
     held: Sequence[MeasuredLadder],
     notes: Sequence[str],
 ) -> Answer:
-    report, ladders = judged.analysis, judged.ladders
-    score = report.hold_out[0]
+    analysis = judged.analysis
+    score = analysis.hold_out[0]
     within = score.interval[0] <= score.observed <= score.interval[1]
     low, high = score.interval
-    told = (
+    sentence = (
         f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
         f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), a miss of {score.miss:+.4f}, "
         f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
         f"{score.compute_factor:.2f}× that compute for the observed loss."
     )
-    panels: list[Panel] = []
-    for panel in ladder_panels(report, ladders, measured)[:2]:
-        panels.append(replace(panel, series=(*panel.series, *_beyond(own, score, report, panel))))
+    drawn = ladder_panels(analysis, measured)
+    irreducible = analysis.primary_fit.arms[own.label].e.value
+    panels = (
+        _with_forecast(drawn.loss, own, score, measured, analysis, 0.0),
+        _with_forecast(drawn.reducible_loss, own, score, measured, analysis, irreducible),
+    )
     row = (
         own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.miss,
         score.miss_sigma, score.miss_standard_errors, score.p_value, score.compute_factor,
@@ -103,37 +112,53 @@ def _answer(
         "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "miss", "in σ of a run",
         "in forecast errors", "p", "compute factor",
     )  # fmt: skip
+    verdicts = study_verdicts(analysis, measured)
     everything = [*measured, *held]
     return Answer(
         study="extrapolate",
         question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
         section=SECTION,
-        findings=(told, *verdict_sentences(report)),
+        findings=(sentence, *(verdict.finding for verdict in verdicts)),
         values=json_safe(
-            {"hold_out": asdict(score), "forecast_before_the_run": promised, "flops": report.to_dict()}
+            {"hold_out": asdict(score), "forecast_before_the_run": forecast, "flops": analysis.to_dict()}
         ),
-        panels=tuple(panels),
+        verdicts=verdicts,
+        fits=study_fits(analysis, measured),
+        panels=panels,
         tables=(
             Table("The held-out run", columns, (row,), "Negative misses are better than forecast."),
-            verdict_table(report),
+            verdict_table(analysis),
             runs_table(everything),
         ),
-        warnings=(*notes, *report.warnings, *judged.notes, *repeated_data_warnings(everything)),
+        warnings=(*notes, *analysis.warnings, *judged.notes, *repeated_data_warnings(everything)),
         method=(
-            "The ladder is fitted, and its forecast noted, before the held-out run is asked for; that run "
+            "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
             "takes part in no fit.",
         ),
         runs=tuple(record.run for one in everything for record in one.records),
     )
 
 
-def _beyond(own: LadderSpec, score: HoldOut, report: LadderAnalysis, panel: Panel) -> list[Series]:
-    """The held-out run as a square, and the laws dashed on the way to it."""
-    floor = report.primary_fit.arms[own.label].e.value if panel.y.label.startswith("loss −") else 0.0
+def _with_forecast(
+    panel: Panel,
+    own: LadderSpec,
+    score: HoldOut,
+    measured: Sequence[MeasuredLadder],
+    analysis: LadderAnalysis,
+    subtract: float,
+) -> Panel:
+    """The panel with every law dashed up to the held-out run's compute, and that run as a square.
+
+    `subtract` is taken off every loss.
+    """
     added: list[Series] = []
-    for name, law in report.primary_fit.arms.items():
+    for one in measured:
+        name, law = one.spec.label, analysis.primary_fit.arms[one.spec.label]
         x = np.geomspace(law.flops_range[1], max(score.flops, law.flops_range[1] * 1.01), 30)
-        added.append(line(f"{name}: extrapolated", x, law.predict(x) - floor, arm=name, style="dashed"))
-    x, y = (score.flops,), (score.observed - floor,)
-    added.append(Series(f"held out: {own.label}", "points", x, y, arm=own.arm.name, marker="square"))
-    return added
+        added.append(
+            line(name, x, law.predict(x) - subtract, arm=one.spec.arm.name, role="extrapolated",
+                 style="dashed")
+        )  # fmt: skip
+    x, y = (score.flops,), (score.observed - subtract,)
+    added.append(Series(own.label, "points", x, y, arm=own.arm.name, role="held_out", marker="square"))
+    return replace(panel, series=(*panel.series, *added))

@@ -1,4 +1,4 @@
-"""Ladders of arms, judged: does each one's law have a better exponent, a better constant, or neither?"""
+"""The ladder study: does an arm's scaling law have a better exponent, a better constant, or neither?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
-from steepen.studies.answer import Answer, Panel, Study, Table
+from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
     LadderSpec,
@@ -24,7 +24,8 @@ from steepen.studies.ladders.verdict_report import (
     hypotheses_table,
     ladder_panels,
     runs_table,
-    verdict_sentences,
+    study_fits,
+    study_verdicts,
     verdict_table,
     what_would_change,
 )
@@ -51,11 +52,11 @@ def ladder(
     base = _reference(context, reference, [arm.name for arm in chosen])
     if base not in [arm.name for arm in chosen]:
         chosen.insert(0, find_arm(base))
-    entries = [ladder_spec(context, arm, rungs) for arm in chosen]
+    ladders = [ladder_spec(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
     answer = yield from judged_ladders(
         context,
-        entries,
+        ladders,
         base,
         study="ladder",
         section=SECTION,
@@ -67,16 +68,16 @@ def ladder(
     return answer
 
 
-def _reference(context: StudyContext, asked: str | None, names: list[str]) -> str:
-    if asked is not None:
-        return find_arm(asked).name
+def _reference(context: StudyContext, requested: str | None, names: list[str]) -> str:
+    if requested is not None:
+        return find_arm(requested).name
     wanted = find_arm(context.preset.reference).name
     return wanted if wanted in names or len(names) < 2 else names[0]
 
 
 def judged_ladders(
     context: StudyContext,
-    entries: Sequence[LadderSpec],
+    ladders: Sequence[LadderSpec],
     reference: str,
     *,
     study: str,
@@ -86,80 +87,84 @@ def judged_ladders(
     noise: float | None = None,
     by_time: bool = True,
 ) -> Study:
-    """Ladders run and judged against one of them; the whole of several studies."""
-    exist, warnings = check_ladders(context, entries, reference)
-    unused = sorted(set(context.recipes) - {entry.arm.name for entry in exist})
+    """Run some ladders and judge them against one of them. Several studies consist of this."""
+    possible, warnings = check_ladders(context, ladders, reference)
+    unused = sorted(set(context.recipes) - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
-    measured: list[MeasuredLadder] = yield from run_ladders(context, exist, seeds)
+    measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
     judged = judge_ladders(measured, reference, noise=noise)
-    report, ladders = judged.analysis, judged.ladders
-    values: dict[str, Any] = {"flops": json_safe(report.to_dict())}
-    panels: list[Panel] = ladder_panels(report, ladders, measured)
-    tables: list[Table] = [verdict_table(report), hypotheses_table(report)]
-    warnings += [*report.warnings, *judged.notes]
+    analysis = judged.analysis
+    values: dict[str, Any] = {"flops": json_safe(analysis.to_dict())}
+    verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
+    drawn = ladder_panels(analysis, measured)
+    panels = [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
+    tables: list[Table] = [verdict_table(analysis), hypotheses_table(analysis)]
+    warnings += [*analysis.warnings, *judged.notes]
+    records = [record for one in measured for record in one.records]
     if by_time:
-        found, table, extra, notes = _per_time(measured, reference, noise)
-        values["seconds"] = found
-        panels += extra
-        tables.append(table)
-        warnings += [f"per second: {note}" for note in notes]
-    hardware = sorted({_hardware(record.hardware) for one in measured for record in one.records})
-    if len(hardware) > 1 and by_time:
-        warnings.append(f"runs are of different hardware ({', '.join(hardware)}): times do not compare")
-    if by_time and ran_on_shared_machine([record for one in measured for record in one.records]):
-        warnings.append(
-            "runs shared their machine (a CPU, or several at a time on one host): seconds include what "
-            "neighbours took, so verdicts per time are weaker than those per FLOPs"
-        )
+        timed = judge_ladders(measured, reference, by="seconds", noise=noise)
+        values["seconds"] = json_safe(timed.analysis.to_dict())
+        verdicts += study_verdicts(timed.analysis, measured, primary=False)
+        fits += study_fits(timed.analysis, measured)
+        drawn = ladder_panels(timed.analysis, measured, by="seconds")
+        panels += [drawn.loss, drawn.multipliers]
+        tables.append(verdict_table(timed.analysis, "seconds"))
+        warnings += [f"per second: {note}" for note in (*timed.analysis.warnings, *timed.notes)]
+        warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
-    count = sum(len(one.records) for one in measured)
-    low, high = report.primary_fit.arms[reference].flops_range
-    used = len({record.spec.seed for one in measured for record in one.records})
+    low, high = analysis.primary_fit.arms[reference].flops_range
+    seed_count = len({record.spec.seed for record in records})
     return Answer(
         study=study,
         question=question,
         section=section,
-        findings=tuple(verdict_sentences(report)),
-        values={**values, "what_would_change": what_would_change(report)},
+        findings=tuple(verdict.finding for verdict in verdicts if verdict.primary),
+        values={**values, "what_would_change": what_would_change(analysis)},
+        verdicts=verdicts,
+        fits=fits,
         panels=tuple(panels),
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),
         method=(
-            f"{count} runs: {len(measured)} ladders at their own recipes, {used} seed{'s'[: used > 1]} a "
-            f"rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
-            "FLOPs are realised ones, pass by pass, with causal attention and without the input embedding.",
-            "One floor E and every ladder's A and γ are fitted jointly by least squares; the paper's way "
-            "(E from the reference by Huber loss, then straight lines) is kept beside it in the values.",
+            f"{len(records)} runs: {len(measured)} ladders at their own recipes, {seed_count} "
+            f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
+            "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
+            "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
+            "paper's method (E from the reference by Huber loss, then straight lines) is beside it in the "
+            "values.",
         ),
-        runs=tuple(record.run for one in measured for record in one.records),
+        runs=tuple(record.run for record in records),
     )
 
 
-def _per_time(
-    measured: Sequence[MeasuredLadder], reference: str, noise: float | None
-) -> tuple[dict[str, Any], Table, list[Panel], tuple[str, ...]]:
-    """The verdicts' values, their table, the panels of loss and multiplier, and what to know about them."""
-    judged = judge_ladders(measured, reference, by="seconds", noise=noise)
-    report = judged.analysis
-    panels = ladder_panels(report, judged.ladders, measured, by="seconds")
-    notes = (*report.warnings, *judged.notes)
-    return json_safe(report.to_dict()), verdict_table(report, "seconds"), [panels[0], panels[2]], notes
+def _time_warnings(records: Sequence[RunRecord]) -> list[str]:
+    """Why the seconds of these runs may not compare."""
+    warnings: list[str] = []
+    hardware = sorted({_hardware(record.hardware) for record in records})
+    if len(hardware) > 1:
+        warnings.append(f"runs are of different hardware ({', '.join(hardware)}): times do not compare")
+    if ran_on_shared_machine(records):
+        warnings.append(
+            "runs shared their machine (a CPU, or several at a time on one host): their seconds include "
+            "the others' load, so verdicts per second are weaker than those per FLOP"
+        )
+    return warnings
 
 
 def ran_on_shared_machine(records: Sequence[RunRecord]) -> bool:
-    """Whether some run was on a CPU, or overlapped in time with another on its host."""
+    """Whether some run was on a CPU, or overlapped in time with another run on its host."""
     if any(record.hardware.get("device") == "cpu" for record in records):
         return True
     spans: dict[str, list[tuple[float, float]]] = {}
     for record in {record.run: record for record in records if record.finished}.values():
         end = datetime.fromisoformat(record.finished).timestamp()
         spans.setdefault(str(record.hardware.get("host")), []).append((end - record.seconds_total, end))
-    # Ends are in whole seconds: a run that starts as another ends is no neighbour.
+    # Ends are in whole seconds, so a run may seem to start up to 2 s before the one it followed ended.
     return any(
         later[0] < earlier[1] - 2 for own in spans.values() for earlier, later in pairwise(sorted(own))
     )
 
 
-def _hardware(facts: dict[str, Any]) -> str:
-    return str(facts.get("name") or facts.get("host") or facts.get("device") or "unknown")
+def _hardware(hardware: dict[str, Any]) -> str:
+    return str(hardware.get("name") or hardware.get("host") or hardware.get("device") or "unknown")

@@ -1,11 +1,11 @@
-"""Ladders: which runs they are, and what their laws say. Shared by every study that judges ladders."""
+"""Run ladders of arms and fit their laws: shared by every study that judges ladders."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
@@ -18,31 +18,40 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.context import StudyContext, require_all_finished
 
-BOOTSTRAP_DRAWS = 2000  # of the bootstraps behind a verdict
+BOOTSTRAP_DRAWS = 2000
+Measure = Literal["flops", "seconds"]  # what ladders are compared by
 
 Runs = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
 @dataclass(frozen=True)
 class LadderSpec:
-    """One ladder of a study: an arm under a recipe, at some depths. `label` tells it from its siblings."""
+    """One ladder of a study: an arm under a recipe, at some depths.
 
-    label: str
+    `variant` tells it from other ladders of the same arm: "adamw", "vanilla recipe".
+    """
+
     arm: Arm
     recipe: Recipe
     depths: tuple[int, ...]
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    variant: str = ""
+
+    @property
+    def label(self) -> str:
+        """The arm's name, with the variant in brackets."""
+        return f"{self.arm.name} ({self.variant})" if self.variant else self.arm.name
 
 
 @dataclass(frozen=True)
 class MeasuredLadder:
-    """A ladder's finished runs: by depth, all seeds."""
+    """The finished runs of one ladder, by depth; one record per seed."""
 
     spec: LadderSpec
     runs: dict[int, list[RunRecord]]
 
-    def columns(self, by: str) -> dict[str, list[Any]]:
-        """Rows for a table of ladders; a rung's compute is its seeds' mean (random passes differ)."""
+    def columns(self, by: Measure) -> dict[str, list[Any]]:
+        """Columns of a runs table. A rung's cost is its seeds' mean: random passes make them differ."""
         rows: dict[str, list[Any]] = {"arm": [], "flops": [], "loss": [], "seed": []}
         for records in self.runs.values():
             cost = fmean(cost_of(record, by) for record in records)
@@ -55,70 +64,64 @@ class MeasuredLadder:
 
     @property
     def records(self) -> list[RunRecord]:
-        """All of them."""
+        """The records of all rungs and seeds."""
         return [record for records in self.runs.values() for record in records]
 
 
-def cost_of(record: RunRecord, by: str) -> float:
-    """What a run cost: FLOPs, or seconds of training."""
+def cost_of(record: RunRecord, by: Measure) -> float:
+    """FLOPs of a run, or its seconds of training."""
     return record.flops if by == "flops" else record.seconds_training
 
 
-def ladder_spec(
-    context: StudyContext, arm: Arm, depths: Sequence[int] | None = None, label: str = ""
-) -> LadderSpec:
-    """An arm's ladder under its own recipe."""
-    return LadderSpec(
-        label or arm.name, arm, context.recipe(arm), tuple(depths or context.preset.depths(arm))
-    )
+def ladder_spec(context: StudyContext, arm: Arm, depths: Sequence[int] = ()) -> LadderSpec:
+    """An arm's ladder under its own recipe, at the given depths or the preset's."""
+    return LadderSpec(arm, context.recipe(arm), tuple(depths or context.preset.depths(arm)))
 
 
-def drop_impossible_depths(entry: LadderSpec, context: StudyContext) -> tuple[LadderSpec, list[str]]:
-    """The entry without depths at which its shape does not exist, and a warning where there were any."""
+def drop_impossible_depths(ladder: LadderSpec, context: StudyContext) -> tuple[LadderSpec, list[str]]:
+    """The ladder at the depths where its shape exists, and a warning that names the others."""
     kept: list[int] = []
-    for depth in entry.depths:
+    for depth in ladder.depths:
         try:
-            entry.recipe.at(entry.arm, depth, context.size_rule)
+            ladder.recipe.at(ladder.arm, depth, context.size_rule)
         except UsageError:
             continue
         kept.append(depth)
-    lost = [depth for depth in entry.depths if depth not in kept]
+    lost = [depth for depth in ladder.depths if depth not in kept]
     words = ", ".join(f"d{depth}" for depth in lost)
-    warning = [f"{entry.label} does not exist at {words}: it is measured on the other rungs"] if lost else []
-    return replace(entry, depths=tuple(kept)), warning
+    warning = [f"{ladder.label} does not exist at {words}: it is measured on the other rungs"] if lost else []
+    return replace(ladder, depths=tuple(kept)), warning
 
 
 def run_ladders(
-    context: StudyContext, entries: Sequence[LadderSpec], seeds: Sequence[int] | None = None
+    context: StudyContext, ladders: Sequence[LadderSpec], seeds: Sequence[int] | None = None
 ) -> Runs:
-    """Run ladders, longest runs first across all of them; returns a list of `Measured`."""
+    """Run every rung and seed of some ladders; returns a list of `MeasuredLadder`."""
     seeds = seeds or context.preset.seeds
-    keys = [(i, depth, seed) for i, entry in enumerate(entries) for depth in entry.depths for seed in seeds]
+    keys = [(i, depth, seed) for i, ladder in enumerate(ladders) for depth in ladder.depths for seed in seeds]
     rungs = {
-        (i, depth): entry.recipe.at(entry.arm, depth, context.size_rule)
-        for i, entry in enumerate(entries)
-        for depth in entry.depths
+        (i, depth): ladder.recipe.at(ladder.arm, depth, context.size_rule)
+        for i, ladder in enumerate(ladders)
+        for depth in ladder.depths
     }
-    context.spec(
-        max(rungs.values(), key=lambda rung: rung.tokens)
-    )  # if data fall short, say it of the longest
+    context.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # refuses too little data first
     specs = {
-        (i, depth, seed): context.spec(rungs[i, depth], seed=seed, optimizer=entries[i].optimizer)
+        (i, depth, seed): context.spec(rungs[i, depth], seed=seed, optimizer=ladders[i].optimizer)
         for i, depth, seed in keys
     }
-    # Longest first: with few workers the batch then ends together instead of waiting for one last large run.
+    # Longest first: with few workers no single large run is left for the end.
     order = sorted(keys, key=lambda key: rungs[key[:2]].flops.total, reverse=True)
     batch = [specs[key] for key in order]
     records = require_all_finished(batch, (yield batch))
     found = dict(zip(order, records, strict=True))
     return [
-        MeasuredLadder(entry, {depth: [found[i, depth, seed] for seed in seeds] for depth in entry.depths})
-        for i, entry in enumerate(entries)
+        MeasuredLadder(ladder, {depth: [found[i, depth, seed] for seed in seeds] for depth in ladder.depths})
+        for i, ladder in enumerate(ladders)
     ]
 
 
-def to_ladders(measured: Sequence[MeasuredLadder], by: str = "flops") -> dict[str, Ladder]:
-    """Ladders for the laws, by label."""
+def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dict[str, Ladder]:
+    """The ladders as the laws take them, by label."""
     parts = [one.columns(by) for one in measured]
     columns: dict[str, Sequence[Any]] = {
         name: [value for part in parts for value in part[name]] for name in ("arm", "flops", "loss", "seed")
@@ -128,34 +131,36 @@ def to_ladders(measured: Sequence[MeasuredLadder], by: str = "flops") -> dict[st
 
 def repeated_data_warnings(measured: Sequence[MeasuredLadder]) -> list[str]:
     """A warning where some runs saw their data more than once."""
-    most = max(record.spec.data.epochs for one in measured for record in one.records)
-    if most == 1:
+    epochs = max(record.spec.data.epochs for one in measured for record in one.records)
+    if epochs == 1:
         return []
-    return [f"some runs repeat their data up to {most} times: this is not the fresh-data regime"]
+    return [f"some runs repeat their data up to {epochs} times: this is not the fresh-data regime"]
 
 
 def check_ladders(
-    context: StudyContext, entries: Sequence[LadderSpec], reference: str
+    context: StudyContext, ladders: Sequence[LadderSpec], reference: str
 ) -> tuple[list[LadderSpec], list[str]]:
-    """Ladders on the rungs at which they exist; one too short for a law is left out. Warnings tell of both.
+    """The ladders at the depths where they exist, without those too short for a law; and warnings of both.
 
-    The reference is needed.
+    A reference that is too short is refused.
     """
     kept: list[LadderSpec] = []
     warnings: list[str] = []
-    for asked in entries:
-        entry, lost = drop_impossible_depths(asked, context)
+    for requested in ladders:
+        ladder, lost = drop_impossible_depths(requested, context)
         warnings += lost
-        least = MIN_REFERENCE_RUNGS if entry.label == reference else MIN_ARM_RUNGS
-        if len(entry.depths) >= least:
-            kept.append(entry)
-        elif entry.label == reference:
+        minimum = MIN_REFERENCE_RUNGS if ladder.label == reference else MIN_ARM_RUNGS
+        if len(ladder.depths) >= minimum:
+            kept.append(ladder)
+        elif ladder.label == reference:
             raise UsageError(
-                f"the reference {reference} has {len(entry.depths)} rungs and a law needs at least {least}; "
-                "give more with --rungs."
+                f"the reference {reference} has {len(ladder.depths)} rungs and a law needs at least "
+                f"{minimum}; give more with --rungs."
             )
         else:
-            warnings.append(f"{entry.label} is left out: {len(entry.depths)} rungs, and a law needs {least}")
+            warnings.append(
+                f"{ladder.label} is left out: {len(ladder.depths)} rungs, and a law needs {minimum}"
+            )
     if len(kept) < 2:
         why = f" ({'; '.join(warnings)})" if warnings else ""
         raise UsageError(
@@ -166,7 +171,7 @@ def check_ladders(
 
 @dataclass(frozen=True)
 class JudgedLadders:
-    """The laws' report on ladders, the ladders, and what to know about the fit."""
+    """The laws' analysis of some ladders, the ladders, and warnings about the fit."""
 
     analysis: LadderAnalysis
     ladders: dict[str, Ladder]
@@ -176,13 +181,13 @@ class JudgedLadders:
 def judge_ladders(
     measured: Sequence[MeasuredLadder],
     reference: str,
-    by: str = "flops",
+    by: Measure = "flops",
     hold_out: dict[str, Ladder] | None = None,
     noise: float | None = None,
 ) -> JudgedLadders:
-    """Fit and judge ladders, jointly and the paper's way; jointly alone where the latter does not exist."""
+    """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails."""
     ladders = to_ladders(measured, by)
-    # Per second only the table and the curves are shown: fewer draws will do.
+    # Verdicts per second are secondary: fewer bootstrap draws suffice.
     draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(reference=reference, noise=noise, draws=draws, unit=unit)
@@ -191,5 +196,5 @@ def judge_ladders(
     except UsageError as problem:
         report = analyse(ladders, replace(request, method="joint"), hold_out)
         return JudgedLadders(
-            report, ladders, (f"only the joint fit is given, as the paper's way failed: {problem}",)
+            report, ladders, (f"only the joint fit is given, as the paper's method failed: {problem}",)
         )

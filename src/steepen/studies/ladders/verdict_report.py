@@ -1,44 +1,64 @@
-"""A laws report as findings, tables and panels: what every ladder study shows."""
+"""Verdicts, fits, tables and panels of analysed ladders: shared by every ladder study."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.ladder import Ladder
-from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.ladders.ladder_runs import MeasuredLadder, cost_of
+from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
+from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
 
-WORDS = {
-    "flops": ("training compute (FLOPs)", "compute", "FLOPs"),
-    "seconds": ("training time (seconds)", "time", "seconds"),
+AXIS_WORDS: dict[Measure, tuple[str, str]] = {  # an axis label, and the noun for titles
+    "flops": ("training compute (FLOPs)", "compute"),
+    "seconds": ("training time (seconds)", "time"),
 }
 
 
-def verdict_sentences(report: LadderAnalysis) -> list[str]:
-    """The verdicts as sentences."""
-    return [verdict.sentence for verdict in report.verdicts.values()]
+def study_verdicts(
+    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], *, primary: bool = True
+) -> tuple[StudyVerdict, ...]:
+    """The analysis's verdicts, each with its arm and variant."""
+    ladders = {one.spec.label: one.spec for one in measured}
+    return tuple(
+        StudyVerdict(verdict, ladders[name].arm.name, ladders[name].variant, primary=primary)
+        for name, verdict in analysis.verdicts.items()
+    )
 
 
-def what_would_change(report: LadderAnalysis) -> list[str]:
-    """What would decide or undo each verdict."""
+def study_fits(analysis: LadderAnalysis, measured: Sequence[MeasuredLadder]) -> tuple[StudyFit, ...]:
+    """The law of every ladder by every method."""
+    ladders = {one.spec.label: one.spec for one in measured}
+    return tuple(
+        StudyFit(law, "loss", analysis.request.unit, ladders[name].arm.name, ladders[name].variant,
+                 method=method)
+        for method, fit in analysis.fits.items()
+        for name, law in fit.arms.items()
+    )  # fmt: skip
+
+
+def what_would_change(analysis: LadderAnalysis) -> list[str]:
+    """What would change each verdict, one line each."""
     return [
-        f"{name}: {line}" for name, verdict in report.verdicts.items() for line in verdict.what_would_change
+        f"{name}: {change}"
+        for name, verdict in analysis.verdicts.items()
+        for change in verdict.what_would_change
     ]
 
 
-def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
-    """One row per ladder: its law, its verdict, and the multiplier at the bottom and the top."""
-    _, noun, _ = WORDS[by]
+def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
+    """One row per ladder: its verdict, its exponent, and its multiplier at the lowest and highest budget."""
+    _, noun = AXIS_WORDS[by]
     rows: list[tuple[object, ...]] = []
-    for name, law in report.primary_fit.arms.items():
-        verdict = report.verdicts.get(name)
+    for name, law in analysis.primary_fit.arms.items():
+        verdict = analysis.verdicts.get(name)
         found = sorted(
-            (m for m in report.multipliers.get(name, ()) if m.method == "interpolated"), key=lambda m: m.flops
+            (m for m in analysis.multipliers.get(name, ()) if m.method == "interpolated"),
+            key=lambda m: m.flops,
         )
         low, high = (found[0].value, found[-1].value) if found else (None, None)
         gamma = law.gamma
@@ -57,7 +77,7 @@ def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
             )
         )
     return Table(
-        title=f"Verdicts against {report.request.reference}" + ("" if by == "flops" else f", per {noun}"),
+        title=f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}"),
         columns=(
             "arm",
             "verdict",
@@ -72,131 +92,149 @@ def verdict_table(report: LadderAnalysis, by: str = "flops") -> Table:
         ),
         rows=tuple(rows),
         caption=(
-            f"γ of L = E + A·(C/C0)^−γ by one joint fit, with {report.request.confidence:.0%} intervals that "
-            f"count E as unknown; × is the {noun} the reference needs over the arm's for the same loss, "
+            f"γ of L = E + A·(C/C0)^−γ by one joint fit, with {analysis.request.confidence:.0%} intervals "
+            f"that count E as unknown; × is the {noun} the reference needs over the arm's for the same loss, "
             "interpolated between measurements, at the lowest and highest budget both cover."
         ),
     )
 
 
-def hypotheses_table(report: LadderAnalysis, by: str = "flops") -> Table:
-    """What each arm would gain beyond the ladder if its exponent, or if only its floor, were better."""
-    _, noun, _ = WORDS[by]
+def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
+    """Each arm's multipliers beyond the ladder under the exponent and the irreducible-loss hypothesis."""
+    _, noun = AXIS_WORDS[by]
     rows: list[tuple[object, ...]] = []
-    for name, verdict in report.verdicts.items():
+    for name, verdict in analysis.verdicts.items():
         row: list[object] = [name]
-        for reading in ("exponent", "irreducible"):
-            fit = verdict.hypotheses[reading]
+        for hypothesis in ("exponent", "irreducible"):
+            fit = verdict.hypotheses[hypothesis]
             row += [finite_or_none(prediction.multiplier) for prediction in fit.predictions[:2]]
             row.append(finite_or_none(fit.p_against_free) if fit.p_against_free is not None else None)
         rows.append(tuple(row))
     return Table(
-        title="If exponent, if floor" + ("" if by == "flops" else f", per {noun}"),
+        title="Exponent and irreducible-loss hypotheses" + ("" if by == "flops" else f", per {noun}"),
         columns=(
             "arm", "exponent: × at 10×", "exponent: × at 1000×", "exponent: p",
-            "floor: × at 10×", "floor: × at 1000×", "floor: p",
+            "irreducible loss: × at 10×", "irreducible loss: × at 1000×", "irreducible loss: p",
         ),
         rows=tuple(rows),
         caption=(
-            f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either reading: a "
-            "better exponent above a common floor, or a lower floor with the same exponent. Fitted and "
-            "extrapolated, not measured. A small p refutes a reading; if neither is refuted, both are open."
+            f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
+            "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
+            "Fitted and extrapolated, not measured. A small p rejects a hypothesis; if neither is rejected, "
+            "both are open."
         ),
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class LadderPanels:
+    """The four panels of some ladders."""
+
+    loss: Panel
+    reducible_loss: Panel
+    multipliers: Panel
+    exponents: Panel
+
+
 def ladder_panels(
-    report: LadderAnalysis, ladders: dict[str, Ladder], measured: Sequence[MeasuredLadder], by: str = "flops"
-) -> list[Panel]:
-    """Loss against compute with fits, reducible loss, multipliers with bands, exponent against constant."""
-    label, noun, _ = WORDS[by]
-    arms = {one.spec.label: one.spec.arm.name for one in measured}
-    head = report.primary_fit
-    floor = next(iter(head.arms.values())).e.value
+    analysis: LadderAnalysis, measured: Sequence[MeasuredLadder], by: Measure = "flops"
+) -> LadderPanels:
+    """Loss with fitted laws, reducible loss, multipliers with bands, and exponent against constant."""
+    label, noun = AXIS_WORDS[by]
+    head = analysis.primary_fit
+    irreducible = next(iter(head.arms.values())).e.value
     loss: list[Series] = []
-    above: list[Series] = []
+    reducible: list[Series] = []
     for one in measured:
         name = one.spec.label
         law, records = head.arms[name], one.records
         x = [cost_of(record, by) for record in records]
         y = [record.validation_loss for record in records]
-        names = [record.run for record in records]
-        look = {"arm": arms[name]}
-        loss.append(points(name, x, y, names, **look))
-        above.append(points(name, x, [value - floor for value in y], names, **look))
+        runs = [record.run for record in records]
+        curve = _curve_fields(one)
+        loss.append(points(name, x, y, runs, **curve))
+        reducible.append(points(name, x, [value - irreducible for value in y], runs, **curve))
         grid = np.geomspace(min(x), max(x), 60)
-        loss.append(line(f"{name}: γ = {law.gamma.value:.4f}", grid, law.predict(grid), **look))
-        above.append(line(name, grid, law.predict(grid) - floor, **look))
-    panels = [
-        Panel(
+        detail = f"γ = {law.gamma.value:.4f}"
+        loss.append(line(name, grid, law.predict(grid), role="fit", detail=detail, **curve))
+        reducible.append(line(name, grid, law.predict(grid) - irreducible, role="fit", **curve))
+    curves = {one.spec.label: _curve_fields(one) for one in measured}
+    return LadderPanels(
+        loss=Panel(
             f"Loss against {noun}", Axis(label, "log"), Axis("validation loss (nats per token)"), tuple(loss),
-            caption=f"One point per run; lines are laws above one floor E = {floor:.4f}, fitted jointly.",
+            caption="One point per run; lines are laws with one irreducible loss "
+            f"E = {irreducible:.4f}, fitted jointly.",
         ),
-        Panel(
-            f"Loss above the floor against {noun}", Axis(label, "log"), Axis("loss − E", "log"), tuple(above),
+        reducible_loss=Panel(
+            f"Reducible loss against {noun}", Axis(label, "log"), Axis("loss − E", "log"), tuple(reducible),
             caption="A power law is a straight line here; a better exponent is a steeper one.",
         ),
-    ]  # fmt: skip
-    panels.append(_multipliers(report, ladders, arms, by))
-    panels.append(_plane(report, arms))
-    return panels
+        multipliers=_multiplier_panel(analysis, curves, by),
+        exponents=_exponent_panel(analysis, curves),
+    )  # fmt: skip
 
 
-def _multipliers(report: LadderAnalysis, ladders: dict[str, Ladder], arms: dict[str, str], by: str) -> Panel:
-    label, noun, _ = WORDS[by]
+def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
+    """The fields of `Series` that give a ladder its colour and label."""
+    return {"arm": one.spec.arm.name, "variant": one.spec.variant}
+
+
+def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
+    label, noun = AXIS_WORDS[by]
     series: list[Series] = []
-    for name, found in report.multipliers.items():
-        measured = sorted((m for m in found if m.method == "interpolated"), key=lambda m: m.flops)
-        if measured:
-            x = tuple(m.flops for m in measured)
-            look: dict[str, Any] = {"arm": arms[name]}
-            series.append(points(name, x, [m.value for m in measured], **look))
-            series.append(line(name, x, [m.value for m in measured], **look))
-            low, high = tuple(m.low for m in measured), tuple(m.high for m in measured)
-            series.append(Series(f"{name}: band", "band", x, low, high, **look))
+    for name, found in analysis.multipliers.items():
+        curve = curves[name]
+        interpolated = sorted((m for m in found if m.method == "interpolated"), key=lambda m: m.flops)
+        if interpolated:
+            x = tuple(m.flops for m in interpolated)
+            values = [m.value for m in interpolated]
+            series.append(points(name, x, values, **curve))
+            series.append(line(name, x, values, **curve))
+            low, high = tuple(m.low for m in interpolated), tuple(m.high for m in interpolated)
+            note = f"{analysis.request.confidence:.0%} band"
+            series.append(Series(name, "band", x, low, high, note=note, **curve))
         fitted = sorted((m for m in found if m.method == "fitted (joint)"), key=lambda m: m.flops)
         if fitted:
-            series.append(
-                line(
-                    f"{name}: fitted", [m.flops for m in fitted], [m.value for m in fitted],
-                    arm=arms[name], style="dotted",
-                )
-            )  # fmt: skip
-    reference = report.request.reference
+            x, values = tuple(m.flops for m in fitted), [m.value for m in fitted]
+            series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
+    reference = analysis.request.reference
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
         Axis(f"{label} of {reference}", "log"),
         Axis("multiplier", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
-        caption="Flat is a better constant, rising a better exponent (or a lower floor). Points interpolate "
-        f"between measurements, with {report.request.confidence:.0%} bands; dotted are the fitted laws.",
+        caption="Flat is a better constant, rising a better exponent (or a lower irreducible loss). Points "
+        f"interpolate between measurements, with {analysis.request.confidence:.0%} bands; dotted lines are "
+        "the fitted laws.",
     )
 
 
-def _plane(report: LadderAnalysis, arms: dict[str, str]) -> Panel:
-    """Better is up and to the right: a larger exponent, a smaller constant."""
+def _exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
+    """Exponent γ against log A (reversed): better is up and to the right."""
     series: list[Series] = []
-    for name, law in report.primary_fit.arms.items():
+    for name, law in analysis.primary_fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
-        series.append(Series(name, "points", (x,), (y,), arm=arms[name]))
-        for (low, high), given, style in (
+        series.append(Series(name, "points", (x,), (y,), **curves[name]))
+        for (low, high), condition, style in (
             (law.gamma.unconditional, "E unknown", "dotted"),
             (law.gamma.conditional, "given E", "solid"),
         ):
             if finite_or_none(low) is not None and finite_or_none(high) is not None:
-                label = f"{name}: interval, {given}"
-                series.append(line(label, (x, x), (low, high), arm=arms[name], style=style))
+                note = f"interval, {condition}"
+                series.append(
+                    line(name, (x, x), (low, high), role="fit", note=note, style=style, **curves[name])
+                )
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {report.primary_fit.c0:.3g}; bars are {report.request.confidence:.0%} intervals: "
-        "solid given E, dotted with E unknown (always the longer).",
+        caption=f"At C0 = {analysis.primary_fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
+        "intervals: solid given E, dotted with E unknown (always the longer).",
     )  # fmt: skip
 
 
 def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
-    """Every run of the ladders."""
+    """One row per run."""
     rows = tuple(
         (
             one.spec.label, record.spec.shape.depth, record.spec.seed, record.parameters.initial_stored,
@@ -208,7 +246,19 @@ def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
     )  # fmt: skip
     return Table(
         "Runs",
-        ("arm", "depth", "seed", "parameters", "tokens", "FLOPs", "loss", "seconds", "GLR", "run"),
+        (
+            "arm",
+            "depth",
+            "seed",
+            "parameters",
+            "tokens",
+            "FLOPs",
+            "loss",
+            "seconds",
+            "learning rate (GLR)",
+            "run",
+        ),
         rows,
         "Parameters are those stored at the start; seconds are of training alone.",
+        per_run=True,
     )

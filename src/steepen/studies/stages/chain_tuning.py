@@ -200,15 +200,15 @@ def _answer(context: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> 
             f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
             f"({first - chain.loss:.4f} better); what moved: {', '.join(dict.fromkeys(names)) or 'nothing'}."
         )
-        look = {"arm": chain.arm.name}
+        curve = {"arm": chain.arm.name}
         best = [step.best for step in chain.steps]
-        series.append(line(chain.arm.name, range(1, len(best) + 1), best, **look))
-        series.append(points(f"{chain.arm.name}: sweeps", range(1, len(best) + 1), best, **look))
+        series.append(line(chain.arm.name, range(1, len(best) + 1), best, **curve))
+        series.append(points(chain.arm.name, range(1, len(best) + 1), best, note="sweeps", **curve))
         stacked = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.stacked]
         if stacked:
-            label = f"{chain.arm.name}: several settings stacked"
             x, y = [row[0] for row in stacked], [row[1] for row in stacked]
-            series.append(points(label, x, y, filled=False, **look))
+            note = "several settings stacked"
+            series.append(points(chain.arm.name, x, y, note=note, filled=False, **curve))
         rows += [
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "kept", step.best)
             for step in chain.steps
@@ -284,7 +284,7 @@ def _sweep_panels(chain: Chain) -> list[Panel]:
                     Axis("validation loss"),
                     (
                         points(
-                            step.sweep,
+                            chain.arm.name,
                             [row[1] for row in rows],
                             [row[2] or math.inf for row in rows],
                             [row[3] for row in rows],

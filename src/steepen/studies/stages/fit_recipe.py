@@ -105,6 +105,7 @@ def _answer(
     fitted: dict[str, list[str]] = {name: list(answer.findings) for name, answer in stages.items()}
     if notes:
         fitted["warnings"] = notes
+    file = replace(file, fitted=fitted)
     return Answer(
         study="fit-recipe",
         question=f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?",
@@ -117,9 +118,11 @@ def _answer(
         ),
         values={
             "arm": arm,
-            "recipe": to_builtins(replace(file, fitted=fitted)),
+            "recipe": to_builtins(file),
             "stages": {name: answer.values for name, answer in stages.items()},
         },
+        fits=tuple(replace(fit, part=name) for name, answer in stages.items() for fit in answer.fits),
+        recipe=file,
         panels=tuple(panel for answer in stages.values() for panel in answer.panels),
         tables=(
             Table(f"Recipe for {arm}", ("what", "value"), tuple(rows)),

@@ -11,7 +11,7 @@ from steepen.errors import UsageError
 from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
 from steepen.studies.plotting import finite_or_none, optimum_star, parabola, points, shade_levels
@@ -53,7 +53,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         fit = fit_growth_fraction(budget[good], x[good], losses[good])
         found[arm.name] = fit
         optima[arm.name] = [_at(fit, budgets[depth]) for depth in grid.depths]
-        notes.extend(f"{arm.name}: {told}" for told in fit.warnings if "too few for a law" not in told)
+        notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
         names = [spec.hash for spec in specs]
         runs.extend(names)
         rows = list(zip((depth for depth, _ in keys), x.tolist(), losses.tolist(), names, strict=True))
@@ -68,6 +68,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         section=SECTION,
         findings=tuple(_sentence(name, fit) for name, fit in found.items()),
         values=json_safe({name: {**fit.to_dict(), "rho": adopted(fit)} for name, fit in found.items()}),
+        fits=tuple(StudyFit(fit, "growth fraction", "FLOPs", name) for name, fit in found.items()),
         panels=tuple(panels),
         tables=(
             Table(
@@ -123,12 +124,12 @@ def _panel(
     shade = shade_levels(list(budgets))
     for depth, budget in budgets.items():
         x, losses, runs = zip(*(row[1:] for row in rows if row[0] == depth), strict=True)
-        look = {"level": shade[depth]}
-        series.append(points(f"d{depth}", x, losses, runs, **look))
+        curve = {"level": shade[depth]}
+        series.append(points(f"d{depth}", x, losses, runs, **curve))
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
-                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **look)
-                series.append(optimum_star(f"d{depth}: optimum", vertex, **look))
+                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **curve)
+                series.append(optimum_star(f"d{depth}", vertex, **curve))
     mean = finite_or_none(fit.mean)
     marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
     if mean is not None:

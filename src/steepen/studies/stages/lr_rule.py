@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def fit_rule(
         return [
             (
                 yield from sweep_hyperparameters(
-                    context, arm, recipe, _scaled(recipe), grid.hyperparameters, grid.depths
+                    context, arm, recipe, "scaled", grid.hyperparameters, grid.depths
                 )
             )
         ]
@@ -100,7 +101,7 @@ def fit_rule(
         return [first]
     ruled = replace(recipe, learning_rate_exponent=beta)
     second = yield from sweep_hyperparameters(
-        context, arm, ruled, _scaled(ruled), grid.hyperparameters, grid.depths
+        context, arm, ruled, "scaled", grid.hyperparameters, grid.depths
     )
     return [first, second]
 
@@ -117,7 +118,12 @@ def rounded_exponent(drift: Drift | None) -> float | None:
 
 
 def sweep_hyperparameters(
-    context: StudyContext, arm: Arm, recipe: Recipe, label: str, names: Sequence[str], depths: Sequence[int]
+    context: StudyContext,
+    arm: Arm,
+    recipe: Recipe,
+    kind: Literal["constant", "scaled", "screen"],
+    names: Sequence[str],
+    depths: Sequence[int],
 ) -> Sweep:
     """Slices of several hyperparameters at several sizes around a recipe."""
     multiples = context.preset.grids.rate_rule.multiples
@@ -151,7 +157,8 @@ def sweep_hyperparameters(
     first = names[0]
     return HyperparameterSweeps(
         arm=arm.name,
-        recipe=label,
+        kind=kind,
+        recipe=_recipe_words(kind, recipe),
         drifts=drifts,
         rows=rows,
         base_losses={depth: table[first, depth, 1.0][0] for depth in depths},
@@ -159,8 +166,8 @@ def sweep_hyperparameters(
     )
 
 
-def _scaled(recipe: Recipe) -> str:
-    return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})"
+def _recipe_words(kind: str, recipe: Recipe) -> str:
+    return f"+GLR (β = {recipe.learning_rate_exponent:+.1f})" if kind == "scaled" else kind
 
 
 def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit
-from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.context import StudyContext
-from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
+from steepen.studies.plotting import (
+    censored_points,
+    finite_or_none,
+    line,
+    optimum_star,
+    parabola,
+    points,
+    shade_levels,
+)
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
@@ -22,7 +30,8 @@ class HyperparameterSweeps:
     """All slices of one arm under one recipe: drift, points and runs by hyperparameter."""
 
     arm: str
-    recipe: str  # "constant", or "+GLR (β = −0.6)"
+    kind: Literal["constant", "scaled", "screen"]  # learning rate constant over sizes, or by the rule
+    recipe: str  # the kind in words: "constant", "+GLR (β = −0.6)"
     drifts: dict[str, Drift]
     rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
     base_losses: dict[int, float]  # loss at the base values, by depth
@@ -36,7 +45,7 @@ def lr_rule_answer(
     found: list[str] = []
     notes: list[str] = []
     for arm, beta in rules.items():
-        own = [one for one in swept if one.arm == arm and one.recipe != "screen"]
+        own = [one for one in swept if one.arm == arm and one.kind != "screen"]
         found.append(_sentence(arm, beta, own))
         for one in own:
             for name, drift in one.drifts.items():
@@ -46,7 +55,7 @@ def lr_rule_answer(
                         f"{arm}, {one.recipe}: {out} of {len(drift.vertices)} optima of {name} lie outside "
                         "their sweeps and take no part in the drift"
                     )
-    found += [_screened(one) for one in swept if one.recipe == "screen"]
+    found += [_screened(one) for one in swept if one.kind == "screen"]
     panels = [panel for one in swept for panel in _panels(one)]
     tables = [_drift_table(swept)]
     compared = _comparison(swept)
@@ -63,6 +72,11 @@ def lr_rule_answer(
                 "rules": {arm: {"learning_rate_exponent": beta} for arm, beta in rules.items()},
                 "drift": [_values(one) for one in swept],
             }
+        ),
+        fits=tuple(
+            StudyFit(drift, name, "stored parameters", one.arm, one.recipe)
+            for one in swept
+            for name, drift in one.drifts.items()
         ),
         panels=tuple(panels),
         tables=tuple(tables),
@@ -84,7 +98,7 @@ def _sentence(arm: str, beta: float, own: Sequence[HyperparameterSweeps]) -> str
     if drift is None or drift.law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
     fitted = _exponent(drift.law)
-    if own[0].recipe != "constant":
+    if own[0].kind != "constant":
         return (
             f"{arm}: around the inherited rule (β = {beta:+.1f}) the optimum drifts with exponent {fitted}."
         )
@@ -180,7 +194,7 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
         (one, other)
         for one in swept
         for other in swept
-        if one.arm == other.arm and one.recipe == "constant" and other.recipe.startswith("+")
+        if one.arm == other.arm and one.kind == "constant" and other.kind == "scaled"
     ]
     rows = tuple(
         (one.arm, f"d{depth}", one.tokens[depth], finite_or_none(one.base_losses[depth]),
@@ -206,12 +220,12 @@ def _panels(one: HyperparameterSweeps) -> list[Panel]:
         for depth in depths:
             own = [row for row in rows if row[0] == depth]
             x, y = [row[1] for row in own], [row[2] for row in own]
-            look = {"level": shade[depth]}
-            series.append(points(f"d{depth}", x, y, [row[3] for row in own], **look))
+            curve = {"level": shade[depth]}
+            series.append(points(f"d{depth}", x, y, [row[3] for row in own], **curve))
             if len(by_size) == len(depths):
                 vertex = by_size[depths.index(depth)]
-                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **look)
-                series.append(optimum_star(f"d{depth}: optimum", vertex, **look))
+                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **curve)
+                series.append(optimum_star(f"d{depth}", vertex, **curve))
         panels.append(
             Panel(
                 f"{one.arm}, {one.recipe}: {name}", Axis(f"{name} (× base)", "log"),
@@ -227,16 +241,16 @@ def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
     if drift is None or drift.law is None:
         return None
     inside = [v for v in drift.vertices if v.interior]
-    out = [v for v in drift.vertices if v.censored]
-    series = [points("optimum", [v.budget for v in inside], [v.x for v in inside], arm=one.arm)]
-    if out:
-        series.append(
-            points("censored", [v.budget for v in out], [v.x for v in out], arm=one.arm, filled=False)
-        )
+    x, y = [v.budget for v in inside], [v.x for v in inside]
+    series = [
+        points(one.arm, x, y, arm=one.arm, role="optimum"),
+        *censored_points(one.arm, drift.vertices, arm=one.arm),
+    ]
     ends = [inside[0].budget, inside[-1].budget]
     law = drift.law
-    series.append(line(f"N^{law.exponent:+.2f}", ends, [law.predict(x) for x in ends], arm=one.arm))
+    fitted = [law.predict(x) for x in ends]
+    series.append(line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"N^{law.exponent:+.2f}"))
     return Panel(
         f"{one.arm}, {one.recipe}: drift of the learning rate", Axis("stored parameters at the start", "log"),
-        Axis("optimal GLR (× the recipe's)", "log"), tuple(series),
+        Axis("optimal learning rate (GLR, × the recipe's)", "log"), tuple(series),
     )  # fmt: skip

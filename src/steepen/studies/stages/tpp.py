@@ -10,10 +10,18 @@ import numpy as np
 
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
-from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import Work, run_concurrently
-from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
+from steepen.studies.plotting import (
+    censored_points,
+    finite_or_none,
+    line,
+    optimum_star,
+    parabola,
+    points,
+    shade_levels,
+)
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import json_safe
 
@@ -67,6 +75,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         values=json_safe(
             {name: {**fit.to_dict(), "tpp": finite_or_none(fit.rounded)} for name, fit in found.items()}
         ),
+        fits=tuple(StudyFit(fit, "tokens per parameter", "FLOPs", name) for name, fit in found.items()),
         panels=tuple(panels),
         tables=(_table(found),),
         warnings=tuple(notes),
@@ -110,15 +119,15 @@ def _panel(
     shade = shade_levels(budgets)
     for budget in sorted(set(budgets)):
         rows = [i for i, other in enumerate(budgets) if other == budget]
-        look = {"level": shade[budget]}
+        curve = {"level": shade[budget]}
         label = f"{format_flops(budget)} FLOPs"
         series.append(points(label, [x[i] for i in rows], [losses[i] for i in rows],
-                             [runs[i] for i in rows], **look))  # fmt: skip
+                             [runs[i] for i in rows], **curve))  # fmt: skip
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
                 low, high = min(x[i] for i in rows), max(x[i] for i in rows)
-                series += parabola(label, vertex, low, high, log_x=True, log_loss=True, **look)
-                series.append(optimum_star(f"{label}: optimum", vertex, **look))
+                series += parabola(label, vertex, low, high, log_x=True, log_loss=True, **curve)
+                series.append(optimum_star(label, vertex, **curve))
     marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite_or_none(fit.mean) else ()
     return Panel(
         f"{name}: loss against tokens per parameter", Axis("tokens per stored parameter", "log"),
@@ -132,15 +141,10 @@ def _laws(found: dict[str, IsoflopFit]) -> Panel:
     for name, fit in found.items():
         inside = [vertex for vertex in fit.vertices if vertex.interior]
         series.append(points(name, [v.budget for v in inside], [v.x for v in inside], arm=name))
-        outside = [vertex for vertex in fit.vertices if vertex.censored]
-        if outside:
-            label = f"{name}: censored"
-            series.append(
-                points(label, [v.budget for v in outside], [v.x for v in outside], arm=name, filled=False)
-            )
+        series += censored_points(name, fit.vertices, arm=name)
         if fit.law is not None and inside:
             x = [min(v.budget for v in inside), max(v.budget for v in inside)]
-            series.append(line(name, x, [fit.law.predict(value) for value in x], arm=name))
+            series.append(line(name, x, [fit.law.predict(value) for value in x], arm=name, role="fit"))
     return Panel(
         "Optimal tokens per parameter against compute", Axis("compute (FLOPs)", "log"),
         Axis("optimal tokens per parameter", "log"), tuple(series),

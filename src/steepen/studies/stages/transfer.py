@@ -117,17 +117,13 @@ def _sentence(name: str, giver: str, regret: float) -> str:
 def _ladders(
     context: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
 ) -> Study:
-    entries = [ladder_spec(context, giver, rungs)]
+    ladders = [ladder_spec(context, giver, rungs)]
     for arm in chosen:
         own = ladder_spec(context, arm, rungs)
-        entries += [
-            own,
-            LadderSpec(
-                f"{arm.name} ({giver.name} recipe)", arm, transferred_recipe(context, giver, arm), own.depths
-            ),
-        ]
+        foreign = transferred_recipe(context, giver, arm)
+        ladders += [own, LadderSpec(arm, foreign, own.depths, variant=f"{giver.name} recipe")]
     return judged_ladders(
-        context, entries, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
+        context, ladders, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
         seeds=seeds, by_time=False,
     )  # fmt: skip
 
