@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from ceiling_clocks import ON_GPU, Call, calls_in, load
 from throughput import DEVICE, OurStepper, build
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity
 
 from steepen.execution.gpu_fused import install_fused_gpu

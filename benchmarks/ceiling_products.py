@@ -105,8 +105,9 @@ class Attention:
         self.kept: list[Tensor] = []  # what forward gave; backward takes the last first
 
     def forward(self) -> None:
+        query, key, value = self.inputs
         with sdpa_kernel(self.backend) if DEVICE.type == "cuda" else contextlib.nullcontext():
-            self.kept.append(functional.scaled_dot_product_attention(*self.inputs, is_causal=True))
+            self.kept.append(functional.scaled_dot_product_attention(query, key, value, is_causal=True))
 
     def backward(self, keep: bool = False) -> None:
         torch.autograd.grad(self.kept[-1], self.inputs, self.d, retain_graph=keep)

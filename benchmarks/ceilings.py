@@ -99,7 +99,7 @@ def tiles(given: Any) -> list[Row]:
     load(given.warm_up)
     for name, matrix in (batch.blocks[0] | {"head": batch.head[0]}).items():
         for way in ("forward", "to_input"):
-            ours: Call = getattr(matrix, way)
+            ours: Any = getattr(matrix, way)
             calls = {"torch": partial(ours, multiply_as_torch), "tiles": ours}
             in_turns, _ = hot(calls, given.seconds, 0.0)
             kept_up: dict[str, float] = {}

@@ -80,12 +80,9 @@ class Plain:
         return nn.Parameter(weight.detach().clone())
 
     def _stage(self, blocks: nn.Module) -> list[list[nn.Parameter]]:
+        children: list[Any] = list(blocks.children())
         return [
-            [
-                self._own(w)
-                for w in (*block.qkv, block.out, *block.gate_up, block.down)  # type: ignore[attr-defined]
-            ]
-            for block in blocks.children()
+            [self._own(w) for w in (*block.qkv, block.out, *block.gate_up, block.down)] for block in children
         ]
 
     def norm(self, x: Tensor) -> Tensor:
@@ -224,6 +221,7 @@ def compare(name: str, rounds: int) -> str:
     batch = torch.randint(VOCABULARY, (spec.batch_sequences, spec.shape.context + 1))
     tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
+    losses = (0.0, 0.0)
     for _ in range(CHECKED):
         losses = plain.step(tokens, targets, passes), ours.step(tokens, targets)
     apart = abs(losses[0] - losses[1])

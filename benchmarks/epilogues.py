@@ -13,6 +13,7 @@ ceilings.py; a ratio above 1 would be a gain. It needs a GPU with a copy engine 
 from __future__ import annotations
 
 import argparse
+from typing import cast
 
 import torch
 import triton
@@ -45,7 +46,7 @@ def _place(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _plain(x, w, out, rows, columns, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-    i, j = _place(rows, columns, ROWS, COLUMNS)
+    i, j = _place(rows, columns, ROWS, COLUMNS)  # pyright: ignore[reportGeneralTypeIssues]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, width, DEPTH):
         total = tl.dot(x.load([i, k]), w.load([j, k]).T, total)
@@ -56,7 +57,7 @@ def _plain(x, w, out, rows, columns, width, ROWS: tl.constexpr, COLUMNS: tl.cons
 def _forward(
     x, w, gate_up, h, rows, hidden, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
 ):
-    i, j = _place(rows, hidden, ROWS, COLUMNS)
+    i, j = _place(rows, hidden, ROWS, COLUMNS)  # pyright: ignore[reportGeneralTypeIssues]
     gate, up = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, width, DEPTH):
         a = x.load([i, k])
@@ -87,7 +88,7 @@ def _part(d, gate_up, h, i, j, hidden):
 def _backward(
     d, w, gate_up, h, rows, hidden, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr
 ):
-    i, j = _place(rows, hidden, ROWS, COLUMNS)
+    i, j = _place(rows, hidden, ROWS, COLUMNS)  # pyright: ignore[reportGeneralTypeIssues]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, width, DEPTH):
         total = tl.dot(d.load([i, k]), w.load([k, j]), total)
@@ -164,7 +165,7 @@ def main() -> None:
     for name, (apart, joined) in pairs.items():
         gate_up.copy_(start)
         expected = apart()
-        want = [gate_up.clone(), (expected if name == "forward" else h).clone()]
+        want = [gate_up.clone(), (cast(Tensor, expected) if name == "forward" else h).clone()]
         gate_up.copy_(start)
         joined()
         for one, two in zip([gate_up, h], want, strict=True):

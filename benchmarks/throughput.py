@@ -154,6 +154,7 @@ class PlainStepper:
         """Compiled apart; what the whole model's compilation gains across them is lost to `other`."""
         pieces, device = len(inputs) // self.micro_batch, inputs.device.type
         block: Any = self.model.blocks[0]
+        rotary: Any = self.model.rotary
         x = stream(inputs[: self.micro_batch], block.qkv.in_features)
         a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
         attend, rest, ending = (torch.compile(f) for f in (block.attend, block.rest, self.model.ending))
@@ -170,7 +171,7 @@ class PlainStepper:
         back(self.loss, inputs[: self.micro_batch], answers)()  # gradients for the optimizer
         return {
             "head": (back(ending, x, answers), pieces),
-            "attention": (back(attend, x, self.model.rotary), blocks),
+            "attention": (back(attend, x, rotary), blocks),
             "MLP": (back(rest, a, x), blocks),
             "optimizer": (self.optimize, 1),
         }
