@@ -21,7 +21,7 @@ from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.hypotheses.nested_models import DecisionRule
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.judge import give_verdict
+from steepen.laws.verdict.judge import judge_arm
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
@@ -187,7 +187,7 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
             rows.append((title, len(own), law.gamma, interval, None, "reference"))
             continue
         multipliers += multiplier_series(arm, law, reference, (flops, loss, own))
-        fitted = give_verdict(
+        fitted = judge_arm(
             reference_ladder, make_ladder(arm, flops, loss), SETTINGS, DecisionRule(), draws=100
         )
         verdicts[arm] = simulated_verdict(title, fitted, law, reference)
