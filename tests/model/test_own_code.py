@@ -111,7 +111,7 @@ def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) 
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ("Short", "own_lab:Short' turns a stream of shape (1, 8, 16) into (1, 7, 16)"),
+        ("Short", "own_lab:Short' turns hidden states of shape (1, 8, 16) into (1, 7, 16)"),
         ("Raises", "own_lab:Raises' failed: NameError: name 'no_such_name' is not defined"),
     ],
 )

@@ -8,20 +8,17 @@ from hypothesis import strategies as st
 
 from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule, PassSchedule, Stage
-from steepen.model.arms import ARMS, find_arm
+from steepen.model.arms import ARMS
 from steepen.model.count import count
 from steepen.model.init import on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
 from steepen.recipe.accounting import (
     compute_active_parameters,
-    expansion,
     flops_per_token,
     mean_flops_per_token,
     stage_starts,
-    stored_expansion,
     stored_parameters,
 )
-from steepen.recipe.scaling_rules import tpp_at_passes
 
 # Table "Model depths, layer splits, executed depths, and stored parameters", as printed.
 PRINTED = """
@@ -93,22 +90,6 @@ def test_the_split_is_even_with_remainders_to_core_then_coda(blocks: int) -> Non
     split = BlockAllocation.even(blocks)
     assert split.blocks == blocks
     assert split.prelude <= split.coda <= split.core <= split.prelude + 1
-
-
-@given(st.integers(3, 40), st.integers(1, 12), st.booleans(), st.floats(1, 100))
-def test_tokens_per_parameter_at_k_passes_follow_the_identity(
-    depth: int, passes: int, tied: bool, tpp: float
-) -> None:
-    arm = find_arm(f"{'loop' if tied else 'untied'}-{passes}")
-    shape = arm.shape(depth)
-    # Equation "recurrence-tpp-identity", from its definitions: equal leading-order compute.
-    tokens_one = tpp * stored_parameters(arm, shape, 1)
-    one, many = (compute_active_parameters(arm, shape, k) for k in (1, passes))
-    tokens_many = tokens_one * one / many
-    direct = tokens_many / stored_parameters(arm, shape, passes)
-    assert tpp_at_passes(arm, shape, tpp, passes) == pytest.approx(direct, rel=1e-12)
-    assert expansion(arm, shape, passes) == pytest.approx(many / one)
-    assert not tied or stored_expansion(arm, shape, passes) == 1.0
 
 
 @given(

@@ -15,20 +15,14 @@ from hypothesis import strategies as st
 from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
-from steepen.model.arms import ARMS, find_arm
+from steepen.model.arms import ARMS
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.hardware import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
 from steepen.recipe.planner import make_plan
-from steepen.recipe.scaling_rules import (
-    OPTIMAL_EXPANSION,
-    OPTIMAL_TPP,
-    TIED_GROWTH,
-    UNTIED_GROWTH,
-    optimal_passes,
-)
+from steepen.recipe.scaling_rules import TIED_GROWTH, UNTIED_GROWTH
 
 KEYS = {
     "arm", "depth", "width", "heads", "allocation", "stored_parameters", "initial_stored_parameters",
@@ -115,17 +109,6 @@ def test_the_base_table_has_fourteen_columns_and_growth_inherits() -> None:
     assert PAPER["deep-vanilla-grow"].base is BASE["deep-vanilla"]
     assert BASE["operator-1"].embedding_lr == pytest.approx(0.04 * 0.905)
     assert (INITIAL.learning_rate, INITIAL.warmdown_fraction, INITIAL.warmup_steps) == (0.04, 0.4, 40)
-
-
-def test_fitted_laws_of_passes() -> None:
-    assert OPTIMAL_EXPANSION["tied"].at(20) == pytest.approx(0.82 * 20**0.15)
-    assert OPTIMAL_TPP["untied"].at(20) == pytest.approx(1.34 * 20**0.74)
-    arm = find_arm("loop-2")
-    shape = arm.shape(8)
-    # More tokens per parameter favour more passes, and K = 1 is where the fitted expansion is one.
-    few, many = (optimal_passes(arm, shape, tpp) for tpp in (5.0, 50.0))
-    assert 0.5 < few < many < 6
-    assert optimal_passes(arm, shape, (1 / 0.82) ** (1 / 0.15)) == pytest.approx(1.0)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,4 +1,4 @@
-"""Tokens to logits: one prelude-core-coda network for every arm.
+"""Tokens → logits: one prelude-core-coda network for every arm.
 
-The nouns (`shape`, `arm`, `arms`, `options`) never import torch; the network does.
+`shape`, `arm`, `arms` and `config` describe a network and import without torch.
 """

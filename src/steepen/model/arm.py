@@ -1,4 +1,4 @@
-"""An arm: a rule for the split, two boundary operators, tied or untied cores, and a pass schedule."""
+"""An arm: allocation rule, two boundary operators, tied or untied cores, and a pass schedule."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BLOCKS = ("transformer",)
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training with one rule for the number of core passes.
+    """A stage of training with one rule for the number of core passes.
 
     `passes` holds one count, or several from which one is drawn uniformly at every optimizer step.
-    `start` is the share of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
+    `start` is the fraction of tokens at which the stage begins; None leaves it to the recipe (1 − ρ).
     """
 
     passes: tuple[int, ...]
@@ -32,16 +32,18 @@ class Stage:
         good = bool(self.passes) and all(isinstance(k, int) and k >= 1 for k in self.passes)
         require(good, "Stage", "passes", self.passes, "one or more whole numbers of at least 1")
         inside = self.start is None or 0.0 <= self.start < 1.0
-        require(inside, "Stage", "start", self.start, "a share of tokens in [0, 1), or None for the recipe's")
+        require(
+            inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
+        )
 
     @property
     def max_passes(self) -> int:
-        """The largest count this stage can draw."""
+        """Largest number of passes this stage can draw."""
         return max(self.passes)
 
     @property
     def median_passes(self) -> int:
-        """The count a network of this stage is evaluated at."""
+        """Number of passes a network of this stage is evaluated at."""
         return sorted(self.passes)[len(self.passes) // 2]
 
 
@@ -54,32 +56,38 @@ class PassSchedule:
     def __post_init__(self) -> None:
         require(bool(self.stages), "PassSchedule", "stages", self.stages, "at least one stage")
         require(
-            self.stages[0].start == 0.0, "PassSchedule", "stages", self.stages, "begun by a stage at share 0"
+            self.stages[0].start == 0.0,
+            "PassSchedule",
+            "stages",
+            self.stages,
+            "a sequence whose first stage starts at 0",
         )
         starts = [stage.start for stage in self.stages[1:]]
         open_starts = starts.count(None)
         alone = open_starts == 0 or len(starts) == 1
         require(
-            alone, "PassSchedule", "stages", self.stages, "given every start when there are several changes"
+            alone,
+            "PassSchedule",
+            "stages",
+            self.stages,
+            "a sequence with every start given when there are several changes",
         )
         known = [0.0, *[start for start in starts if start is not None]]
-        require(
-            known == sorted(set(known)), "PassSchedule", "stages", self.stages, "in order of their starts"
-        )
+        require(known == sorted(set(known)), "PassSchedule", "stages", self.stages, "sorted by start")
 
     @staticmethod
     def fixed(passes: int) -> PassSchedule:
-        """The same count throughout."""
+        """The same number of passes throughout."""
         return PassSchedule((Stage((passes,)),))
 
     @staticmethod
     def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
-        """One count, then another; several counts after the change are drawn from at every step."""
+        """`first` passes, then `then`; of several, one is drawn at every step."""
         return PassSchedule((Stage((first,)), Stage(then, start)))
 
     @staticmethod
     def staged(*steps: tuple[float, int]) -> PassSchedule:
-        """Counts by the share of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
+        """Pass counts by the fraction of tokens at which each begins: staged((0, 2), (0.5, 4), (0.8, 6))."""
         return PassSchedule(tuple(Stage((passes,), float(start)) for start, passes in steps))
 
     @property
@@ -94,7 +102,7 @@ class PassSchedule:
 
     @property
     def final(self) -> int:
-        """Passes a finished network is evaluated at: the last stage's middle count."""
+        """Passes a finished network is evaluated at: the last stage's median."""
         return self.stages[-1].median_passes
 
     @property
@@ -103,14 +111,14 @@ class PassSchedule:
         return max(stage.max_passes for stage in self.stages)
 
     def resolve(self, rho: float | None) -> PassSchedule:
-        """The schedule with the recipe's ρ (share of tokens after the change) put in where it was open."""
+        """Fill in a start left to the recipe: 1 − ρ, with ρ the fraction of tokens after growth."""
         if all(stage.start is not None for stage in self.stages):
             return self
         if rho is None or not 0.0 < rho <= 1.0:
             raise UsageError(
-                f"rho = {rho!r} is not valid: a growing schedule needs a share of tokens in (0, 1]."
+                f"rho = {rho!r} is not valid: a growing schedule needs a fraction of tokens in (0, 1]."
             )
-        # ρ = 1 would start the second stage at share 0, where the first stands; it is then the whole run.
+        # With ρ = 1 the second stage is the whole run.
         if rho == 1.0:
             return PassSchedule((Stage(self.stages[-1].passes, 0.0),))
         return PassSchedule((self.stages[0], Stage(self.stages[1].passes, 1.0 - rho)))
@@ -118,20 +126,20 @@ class PassSchedule:
 
 @dataclass(frozen=True)
 class AllocationRule:
-    """How many blocks a nominal depth has, and how they are divided."""
+    """How many blocks a nominal depth has, and how many go to prelude, core and coda."""
 
     per_depth: int = 1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
     blocks: int | None = None  # a fixed number of blocks whatever the depth (width-only ladders)
     prelude: int | None = None  # fixed ends, as in 2/C/3; None divides evenly
     coda: int | None = None
-    unsplit: bool = False  # a plain stack: every block in the prelude
+    unsplit: bool = False  # a vanilla stack: every block in the prelude
 
     def __post_init__(self) -> None:
         paired = (self.prelude is None) == (self.coda is None)
         require(paired, "AllocationRule", "coda", self.coda, "given together with prelude, or neither")
 
     def at(self, depth: int) -> BlockAllocation:
-        """The split at a nominal depth."""
+        """The block allocation at a nominal depth."""
         require(
             isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
         )
@@ -143,7 +151,7 @@ class AllocationRule:
         core = blocks - self.prelude - self.coda
         if core < 1:
             raise UsageError(
-                f"depth {depth} is too small for the split {self.prelude}/C/{self.coda}: "
+                f"depth {depth} is too small for the allocation {self.prelude}/C/{self.coda}: "
                 f"it needs a depth of at least {self.prelude + self.coda + 1}."
             )
         return BlockAllocation(self.prelude, core, self.coda)
@@ -166,7 +174,7 @@ class Arm:
     passes: PassSchedule = field(default_factory=PassSchedule)
     allocation: AllocationRule = field(default_factory=AllocationRule)
     block: str = "transformer"
-    recipe: str = "vanilla"  # the arm whose recipe this one follows
+    recipe: str = "vanilla"  # name of the recipe in the paper's tables
     about: str = ""
 
     if TYPE_CHECKING:

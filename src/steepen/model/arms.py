@@ -1,4 +1,4 @@
-"""The family's table: the paper's eight arms and every ablation, one row each."""
+"""The table of arms: the paper's eight and every ablation, one row each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ FULL = "norm+inject"
 UNSPLIT = AllocationRule(unsplit=True)
 
 
-def _operator(name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str) -> Arm:
+def _with_operator(
+    name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str
+) -> Arm:
     return Arm(name, title, FULL, FULL, tied=tied, passes=passes, recipe=recipe, about=about)
 
 
-def _plain(name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str) -> Arm:
+def _without_operator(
+    name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str
+) -> Arm:
     return Arm(name, title, tied=tied, passes=passes, recipe=recipe, about=about)
 
 
@@ -25,16 +29,16 @@ def loop(passes: int) -> Arm:
     """Loop-K: one core, applied K times, with the boundary operator."""
     about = f"one core applied {passes}×, boundary operator"
     recipe = "operator-1" if passes == 1 else "loop-2"
-    return _operator(
+    return _with_operator(
         f"loop-{passes}", f"Loop-{passes}", PassSchedule.fixed(passes), tied=True, recipe=recipe, about=about
     )
 
 
 def untied(passes: int) -> Arm:
-    """Untied-K: K cores of their own, with the boundary operator."""
-    about = f"{passes} cores of their own, boundary operator"
+    """Untied-K: K separate cores, with the boundary operator."""
+    about = f"{passes} untied cores, boundary operator"
     recipe = "operator-1" if passes == 1 else "untied-2"
-    return _operator(
+    return _with_operator(
         f"untied-{passes}",
         f"Untied-{passes}",
         PassSchedule.fixed(passes),
@@ -45,39 +49,39 @@ def untied(passes: int) -> Arm:
 
 
 def tied_vanilla(passes: int) -> Arm:
-    """Tied Vanilla-K: a plain transformer that repeats its core, no operator."""
-    return _plain(
+    """Tied Vanilla-K: a transformer that repeats its core, no boundary operator."""
+    return _without_operator(
         f"tied-vanilla-{passes}",
         f"Tied Vanilla-{passes}",
         PassSchedule.fixed(passes),
         tied=True,
         recipe="vanilla",
-        about=f"plain blocks, one core applied {passes}×",
+        about=f"no operator, one core applied {passes}×",
     )
 
 
 def untied_vanilla(passes: int) -> Arm:
-    """Untied Vanilla-K: a deeper plain transformer under Vanilla's frozen recipe."""
-    return _plain(
+    """Untied Vanilla-K: a deeper transformer under Vanilla's frozen recipe."""
+    return _without_operator(
         f"untied-vanilla-{passes}",
         f"Untied Vanilla-{passes}",
         PassSchedule.fixed(passes),
         tied=False,
         recipe="vanilla",
-        about=f"plain blocks, {passes} cores of their own, Vanilla's recipe",
+        about=f"no operator, {passes} untied cores, Vanilla's recipe",
     )
 
 
 def _ablations(base: Arm) -> list[Arm]:
     """The three operator ablations of one arm (Table "Boundary-operator ablations…")."""
     rows = [
-        ("norm-only", "norm only", "norm", "norm", "normalises at the boundaries, injects nothing"),
+        ("norm-only", "norm only", "norm", "norm", "norm at the boundaries, no injection"),
         (
             "inject-only",
             "injection only",
             "inject",
             "inject",
-            "injects at the boundaries, normalises nothing",
+            "injection at the boundaries, no norm",
         ),
         (
             "no-coda-injection",
@@ -113,12 +117,17 @@ def _width_only(base: Arm, blocks: int) -> Arm:
 
 def _build() -> dict[str, Arm]:
     vanilla = replace(
-        _plain(
-            "vanilla", "Vanilla", PassSchedule.fixed(1), tied=True, recipe="vanilla", about="the plain stack"
+        _without_operator(
+            "vanilla",
+            "Vanilla",
+            PassSchedule.fixed(1),
+            tied=True,
+            recipe="vanilla",
+            about="a standard transformer",
         ),
         allocation=UNSPLIT,
     )
-    deep_vanilla = _plain(
+    deep_vanilla = _without_operator(
         "deep-vanilla",
         "Deep Vanilla",
         PassSchedule.fixed(2),
@@ -126,7 +135,7 @@ def _build() -> dict[str, Arm]:
         recipe="deep-vanilla",
         about="the blocks of Untied-2 without the operator",
     )
-    operator_1 = _operator(
+    operator_1 = _with_operator(
         "operator-1",
         "Operator-1",
         PassSchedule.fixed(1),
@@ -136,29 +145,29 @@ def _build() -> dict[str, Arm]:
     )
     loop_2, untied_2 = loop(2), untied(2)
     grow = PassSchedule.growing(2, 4)
-    loop_grow = _operator(
+    loop_grow = _with_operator(
         "loop-grow",
         "Loop-Grow",
         grow,
         tied=True,
         recipe="loop-grow",
-        about="Loop-2 whose passes double in mid-run",
+        about="Loop-2 whose passes double in mid-training",
     )
-    untied_grow = _operator(
+    untied_grow = _with_operator(
         "untied-grow",
         "Untied-Grow",
         grow,
         tied=False,
         recipe="untied-grow",
-        about="Untied-2 whose cores are copied in mid-run",
+        about="Untied-2 whose cores are copied in mid-training",
     )
-    deep_vanilla_grow = _plain(
+    deep_vanilla_grow = _without_operator(
         "deep-vanilla-grow",
         "Deep Vanilla Grow",
         grow,
         tied=False,
         recipe="deep-vanilla-grow",
-        about="Deep Vanilla whose core blocks are copied in mid-run",
+        about="Deep Vanilla whose core blocks are copied in mid-training",
     )
     deeper = AllocationRule(per_depth=2)
     rows = [

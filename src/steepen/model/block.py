@@ -1,7 +1,7 @@
 """The transformer block: pre-norm attention with RoPE and QK norm, then a pre-norm SwiGLU.
 
-Matrices that share an input are stored as one stack of logical matrices, (count, out, in): one product
-computes them all, and the optimizer still sees each matrix on its own.
+Matrices that read the same input are one parameter, a stack (count, out, in): one GEMM computes them all, and
+the optimizer steps each matrix of the stack separately.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x times a matrix or a stack of matrices (their outputs side by side), in x's precision."""
+    """x @ weightᵀ in x's dtype: (…, in) × (out, in) or a stack (count, out, in) → (…, count·out)."""
     return functional.linear(x, weight.to(x.dtype).flatten(0, -2))
 
 
 def rotary_table(shape: Shape, options: ModelOptions, length: int | None = None) -> Tensor:
-    """cos and sin of the rotation angles, stacked: (2, context, head_dim/2)."""
+    """RoPE table in fp64: cos and sin of the rotation angles, (2, context, head_dim/2)."""
     half = shape.head_dim // 2
     frequency = options.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.outer(torch.arange(length or shape.context, dtype=torch.float64), frequency)
@@ -35,19 +35,18 @@ def rotary_table(shape: Shape, options: ModelOptions, length: int | None = None)
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Apply RoPE to (..., time, heads, head_dim), pairing each half of the head with the other."""
+    """Apply RoPE to (…, time, heads, head_dim); channel i is paired with channel i + head_dim/2."""
     cos, sin = table[0].unsqueeze(-2), table[1].unsqueeze(-2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
 class TransformerBlock(nn.Module):
-    """One block. A block of your own has the same constructor, forward, `starts` and `attention_flops`.
-
-    `mask` may be left out of a block of your own: evaluation then computes shared prefixes once per choice.
+    """The built-in block. A custom block has the same constructor, `forward`, `constant_init` and
+    `attention_flops`; without a `mask` argument, evaluation computes a shared prefix once per choice.
     """
 
-    # Parameters that start at a constant; every other one starts uniform (see init.py).
+    # Parameters initialised to a constant; every other one is uniform (see init.py).
     constant_init: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None:
@@ -66,13 +65,13 @@ class TransformerBlock(nn.Module):
 
     @staticmethod
     def attention_flops(shape: Shape, context: int) -> int:
-        """FLOPs per token of scores and values, forward and backward, causal (half the square)."""
+        """Attention FLOPs per token (scores and values), forward and backward, causal."""
         return 6 * shape.width * context
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Add the block's attention and MLP to the residual stream.
+        """Add attention and MLP to the residual stream: (batch, time, width) → the same shape.
 
-        Attention is causal, or where `mask` (batch, 1, time, time) is True.
+        Attention is causal, or follows `mask` (batch, 1, time, time), True where a query sees a key.
         """
         if self.fused_forward is not None and mask is None:
             return self.fused_forward(x, rotary)
@@ -102,7 +101,7 @@ class TransformerBlock(nn.Module):
 
 
 def call_custom_block(name: str) -> Callable[..., Tensor]:
-    """Applies a block of a user's own, and says whose fault it is where that fails or gives another shape."""
+    """Return a caller for custom blocks that names the block where it raises or changes the shape."""
 
     def apply(block: nn.Module, x: Tensor, *rest: Tensor) -> Tensor:
         try:
@@ -117,8 +116,8 @@ def call_custom_block(name: str) -> Callable[..., Tensor]:
         if not isinstance(y, Tensor) or y.shape != x.shape:
             given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise UsageError(
-                f"the block {name!r} turns a stream of shape {tuple(x.shape)} into {given}; "
-                "a block gives the stream back in the shape it came in."
+                f"the block {name!r} turns hidden states of shape {tuple(x.shape)} into {given}; "
+                "a block must return the shape it is given."
             )
         return y
 
@@ -126,7 +125,7 @@ def call_custom_block(name: str) -> Callable[..., Tensor]:
 
 
 def find_block(name: str) -> type[TransformerBlock]:
-    """The built-in block, or the class that "module:attribute" names."""
+    """Find a block class: "transformer", or the class that "module:attribute" names."""
     if name == "transformer":
         return TransformerBlock
     found = import_object(name, "block")

@@ -1,8 +1,8 @@
-"""Boundary operators: what mixes the state h with the prelude's output e before a core pass or the coda.
+"""Boundary operators mix the hidden state h with the prelude output e before a core pass or the coda.
 
-A boundary is a function (h, e, alpha, norm) → stream. Before the first core pass there is no state yet and h
-is None: an injecting boundary then gives α·e (h₀ = 0, and RMSNorm(0) = 0), and one that does not inject
-starts from e, its only way to see the input. Any function of this form can be an arm's boundary.
+A boundary is a function (h, e, alpha, norm) → hidden states, all (batch, time, width). Before the first core
+pass h is None: an injecting boundary then returns α·e (h₀ = 0, and RMSNorm(0) = 0); one that does not inject
+starts from e, or it would never see the input. Any such function can be an arm's boundary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Boundary = Callable[[Tensor | None, Tensor, float, Norm], Tensor]
 
 
 def identity(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
-    """Pass the state on: a plain transformer."""
+    """h: a vanilla transformer."""
     return e if h is None else h
 
 
@@ -40,7 +40,7 @@ def normalise_and_inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) 
 
 
 def _injected(e: Tensor, alpha: float) -> Tensor:
-    return e if alpha == 1.0 else alpha * e  # a pass over memory saved
+    return e if alpha == 1.0 else alpha * e  # saves one pass over memory
 
 
 _BUILT_IN: dict[str, Boundary] = {
@@ -52,7 +52,7 @@ _BUILT_IN: dict[str, Boundary] = {
 
 
 def find_boundary(name: str) -> Boundary:
-    """A built-in boundary by name, or the function that "module:attribute" names."""
+    """Find a boundary: a built-in name, or the function that "module:attribute" names."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     found = import_object(name, "boundary")

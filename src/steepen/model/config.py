@@ -1,4 +1,4 @@
-"""Choices about the network that are not its size: the multipliers, and what the paper leaves open."""
+"""Model configuration apart from its size: multipliers, and options that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What the paper does not state, each with a default that can be changed."""
+    """Options that the paper does not state."""
 
     # Explicit because the embedding starts at a standard deviation of 0.005: an implicit eps would matter.
     norm_eps: float = FP32_EPSILON
@@ -35,7 +35,7 @@ class ModelOptions:
     softcap: float | None = None  # logits → softcap·tanh(logits/softcap)
 
     def __post_init__(self) -> None:
-        for name, least in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
+        for name, bound in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
-            good = (value is None and name == "softcap") or (value is not None and least < value < math.inf)
-            require(good, "ModelOptions", name, value, f"finite and greater than {least}")
+            good = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)
+            require(good, "ModelOptions", name, value, f"finite and greater than {bound}")

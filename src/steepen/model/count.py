@@ -1,4 +1,4 @@
-"""Parameters and FLOPs counted from a network's modules, to check the closed form by."""
+"""Parameters and FLOPs counted from a network's modules, which check the closed form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steepen.model.shape import Shape
 
 @dataclass(frozen=True)
 class ModuleCount:
-    """What the modules of a network hold, and what a token costs in them."""
+    """Parameters of a network, and FLOPs per token."""
 
     stored: int
     compute_active: int

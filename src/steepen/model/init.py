@@ -1,7 +1,7 @@
-"""Initial weights, all in one function.
+"""Weight initialisation, all in one function.
 
-Every parameter draws from a generator of its own, seeded by the run's seed and the parameter's name, so a
-weight does not depend on what else the network holds or on the order in which it is filled.
+Every parameter has its own generator, seeded by the run's seed and the parameter's name, so its values do not
+depend on the other parameters or their order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from steepen.model.shape import Shape
 
 
 def name_seed(seed: int, name: str) -> int:
-    """A 63-bit seed from the run's seed and a name."""
+    """Derive a 63-bit seed from the run's seed and a name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @torch.no_grad()
 def initialise(network: Network, *, embedding_std: float, init_scale: float, seed: int) -> None:
-    """Fill the weights as the paper states (Appendix "Architecture").
+    """Initialise the weights as the paper states (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
     projections are zero; input matrices are uniform with standard deviation `input_scale`/√fan_in (UIS).
     """
-    starts: dict[str, float] = {"head": 0.0}
+    constants: dict[str, float] = {"head": 0.0}
     for path, module in network.named_modules():
         for name, value in getattr(type(module), "constant_init", {}).items():
-            starts[f"{path}.{name}"] = value
+            constants[f"{path}.{name}"] = value
     for name, parameter in network.named_parameters():
         generator = torch.Generator(parameter.device).manual_seed(name_seed(seed, name))
-        if name in starts:
-            nn.init.constant_(parameter, starts[name])
+        if name in constants:
+            nn.init.constant_(parameter, constants[name])
         elif name == "embedding":
             nn.init.normal_(parameter, std=embedding_std, generator=generator)
         else:
@@ -56,7 +56,7 @@ def on_meta(
     *,
     passes: int | None = None,
 ) -> Network:
-    """A network without memory: its modules and shapes are there to be counted, sharded or materialised."""
+    """Build a network on the meta device, without memory: to count, shard or materialise it."""
     with torch.device("meta"):
         return Network(shape, arm, multipliers, options, passes=passes)
 
@@ -70,7 +70,7 @@ def materialise(
     init_scale: float = 1.0,
     seed: int = 0,
 ) -> Network:
-    """Give a meta network memory on a device, and its initial weights."""
+    """Allocate a meta network on a device and initialise its weights."""
     network.to_empty(device=device).to(dtype)
     network.reset_rotary()
     initialise(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)

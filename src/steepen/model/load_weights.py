@@ -1,4 +1,4 @@
-"""Saved weights into a network."""
+"""Load saved weights into a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steepen.model.network import Network
 
 
 def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose names begin with `prefix`, without it; no other is read."""
+    """Read the tensors of a safetensors file whose names start with `prefix`; keys come without it."""
     try:
         with safe_open(file, framework="pt", device=str(device)) as tensors:
             names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -24,7 +24,7 @@ def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") ->
 
 
 def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
-    """Give every parameter its saved value; a missing, left-over or misshapen one is refused by name."""
+    """Copy saved values into every parameter; raises on a missing, unexpected or misshapen one."""
     expected = dict(network.named_parameters())
     for name in sorted(expected.keys() ^ weights.keys()):
         side = "lacks" if name in expected else "has an unexpected"
@@ -41,7 +41,7 @@ def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
 
 
 def allocate(network: Network, device: torch.device | str) -> Network:
-    """A meta network with fp32 memory on a device, its weights still to be copied in or initialised."""
+    """Allocate a meta network in fp32 on a device; weights are uninitialised."""
     network = network.to_empty(device=device)
     network.to(torch.float32)
     network.reset_rotary()

@@ -1,4 +1,4 @@
-"""The one network of the family: prelude, a core applied K times, coda (Equation "looped-general")."""
+"""The network of every arm: prelude, a core applied K times, coda (Equation "looped-general")."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FusedForward(Protocol):
 
 @dataclass(frozen=True)
 class TreeAttention:
-    """Rows that branch: each token's place in its own text, and which tokens of the row it may look at."""
+    """RoPE positions and attention mask of rows that pack a prefix tree: continuations share their prefix."""
 
     positions: Tensor  # (batch, time)
     mask: Tensor  # (batch, 1, time, time), True where the query (third) sees the key (fourth)
@@ -55,8 +55,8 @@ class Network(nn.Module):
     """A prelude-core-coda transformer.
 
     `passes` is given per call (default: the arm's count in the stage the network was built for), so growth,
-    random recurrence and test-time passes need no other class. Build it under `torch.device("meta")` to
-    cost no memory; `init.materialise` gives it weights.
+    random recurrence and test-time passes need no other class. `init.on_meta` builds it without memory,
+    `init.materialise` gives it weights.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Network(nn.Module):
         self.shape, self.arm = shape, arm
         self.multipliers, self.options = multipliers or Multipliers(), options or ModelOptions()
         self.passes = passes or arm.passes.initial
-        self.compute_dtype: torch.dtype | None = None  # None: compute in the weights' own precision
+        self.compute_dtype: torch.dtype | None = None  # None: the dtype of the weights
         self.fused: FusedForward | None = None  # set by execution.install_fused_gpu
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
@@ -88,7 +88,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def reset_rotary(self) -> None:
-        """Compute the rotation table anew, where the network has just been given memory."""
+        """Recompute the RoPE table, after the network has been allocated on a device."""
         exact = self.embedding.dtype == torch.float64
         table = rotary_table(self.shape, self.options).to(self.embedding.device)
         self.rotary = table if exact else table.float()
@@ -99,13 +99,13 @@ class Network(nn.Module):
             self.fused.refresh()
 
     def new_blocks(self, blocks: int) -> nn.ModuleList:
-        """A new list of blocks of this network's kind."""
+        """Build a list of blocks of this arm's class."""
         block = find_block(self.arm.block)
         stage = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
-        held = [name for name, _ in stage.named_buffers()]
-        if held:  # built without memory, they would hold nothing; and checkpoints hold parameters only
+        buffers = [name for name, _ in stage.named_buffers()]
+        if buffers:  # empty after building on the meta device, and checkpoints hold parameters only
             raise UsageError(
-                f"the block {self.arm.block!r} has a buffer ({held[0].split('.')[-1]}), which is not "
+                f"the block {self.arm.block!r} has a buffer ({buffers[0].split('.')[-1]}), which is not "
                 "supported: compute it in forward, or make it a parameter."
             )
         return stage
@@ -190,7 +190,7 @@ class Network(nn.Module):
         return functional.rms_norm(x, x.shape[-1:], eps=self.options.norm_eps)
 
     def applied_cores(self, passes: int) -> Iterator[nn.ModuleList]:
-        """The core of each pass in turn: the one tied core again and again, or each untied core once."""
+        """The core of each pass: the tied core `passes` times, or each untied core once."""
         for index in range(passes):
             core = self.cores[0 if self.arm.tied else index]
             assert isinstance(core, nn.ModuleList)

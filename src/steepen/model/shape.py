@@ -1,4 +1,4 @@
-"""The size of a network: how a nominal depth becomes blocks, width, heads and matrices."""
+"""Size of a network: nominal depth → blocks, width, heads and matrices."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from steepen.utils.validate import require, require_positive
 
-# The hidden width up to which training on a GPU keeps the MLP's activation for the backward. In networks so
-# narrow, unless they are very deep, there is memory for it; in others it is made again.
+# MLP width up to which fused GPU training saves the MLP's activation for the backward; wider networks
+# recompute it to save memory.
 KEEP_ACTIVATION_MAX_WIDTH = 1536
 
 
@@ -53,7 +53,7 @@ class BlockAllocation:
 
 @dataclass(frozen=True)
 class SizeRule:
-    """What a nominal depth is multiplied out to; by default the paper's (Table "Fixed architecture…")."""
+    """Nominal depth → width, heads and MLP width; by default the paper's (Table "Fixed architecture…")."""
 
     aspect: int = 128  # width per unit of nominal depth
     head_dim: int = 128
@@ -63,7 +63,7 @@ class SizeRule:
 
     def __post_init__(self) -> None:
         require_positive(self, tuple(field.name for field in fields(self)))
-        require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE turns pairs)")
+        require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE rotates pairs)")
 
     def width(self, depth: int) -> int:
         """The width at a nominal depth."""
@@ -100,7 +100,7 @@ class Shape:
 
     @staticmethod
     def at(depth: int, split: BlockAllocation, scale: SizeRule | None = None) -> Shape:
-        """The shape of nominal depth `depth` at a scale."""
+        """The shape at nominal depth `depth` by a size rule."""
         scale = scale or SizeRule()
         require(
             isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"

@@ -1,1 +1,1 @@
-"""Arm and depth to hyperparameters and tokens: the paper's tables, its scaling rules, and the accounting."""
+"""Arm and size → hyperparameters and tokens: the paper's tables, scaling rules, accounting, planner."""

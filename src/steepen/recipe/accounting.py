@@ -15,7 +15,7 @@ from steepen.model.shape import Shape
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs by term; of one token, or of a whole run."""
+    """FLOPs by term, of one token or of a whole run."""
 
     matmul: float  # block matrices
     attention: float
@@ -39,7 +39,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """What one block stores, and what it costs a token."""
+    """Parameters of one block, and its cost per token."""
 
     stored: int
     matrices: int  # parameters that multiply every token
@@ -47,7 +47,7 @@ class BlockCost:
 
 
 def block_cost(arm: Arm, shape: Shape) -> BlockCost:
-    """One block of an arm: in closed form, or counted from the module where the block is the user's own."""
+    """Cost of one block of an arm: in closed form, or counted from the module for a custom block."""
     if arm.block == "transformer":
         # Q, K, V, O and the three SwiGLU matrices
         parameters = 4 * shape.width**2 + 3 * shape.width * shape.mlp_width
@@ -58,19 +58,19 @@ def block_cost(arm: Arm, shape: Shape) -> BlockCost:
 
 
 def head_parameters(shape: Shape) -> int:
-    """lm_head (and, apart from it, the input embedding: they are separate)."""
+    """Parameters of lm_head; the untied input embedding has as many."""
     return shape.vocabulary * shape.width
 
 
 def stored_parameters(arm: Arm, shape: Shape, passes: int) -> int:
-    """N_s: everything a checkpoint at this many passes holds, both embeddings included. Sets TPP."""
+    """N_s: all parameters stored at this many passes, embedding and head included; TPP divides by it."""
     return block_cost(arm, shape).stored * arm.stored_blocks(shape.allocation, passes) + 2 * head_parameters(
         shape
     )
 
 
 def compute_active_parameters(arm: Arm, shape: Shape, passes: int) -> int:
-    """N_c: matrices once per application, the head once, no input embedding. Sets cost."""
+    """N_c: block matrices once per application, the head once, no input embedding; FLOPs follow it."""
     return block_cost(arm, shape).matrices * shape.allocation.executed(passes) + head_parameters(shape)
 
 
@@ -88,17 +88,19 @@ def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
 def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flops:
     """Expected FLOPs of one token over a schedule whose starts are all known."""
     total = Flops(0.0, 0.0, 0.0)
-    for share, passes in stage_fractions(schedule):
+    for fraction, passes in stage_fractions(schedule):
         for count in passes:
-            total += flops_per_token(arm, shape, count) * (share / len(passes))
+            total += flops_per_token(arm, shape, count) * (fraction / len(passes))
     return total
 
 
 def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]]]:
-    """Each stage's share of the tokens, with the counts it draws from."""
+    """Fraction of the tokens in each stage, with the pass counts it draws from."""
     starts = [stage.start for stage in schedule.stages]
     if any(start is None for start in starts):
-        raise UsageError("this pass schedule leaves its change to a recipe: resolve it with a rho first.")
+        raise UsageError(
+            "this pass schedule leaves the start of a stage to the recipe: resolve it with a rho first."
+        )
     known = [start or 0.0 for start in starts]
     ends = [*known[1:], 1.0]
     return [
@@ -107,16 +109,6 @@ def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]
 
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
-    """The step at which each stage begins in a run of so many steps."""
-    stage_fractions(schedule)  # refuses a schedule with an open start
+    """First step of each stage in a run of `steps` steps."""
+    stage_fractions(schedule)  # raises UsageError where a start is left to the recipe
     return tuple(round((stage.start or 0.0) * steps) for stage in schedule.stages)
-
-
-def expansion(arm: Arm, shape: Shape, passes: int) -> float:
-    """E_K = N_c,K / N_c,1."""
-    return compute_active_parameters(arm, shape, passes) / compute_active_parameters(arm, shape, 1)
-
-
-def stored_expansion(arm: Arm, shape: Shape, passes: int) -> float:
-    """S_K = N_s,K / N_s,1."""
-    return stored_parameters(arm, shape, passes) / stored_parameters(arm, shape, 1)

@@ -1,4 +1,4 @@
-"""Accelerators by name, and what a run needs of them: memory, hours, money."""
+"""Accelerators by name, and the memory a run needs on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
 from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
+from steepen.optim.config import STATE_BYTES, OptimizerConfig
 from steepen.recipe.recipe import Rung
 
 
@@ -62,35 +63,44 @@ class Memory:
         return {name: value / 2**30 for name, value in {**parts, "total": self.total}.items()}
 
 
-def training_memory(rung: Rung, gpus: int, micro_batch: int, *, sharded: bool) -> Memory:
-    """Memory per GPU at the end of the run, when a growing network is largest.
+def training_memory(
+    rung: Rung,
+    gpus: int,
+    micro_batch: int,
+    *,
+    sharded: bool,
+    optimizer: OptimizerConfig | None = None,
+) -> Memory:
+    """Estimate the memory per GPU at the end of the run, when a growing network is largest.
 
-    Muon keeps one fp32 number per block weight beside weight and gradient (12 bytes), AdamW two per embedding
-    and head weight (16 bytes). Sharding divides these by the GPUs; two gathered blocks in bf16 remain.
-    Activations are what the fast path keeps in bf16: 6 widths and 2 hidden widths (in small networks 3) per
-    token and executed block, 4 widths at the ends; half a gibibyte of logits at a time, and an eighth for
-    libraries' workspaces. A block of your own keeps about twice as much. Peaks: docs/performance.md.
+    Weight and gradient are 8 bytes per parameter; the optimizer of the block matrices adds 4 (Muon, the
+    default) or 8, AdamW on embedding and head 8. Sharding divides these by the GPUs; two gathered blocks in
+    bf16 remain. Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small
+    networks) per token and executed block, 4 widths outside the blocks. Add 0.5 GiB for a chunk of logits and
+    0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
+    docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.max_passes
     ends = 2 * shape.vocabulary * shape.width
     blocks = rung.stored_parameters - ends
-    share = gpus if sharded else 1
+    shards = gpus if sharded else 1
     block = blocks / max(1, rung.arm.stored_blocks(shape.allocation, passes))
+    matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
     tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
-    kept = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
+    saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
     return Memory(
-        state=(12 * blocks + 16 * ends) / share,
+        state=((8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * ends) / shards,
         compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
-        activations=2.0 * tokens * (executed * kept + 4 * shape.width),
+        activations=2.0 * tokens * (executed * saved + 4 * shape.width),
         logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
     )
 
 
 def largest_micro_batch(rung: Rung, gpus: int, gpu: Accelerator, *, sharded: bool) -> int:
-    """The most sequences at a time that fit by this estimate, a tenth of the memory spared; 0 if none."""
-    room = 0.9 * gpu.memory_gib * 2**30
+    """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none."""
+    available = 0.9 * gpu.memory_gib * 2**30
 
     def needed(micro_batch: int) -> float:
         return training_memory(rung, gpus, micro_batch, sharded=sharded).total
 
-    return max(0, bisect.bisect_right(range(2**20), room, key=needed) - 1)
+    return max(0, bisect.bisect_right(range(2**20), available, key=needed) - 1)

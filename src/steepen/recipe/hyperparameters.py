@@ -1,4 +1,4 @@
-"""Hyperparameters: the fourteen columns of the paper's base table, and how the arms differ in them."""
+"""Tuned hyperparameters: the fourteen columns of the paper's base table, and their codes (GLR, ELRM, …)."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PAPER_CODES: dict[str, str] = {
 
 
 def full_name(name: str) -> str:
-    """The field that a name or a code of the paper means: GLR is learning_rate."""
+    """Field name of a hyperparameter from its name or the paper's code: GLR, glr → learning_rate."""
     return PAPER_CODES.get(name.lower(), name)
 
 
 def paper_code(name: str) -> str | None:
-    """The paper's code of a hyperparameter in capitals (GLR), or None where it has none."""
+    """The paper's code of a hyperparameter, in capitals: learning_rate → GLR; None where it has none."""
     return next((code.upper() for code, field in PAPER_CODES.items() if field == name), None)
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What is tuned (Table "Base-tuned hyperparameters…"); the paper's code stands beside each field."""
+    """Tuned hyperparameters (Table "Base-tuned hyperparameters…"); a comment gives the paper's code."""
 
     learning_rate: float  # GLR: of the block matrices
     embedding_lr_multiplier: float  # ELRM: embedding learning rate ÷ learning_rate
@@ -51,7 +51,7 @@ class Hyperparameters:
     embedding_init_std: float  # WTE: standard deviation
     init_scale: float  # UIS: of the matrices that read the residual stream
     warmup_steps: int  # WU
-    warmdown_fraction: float  # WDR: share of the steps
+    warmdown_fraction: float  # WDR: fraction of the steps
     beta1: float
     beta2: float
     adam_eps: float
@@ -74,7 +74,7 @@ class Hyperparameters:
         ):
             self._require(name, getattr(self, name) >= 0, "zero or positive")
         self._require("warmup_steps", int(self.warmup_steps) == self.warmup_steps, "a whole number of steps")
-        self._require("warmdown_fraction", 0 <= self.warmdown_fraction <= 1, "a share in [0, 1]")
+        self._require("warmdown_fraction", 0 <= self.warmdown_fraction <= 1, "a fraction in [0, 1]")
         for name in ("beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
 
@@ -83,7 +83,7 @@ class Hyperparameters:
 
     @property
     def multipliers(self) -> Multipliers:
-        """The factors the network needs."""
+        """The multipliers of the network's forward pass."""
         return Multipliers(
             residual=self.residual_multiplier, output=self.output_multiplier, injection=self.injection_weight
         )
@@ -99,5 +99,5 @@ class Hyperparameters:
         return self.learning_rate * self.head_lr_multiplier
 
     def to_dict(self) -> dict[str, float]:
-        """Field by field."""
+        """Values by field name."""
         return asdict(self)

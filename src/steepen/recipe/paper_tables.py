@@ -8,8 +8,8 @@ from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.scaling_rules import TIED_GROWTH, UNTIED_GROWTH
 
-# Table "Base-tuned hyperparameters by architecture". α is printed as a dash where nothing is injected; the 1
-# kept there has no effect.
+# Table "Base-tuned hyperparameters by architecture". The paper prints a dash for α where nothing is injected;
+# the 1 here has no effect.
 BASE: dict[str, Hyperparameters] = {
     #                                GLR  ELRM   HLRM   RM    OM   α      WD     WTE    UIS    WU  WDR  β1   β2    ε
     "vanilla": Hyperparameters(0.04, 0.453, 0.113, 0.25, 0.5, 1.0, 0.071, 0.007, 0.063, 40, 0.6, 0.8, 0.95, 1e-10),

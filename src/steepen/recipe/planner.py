@@ -1,4 +1,4 @@
-"""The planner: from an arm and a depth, a compute budget or a token budget to everything a run would be."""
+"""The planner: arm and depth, FLOP budget or token budget → size, tokens, FLOPs, memory, time and cost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe, Rung
 
-DEEPEST = 512  # the search for a budget's depth goes no further; a width of 65,536 is past any plan
+MAX_DEPTH = 512  # limit of the search for a depth: a width of 65,536
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a run would happen."""
+    """GPUs a run would use, with their price and assumed MFU."""
 
     gpus: int = 1
     gpu: Accelerator = field(default_factory=lambda: find_accelerator("h100"))
@@ -31,7 +31,7 @@ class Cluster:
         if self.gpus < 1:
             raise UsageError(f"--gpus {self.gpus} is not valid: at least 1 is needed.")
         if not 0 < self.mfu <= 1:
-            raise UsageError(f"--mfu {self.mfu} is not valid: it is a share of the peak, in (0, 1].")
+            raise UsageError(f"--mfu {self.mfu} is not valid: it is a fraction of the peak, in (0, 1].")
         if self.dollars_per_hour is not None and not 0 <= self.dollars_per_hour < math.inf:
             raise UsageError(f"--dollars-per-hour {self.dollars_per_hour} is not valid: it must be a price.")
         if self.micro_batch < 1:
@@ -40,7 +40,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it happens."""
+    """A planned run: its rung, recipe, cluster and warnings."""
 
     rung: Rung
     recipe: Recipe
@@ -60,7 +60,7 @@ class Plan:
         return None if price is None else price * self.cluster.gpus * self.seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, under the field names."""
+        """The plan as JSON values."""
         rung, shape, arm = self.rung, self.rung.shape, self.rung.arm
         flops = rung.flops
         initial, final = rung.schedule.initial, rung.schedule.final
@@ -154,21 +154,21 @@ def make_plan(
     if flops is not None and tokens is not None:
         raise UsageError("give --flops or --tokens, not both: either one sets the length of the run.")
     if rho is not None and not 0 < rho <= 1:
-        raise UsageError(f"--rho {rho} is not valid: it is a share of tokens, in (0, 1].")
+        raise UsageError(f"--rho {rho} is not valid: it is a fraction of the tokens, in (0, 1].")
     if rho is not None and all(stage.start is not None for stage in arm.passes.stages):
         raise UsageError(
-            f"--rho has no meaning for {arm.name}: its passes change when its schedule says, or never."
+            f"--rho has no meaning for {arm.name}: its schedule fixes when passes change, or they never do."
         )
     if depth is None:
         if flops is None and tokens is None:
-            raise UsageError("say how large the run is: --depth, --flops or --tokens.")
+            raise UsageError("give the size of the run: --depth, --flops or --tokens.")
         depth = nearest_depth(recipe, arm, scale, flops=flops, tokens=tokens)
-    if not 1 <= depth <= DEEPEST:
-        raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {DEEPEST}.")
-    for name, value, most in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
-        if value is not None and value > most:
+    if not 1 <= depth <= MAX_DEPTH:
+        raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {MAX_DEPTH}.")
+    for name, value, limit in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
+        if value is not None and value > limit:
             raise UsageError(
-                f"--{name} {value:g} is beyond anything that could be trained (at most {most:g})."
+                f"--{name} {value:g} is beyond anything that could be trained (the limit is {limit:g})."
             )
     if flops is None and tokens is None:
         rung = recipe.at(arm, depth, scale, rho=rho)
@@ -193,19 +193,19 @@ def nearest_depth(
         return abs(math.log(rung.flops.total / flops) if flops else math.log(rung.tokens / (tokens or 1)))
 
     best: tuple[float, int] | None = None
-    for depth in range(1, DEEPEST + 1):
+    for depth in range(1, MAX_DEPTH + 1):
         try:
             here = distance(depth)
-        except UsageError:  # this arm's split does not exist at so small a depth
+        except UsageError:  # a fixed allocation such as 2/C/3 needs a minimum depth
             continue
         if best is not None and here > best[0]:
             return best[1]
         best = (here, depth)
-    raise UsageError(f"the budget is beyond depth {DEEPEST}, where this planner ends.")
+    raise UsageError(f"the budget is beyond depth {MAX_DEPTH}, the limit of this planner.")
 
 
 def _warnings(rung: Rung, recipe: Recipe, scale: SizeRule, budget: float | None) -> list[str]:
-    """Where a rule is used outside the range it was fitted in."""
+    """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = rung.shape.depth
     if budget is not None and rung.steps == 1 and rung.flops.total > 1.5 * budget:
@@ -236,7 +236,5 @@ def _warnings(rung: Rung, recipe: Recipe, scale: SizeRule, budget: float | None)
     if rung.rho is not None and recipe.growth_law is not None and not 8 <= depth <= 10:
         found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
     if rung.arm.name != rung.arm.recipe:
-        found.append(
-            f"{rung.arm.name} has no recipe of its own in the paper: it follows {rung.arm.recipe}'s."
-        )
+        found.append(f"{rung.arm.name} has no recipe in the paper: it follows {rung.arm.recipe}'s.")
     return found

@@ -28,13 +28,12 @@ class Recipe:
     """
 
     base: Hyperparameters
-    learning_rate_exponent: (
-        float  # β of GLR(N) = GLR_base·(N/N_base)^β, N the initial stored count (Equation "glr-scaling")
-    )
+    # β of lr(N) = lr_base·(N/N_base)^β, N the parameters stored at the start (Equation "glr-scaling").
+    learning_rate_exponent: float
     tpp: float
     base_depth: int = 8
     learning_rate_base: float | None = None  # where it differs from the base table's
-    rho: float | None = None  # a fixed share of tokens after growth…
+    rho: float | None = None  # fixed fraction of tokens after growth…
     growth_law: GrowthLaw | None = None  # …or the fitted law for it
     batch_tokens: int = 524_288
     measured: tuple[int, int] | None = None  # the depths its ladder was measured at
@@ -42,7 +41,9 @@ class Recipe:
     def __post_init__(self) -> None:
         require_positive(self, ("base_depth", "batch_tokens"))
         require(self.tpp > 0, "Recipe", "tpp", self.tpp, "positive")
-        require(self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a share in (0, 1] or None")
+        require(
+            self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
+        )
 
     def learning_rate(self, arm: Arm, depth: int, scale: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
@@ -70,10 +71,10 @@ class Recipe:
     def at(self, arm: Arm, depth: int, scale: SizeRule | None = None, *, rho: float | None = None) -> Rung:
         """The compute-optimal run of this arm at a depth."""
         shape = arm.shape(depth, scale)
-        share = self.growth_fraction(arm, shape) if rho is None else rho
+        fraction = self.growth_fraction(arm, shape) if rho is None else rho
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
         flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
-        return self.spend(arm, depth, scale, flops=flops, rho=share)
+        return self.spend(arm, depth, scale, flops=flops, rho=fraction)
 
     def spend(
         self,
@@ -89,8 +90,8 @@ class Recipe:
         if (flops is None) == (tokens is None):
             raise UsageError("give either flops or tokens to set the length of a run.")
         shape = arm.shape(depth, scale)
-        share = self.growth_fraction(arm, shape) if rho is None else rho
-        schedule = arm.passes.resolve(share)
+        fraction = self.growth_fraction(arm, shape) if rho is None else rho
+        schedule = arm.passes.resolve(fraction)
         if tokens is None:
             assert flops is not None
             tokens = flops / mean_flops_per_token(arm, shape, schedule).total
@@ -99,7 +100,7 @@ class Recipe:
             arm=arm,
             shape=shape,
             schedule=schedule,
-            rho=share,
+            rho=fraction,
             hyperparameters=self.hyperparameters(arm, depth, scale),
             batch_tokens=self.batch_tokens,
             steps=steps,

@@ -1,1 +1,1 @@
-"""A run spec to a checkpoint and a record: optimizers, schedule, loop, checkpoints."""
+"""Run spec → checkpoints and record: trainer, train step, schedule, checkpoints, metrics, trackers."""

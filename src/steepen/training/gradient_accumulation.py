@@ -1,4 +1,4 @@
-"""Gradients of one global batch, micro-batch by micro-batch, in whatever memory there is."""
+"""Gradient accumulation: the gradients of a global batch, computed in micro-batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class OutOfMemory(SteepenError):
 
 
 def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, micro_batch: int) -> Tensor:
-    """Backpropagate the mean loss of a batch in pieces of at most `micro_batch` rows; returns that loss."""
+    """Backpropagate the mean loss of a batch (rows, time) in micro-batches; returns the loss, a scalar."""
     rows = len(inputs)
-    kind = torch.float64 if inputs.device.type == "cpu" else torch.float32
-    total = torch.zeros((), dtype=kind, device=inputs.device)
+    dtype = torch.float64 if inputs.device.type == "cpu" else torch.float32
+    total = torch.zeros((), dtype=dtype, device=inputs.device)
     for first in range(0, rows, micro_batch):
-        piece = slice(first, first + micro_batch)
-        share = len(inputs[piece]) / rows
-        loss = network(inputs[piece], targets[piece], passes=passes, loss_scale=share)
+        rows_slice = slice(first, first + micro_batch)
+        loss_scale = len(inputs[rows_slice]) / rows
+        loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_scale=loss_scale)
         loss.backward()
         total += loss.detach()
     return total
@@ -33,8 +33,7 @@ def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, m
 class GradientAccumulator:
     """Computes gradients with a fixed micro-batch, or with the largest that fits.
 
-    Without a fixed one it begins with a guess and halves at each refusal: also when growth has made the
-    network larger in mid-run.
+    Without a fixed size it starts from a guess and halves at each out-of-memory error, also after growth.
     """
 
     def __init__(self, network: Network, rows: int, fixed: int | None, say: Callable[[str], None]) -> None:
@@ -43,7 +42,7 @@ class GradientAccumulator:
         self.micro_batch = min(rows, fixed or first_guess(network, rows))
 
     def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
-        """The mean loss; gradients are left in the parameters."""
+        """Return the mean loss; gradients are in the parameters' `.grad`."""
         while True:
             try:
                 return accumulate(self.network, inputs, targets, passes, self.micro_batch)
@@ -60,11 +59,11 @@ class GradientAccumulator:
                     "or a device with more memory."
                 ) from reason
             self.micro_batch = largest_below(self.micro_batch, self.rows)
-            self.say(f"out of memory: going on with a micro-batch of {self.micro_batch}.")
+            self.say(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
 
     def _suggestion(self, inputs: Tensor, targets: Tensor, passes: int) -> OutOfMemory:
-        """Find the micro-batch that fits, for the error to name."""
-        refused = size = self.micro_batch
+        """Find a micro-batch that fits and name it in the error."""
+        too_large = size = self.micro_batch
         while size > 1:
             size = largest_below(size, self.rows)
             try:
@@ -76,11 +75,11 @@ class GradientAccumulator:
                 continue
             self._free()
             return OutOfMemory(
-                f"a micro-batch of {refused} sequences does not fit in memory; {size} does: "
+                f"a micro-batch of {too_large} sequences does not fit in memory; {size} does: "
                 f"use --micro-batch {size}, or --micro-batch auto."
             )
         return OutOfMemory(
-            f"a micro-batch of {refused} sequences does not fit in memory, nor does a single one; "
+            f"a micro-batch of {too_large} sequences does not fit in memory, nor does a single one; "
             "use a smaller depth or context, or a device with more memory."
         )
 
@@ -93,12 +92,12 @@ class GradientAccumulator:
 
 
 def largest_below(size: int, rows: int) -> int:
-    """The largest divisor of the batch's rows that is at most half of `size` (so all pieces are equal)."""
+    """Largest divisor of `rows` that is at most size/2, so that all micro-batches are equal."""
     return max(d for d in range(1, max(1, size // 2) + 1) if rows % d == 0)
 
 
 def first_guess(network: Network, rows: int) -> int:
-    """Where the search begins: as many rows as keep a GPU busy, or do not flood a CPU's caches."""
+    """Initial micro-batch: enough tokens to keep a GPU busy, or few enough for a CPU's caches."""
     tokens = 65_536 if network.embedding.is_cuda else 8_192
-    most = max(1, tokens // network.shape.context)
-    return max(d for d in range(1, min(rows, most) + 1) if rows % d == 0)
+    limit = max(1, tokens // network.shape.context)
+    return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)

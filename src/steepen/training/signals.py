@@ -12,25 +12,25 @@ from steepen.errors import SteepenError
 
 
 class Interrupted(SteepenError):
-    """A signal asked the run to stop; it saved and can go on."""
+    """A signal stopped the run after saving a checkpoint."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(
             f"stopped by {signal.Signals(number).name} after step {step:,}, which is saved; "
-            "the same command goes on from there."
+            "run the same command to resume."
         )
         self.exit_code = 128 + number
 
 
 class StopSignals:
-    """Remembers the signal that asked for a stop."""
+    """Records SIGINT or SIGTERM, for the trainer to stop after the current step."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Generator[None]:
-        """Take the signals over, where this thread may, and give them back."""
+        """Install the handlers, in the main thread only, and restore the old ones on exit."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -44,4 +44,4 @@ class StopSignals:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number  # and nothing else: a handler that prints may interrupt a print
+        self.signal = number  # nothing else: printing here could interrupt a print

@@ -1,4 +1,4 @@
-"""The schedule: one frozen table that says what every step does."""
+"""The step schedule: a frozen table of learning-rate factors and core passes, one row per step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from steepen.runs.spec import RunSpec
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """Row t: the learning rate's factor and the passes of step t, and the passes the network is grown to."""
+    """Columns indexed by step."""
 
-    lr_factor: npt.NDArray[np.float64]
-    passes: npt.NDArray[np.int64]
-    grown_passes: npt.NDArray[np.int64]  # passes the network must be able to run at this step
-    eval_passes: npt.NDArray[np.int64]  # passes a network is evaluated at after this step
+    lr_factor: npt.NDArray[np.float64]  # learning rate ÷ its peak
+    passes: npt.NDArray[np.int64]  # core passes of this step
+    grown_passes: npt.NDArray[np.int64]  # passes the network has been grown to
+    eval_passes: npt.NDArray[np.int64]  # passes for validation after this step
 
     def __post_init__(self) -> None:
         for column in (self.lr_factor, self.passes, self.grown_passes, self.eval_passes):
@@ -38,7 +38,7 @@ class StepSchedule:
         return len(self.lr_factor)
 
     def flops(self, arm: Arm, shape: Shape, batch_tokens: int, stop: int | None = None) -> Flops:
-        """Realised FLOPs of the first `stop` steps, by term, from the passes each step really made."""
+        """FLOPs of the first `stop` steps, by term, from the passes each step runs."""
         total = Flops(0.0, 0.0, 0.0)
         counts, steps = np.unique(self.passes[:stop], return_counts=True)
         for passes, number in zip(counts.tolist(), steps.tolist(), strict=True):
@@ -46,7 +46,7 @@ class StepSchedule:
         return total
 
     def cumulative_flops(self, arm: Arm, shape: Shape, batch_tokens: int) -> npt.NDArray[np.float64]:
-        """Realised FLOPs before each step, and after the last."""
+        """FLOPs spent before each step, and after the last: (steps + 1,)."""
         cost = {k: flops_per_token(arm, shape, k).total for k in np.unique(self.passes).tolist()}
         return np.cumsum([0.0, *(cost[k] * batch_tokens for k in self.passes.tolist())])
 
@@ -68,9 +68,9 @@ class StepSchedule:
 
 
 def learning_rate_factors(steps: int, warmup: int, warmdown_fraction: float) -> npt.NDArray[np.float64]:
-    """Linear warm-up over `warmup` steps, constant, linear warm-down to zero over the last share of steps.
+    """Linear warm-up over `warmup` steps, constant, linear warm-down over the last fraction of steps.
 
-    The first step has 1/warmup of the peak and the last 1/warmdown; where both apply the smaller holds.
+    The first step has 1/warmup of the peak and the last 1/warmdown_steps; where they overlap, the smaller.
     """
     step = np.arange(steps, dtype=np.float64)
     up = (step + 1) / warmup if warmup else np.ones(steps)
@@ -80,17 +80,17 @@ def learning_rate_factors(steps: int, warmup: int, warmdown_fraction: float) -> 
 
 
 def build_schedule(spec: RunSpec) -> StepSchedule:
-    """The table of a run. Random recurrence is drawn here, once per optimizer step, from the run's seed."""
+    """Build the schedule of a run; random pass counts are drawn here, per step, from the run's seed."""
     steps, hyper = spec.steps, spec.hyperparameters
     starts = stage_starts(spec.schedule, steps)
     passes, grown, evaluated = (np.zeros(steps, np.int64) for _ in range(3))
-    most = 0
+    capacity = 0
     for index, stage in enumerate(spec.schedule.stages):
         rows = slice(starts[index], starts[index + 1] if index + 1 < len(starts) else steps)
         draws = np.random.default_rng([spec.seed, index, 0x5EED]).integers(len(stage.passes), size=steps)
         passes[rows] = np.asarray(stage.passes)[draws[rows]]
-        most = max(most, stage.max_passes)
-        grown[rows], evaluated[rows] = most, stage.median_passes
+        capacity = max(capacity, stage.max_passes)
+        grown[rows], evaluated[rows] = capacity, stage.median_passes
     return StepSchedule(
         learning_rate_factors(steps, hyper.warmup_steps, hyper.warmdown_fraction), passes, grown, evaluated
     )

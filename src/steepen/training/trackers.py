@@ -1,4 +1,4 @@
-"""W&B and TensorBoard as sinks. They may fail; the run goes on, and says once that they did."""
+"""Experiment trackers (W&B, TensorBoard). One that fails is dropped with a message; the run continues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from steepen.runs.spec import RunSpec
 
 
 class Tracker(Protocol):
-    """Takes numbers as the run goes on."""
+    """Interface of a tracker."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Numbers of one step."""
+        """Log the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """Finish."""
         ...
 
 
 class WandbTracker:
-    """Weights & Biases; the run keeps its own name, the spec's hash."""
+    """Weights & Biases; the run id is the spec's hash."""
 
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -37,7 +37,7 @@ class WandbTracker:
         )
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Numbers of one step."""
+        """Log the metrics of one step."""
         self.run.log(values, step=step)
 
     def close(self) -> None:
@@ -46,14 +46,14 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """TensorBoard event files beside the run's own."""
+    """TensorBoard event files in the run directory."""
 
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         module = importlib.import_module("torch.utils.tensorboard")
         self.writer: Any = module.SummaryWriter(str(directory / "tensorboard"))
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Numbers of one step."""
+        """Log the metrics of one step."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
@@ -69,7 +69,7 @@ _KINDS: dict[str, Callable[[RunSpec, Path], Tracker]] = {
 
 
 class Trackers:
-    """All trackers of a run; one that fails is dropped with a word, and never stops the run."""
+    """The trackers of a run; one that fails is dropped with a message."""
 
     def __init__(
         self, names: tuple[str, ...], spec: RunSpec, directory: Path, say: Callable[[str], None]
@@ -80,7 +80,7 @@ class Trackers:
             self._guard(name, lambda name=name: self.active.__setitem__(name, _KINDS[name](spec, directory)))
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Send numbers to every tracker that still works."""
+        """Log to every tracker that still works."""
         for name, tracker in list(self.active.items()):
             self._guard(name, lambda tracker=tracker: tracker.log(step, values))
 
@@ -95,5 +95,5 @@ class Trackers:
         except Exception as error:
             self.active.pop(name, None)
             self.say(
-                f"the tracker {name} failed ({type(error).__name__}: {error}); the run goes on without it."
+                f"the tracker {name} failed ({type(error).__name__}: {error}); the run continues without it."
             )

@@ -1,4 +1,4 @@
-"""How a run is carried out: all that may change without changing what it computes."""
+"""Options of a training process that do not change what a run computes, and so are not in its spec."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class TrainOptions:
     """Device, micro-batch, kernels, validation, checkpoints, display and trackers."""
 
     device: str = "auto"
-    micro_batch: int | None = None  # sequences at a time; None finds what fits
+    micro_batch: int | None = None  # sequences; None: the largest that fits
     fused: bool | None = None  # fused kernels; None: wherever the device has them
     compile: bool | None = None  # torch.compile; None: on a GPU what has no fused form, on a CPU nothing
     validate_every: int | None = None  # steps; the end of the run is always validated
-    log_every: int | None = None  # steps between looks at losses; None: 10 (GPU), 50 (recorded), 1 (CPU)
+    log_every: int | None = None  # steps; None: 1 on a CPU, 10 on a GPU, 50 with CUDA graphs
     checkpoint_every: int | None = None  # steps; None: a tenth of the run
-    checkpoint_minutes: float = 10.0  # and at least this often
+    checkpoint_minutes: float = 10.0  # and at least every so many minutes
     keep_last: int = 2
     keep_every: int | None = None  # also keep every checkpoint whose step is a multiple of this
-    wait: bool = False  # for another process on the same run
+    wait: bool = False  # while another process trains the same run
     quiet: bool = False
     trackers: tuple[str, ...] = ()  # "wandb", "tensorboard"
 
