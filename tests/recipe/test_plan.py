@@ -251,7 +251,7 @@ def test_every_width_has_room_for_what_an_arm_is(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert main(["arms"]) == 0
     shown = capsys.readouterr().out
-    assert "the plain stack" in shown and "2/3/3" in shown and "…" not in shown
+    assert "a standard transformer" in shown and "2/3/3" in shown and "…" not in shown
     assert ("154.3M" in shown) == (columns == 130)
 
 

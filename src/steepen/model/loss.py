@@ -30,14 +30,14 @@ def linear_cross_entropy(
     softcap: float | None = None,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """Mean cross-entropy of targets (…) under the logits scale·(stream @ head_weightᵀ), in fp32 or wider.
+    """Mean cross-entropy of targets (…) under the logits scale·(hidden @ head_weightᵀ), fp32 or wider.
 
-    `stream` is (…, width) and already normed, `head_weight` (vocabulary, width). With `softcap` a logit x is
-    softcap·tanh(x/softcap). Gradients flow to stream and weight, once.
+    `hidden` is (…, width), already normed; `head_weight` is (vocabulary, width). With `softcap` a logit x
+    becomes softcap·tanh(x/softcap). Gradients of hidden and weight are computed in the forward pass.
     """
     columns = hidden.flatten(0, -2).t()
     weight = head_weight.to(hidden.dtype)
-    if not torch.is_grad_enabled():  # of which a function of autograd's is not told: it would make gradients
+    if not torch.is_grad_enabled():  # a custom Function cannot see this and would compute gradients
         columns, weight = columns.detach(), weight.detach()
     return cast(
         "Tensor", _LinearCrossEntropy.apply(columns, weight, targets.flatten(), scale, softcap, chunk)
@@ -45,52 +45,52 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The stream comes as (width, tokens): sums over the vocabulary then run along the tokens."""
+    """Takes hidden states as (width, tokens), so that reductions over the vocabulary vectorise over tokens."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        stream: Tensor,
+        hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
         scale: float,
         softcap: float | None,
         chunk: int,
     ) -> Tensor:
-        width, count = stream.shape
-        wide = torch.promote_types(stream.dtype, torch.float32)
+        width, count = hidden.shape
+        wide = torch.promote_types(hidden.dtype, torch.float32)
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        d_stream = torch.empty(width, count, dtype=stream.dtype, device=stream.device) if wanted else None
-        d_weight = torch.zeros(weight.shape, dtype=wide, device=stream.device)
-        losses = torch.empty(count, dtype=wide, device=stream.device)
+        d_hidden = torch.empty(width, count, dtype=hidden.dtype, device=hidden.device) if wanted else None
+        d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device)
+        losses = torch.empty(count, dtype=wide, device=hidden.device)
         for first in range(0, count, chunk):
-            piece = slice(first, first + chunk)
-            x, answers = stream[:, piece], targets[piece].unsqueeze(0)
+            part = slice(first, first + chunk)
+            x, answers = hidden[:, part], targets[part].unsqueeze(0)
             logits = torch.mm(weight, x).to(wide)
             slope: Tensor | None = None
-            # Exponentials are taken to base 2: several times faster on a CPU.
+            # exp2 is several times faster than exp on a CPU.
             if softcap is None:
                 logits.mul_(scale / math.log(2))
             else:
                 logits.mul_(scale / softcap).tanh_()
                 slope = 1 - logits.square()
                 logits.mul_(softcap / math.log(2))
-            right = logits.gather(0, answers)
-            most = logits.amax(0, keepdim=True)
-            powers = logits.sub_(most).exp2_()
+            correct = logits.gather(0, answers)
+            largest = logits.amax(0, keepdim=True)
+            powers = logits.sub_(largest).exp2_()
             total = powers.sum(0, keepdim=True)
-            losses[piece] = (total.log2() + most - right).mul_(math.log(2))[0]
-            if d_stream is None:
+            losses[part] = (total.log2() + largest - correct).mul_(math.log(2))[0]
+            if d_hidden is None:
                 continue
             d = powers.mul_(scale / (count * total))
-            d.scatter_add_(0, answers, torch.full_like(right, -scale / count))
+            d.scatter_add_(0, answers, torch.full_like(correct, -scale / count))
             if slope is not None:
                 d.mul_(slope)
-            narrow = d.to(stream.dtype)
-            d_stream[:, piece] = torch.mm(weight.t(), narrow)
+            narrow = d.to(hidden.dtype)
+            d_hidden[:, part] = torch.mm(weight.t(), narrow)
             d_weight += torch.mm(narrow, x.t())
-        if d_stream is not None:
-            ctx.save_for_backward(d_stream, d_weight.to(weight.dtype))
+        if d_hidden is not None:
+            ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         return losses.mean()
 
     @staticmethod
@@ -98,10 +98,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
-        d_stream, d_weight = ctx.saved_tensors
+        d_hidden, d_weight = ctx.saved_tensors
         factor = gradients[0]
         return (
-            d_stream * factor.to(d_stream.dtype),
+            d_hidden * factor.to(d_hidden.dtype),
             d_weight * factor.to(d_weight.dtype),
             None,
             None,
