@@ -196,7 +196,7 @@ def test_what_is_said_to_fit_is_what_at_most_would(
     words = ["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--micro-batch"]
     for micro_batch, said in (
         ("7", "fits ("),
-        ("8", "fits only without a tenth to spare ("),
+        ("8", "fits, with less than 10% to spare ("),
         ("9", "NOT fit"),
     ):
         assert main([*words, micro_batch]) == 0

@@ -1,4 +1,4 @@
-"""`steepen arms` and `steepen plan`: the family's table, and the planner."""
+"""`steepen arms` and `steepen plan`: the table of arms, and the planner."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from steepen.recipe.planner import Plan
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
-WIDE = 110  # columns of a terminal that has room for every column of the family
+WIDE = 110  # terminal columns from which parameter counts are shown too
 
 
 def arms(
     depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.")] = 8,
     as_json: Json = False,
 ) -> None:
-    """List every arm of the family, with its size at a depth.
+    """List the arms, with their size at a depth.
 
-    Besides these rows any K can be asked for: loop-3, untied-4, tied-vanilla-6, untied-vanilla-3; and an arm
-    of your own as module:attribute.
+    Any number of passes K is an arm too: loop-3, untied-4, tied-vanilla-6, untied-vanilla-3. A custom arm is
+    named module:attribute.
     """
     from steepen.errors import UsageError
     from steepen.model.arms import ARMS
@@ -33,7 +33,7 @@ def arms(
         try:
             shape = arm.shape(depth)
         except UsageError:
-            continue  # a fixed 2/C/3 split needs some depth
+            continue  # a fixed allocation such as 2/C/3 needs a minimum depth
         first, last = arm.passes.initial, arm.passes.final
         rows.append(
             {
@@ -60,11 +60,11 @@ def arms(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"The family at d{depth} (width {128 * depth})", box=None, header_style="bold")
+    table = Table(title=f"Arms at d{depth} (width {128 * depth})", box=None, header_style="bold")
     for column in ("arm", "what it is"):
         table.add_column(column, no_wrap=column == "arm")
     console = Console()
-    wide = console.width >= WIDE  # else numbers would leave no room for words
+    wide = console.width >= WIDE  # otherwise descriptions would be cut
     for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -81,43 +81,41 @@ def arms(
         table.add_row(*cells)
     console.print(table)
     if not wide:
-        console.print(f"Parameters are shown from {WIDE} columns up, and by --json.", style="dim")
+        console.print(f"Parameter counts: widen the terminal to {WIDE} columns, or use --json.", style="dim")
 
 
 def plan(
     arm: Annotated[
-        str, typer.Option(help="An arm of `steepen arms`, loop-K and the like, or module:attribute.")
+        str, typer.Option(help="Arm: a name of `steepen arms`, loop-K, untied-K, or module:attribute.")
     ],
     depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.")] = None,
     flops: Annotated[
-        float | None, typer.Option(help="Compute budget, e.g. 1e19: the depth that suits it.")
+        float | None, typer.Option(help="Compute budget, e.g. 1e19; alone, it chooses the depth.")
     ] = None,
     tokens: Annotated[
         float | None, typer.Option(help="Token budget, e.g. 1e9; with --depth, at that depth.")
     ] = None,
     rho: Annotated[
-        float | None, typer.Option(help="Share of tokens after growth, instead of the law's.")
+        float | None, typer.Option(help="Fraction of tokens after growth, instead of the recipe's.")
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
-    vocabulary: Annotated[int, typer.Option(help="Padded vocabulary.")] = 50_304,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.")] = 50_304,
     aspect: Annotated[int, typer.Option(help="Width per unit of depth.")] = 128,
     head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = 128,
-    mlp_multiple: Annotated[int, typer.Option(help="The MLP's width is a multiple of this.")] = 256,
+    mlp_multiple: Annotated[int, typer.Option(help="Round the MLP width up to a multiple of this.")] = 256,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 524_288,
     base_depth: Annotated[int, typer.Option(help="Depth at which the learning rate is anchored.")] = 8,
     gpus: Annotated[int, typer.Option(help="GPUs the run would use.")] = 1,
     gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200, …")] = "h100",
     mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume.")] = 0.4,
-    micro_batch: Annotated[
-        int, typer.Option(help="Sequences per GPU and pass, for the memory estimate.")
-    ] = 8,
+    micro_batch: Annotated[int, typer.Option(help="Sequences per GPU, for the memory estimate.")] = 8,
     dollars_per_hour: Annotated[float | None, typer.Option(help="Price of one GPU hour.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Everything one run would be, before anything is spent.
+    """Plan a run: size, tokens, FLOPs, hyperparameters, memory, time and cost.
 
-    A depth alone plans the recipe's compute-optimal run; a budget alone finds the depth that suits it; a
-    depth with a budget spends the budget there.
+    A depth alone gives the recipe's compute-optimal run; a budget alone chooses the depth; a depth with a
+    budget spends the budget at that depth.
 
     Examples: steepen plan --arm untied-grow --depth 26 --gpus 16 --dollars-per-hour 2.5
 
@@ -170,11 +168,11 @@ def _show(plan: Plan) -> None:
     table(
         f"{rung.arm.title} d{rung.shape.depth}",
         [
-            ("width, heads, hidden", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.mlp_width}"),
-            ("blocks P/C/D", facts["allocation"]),
+            ("width, heads, MLP width", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.mlp_width}"),
+            ("prelude/core/coda", facts["allocation"]),
             ("executed depth", executed),
             ("stored parameters", stored),
-            ("compute-active", active),
+            ("compute-active param.", active),
         ],
     )
     rows = [
@@ -185,8 +183,8 @@ def _show(plan: Plan) -> None:
         ("steps", f"{_exact(rung.steps)} of {_exact(rung.batch_tokens)} tokens"),
     ]
     if rung.growth_step is not None:
-        share = f", ρ = {rung.rho:.4f} of the tokens after it" if rung.rho is not None else ""
-        rows.append(("growth after step", f"{_exact(rung.growth_step)}{share}"))
+        fraction = f" (ρ = {rung.rho:.4f} of the tokens after it)" if rung.rho is not None else ""
+        rows.append(("growth after step", f"{_exact(rung.growth_step)}{fraction}"))
     rows.append(("total FLOPs", f"{facts['flops']:.4e}"))
     for phase in facts["phases"]:
         terms = phase["flops_per_token"]
@@ -199,7 +197,9 @@ def _show(plan: Plan) -> None:
         )
     table("Budget", rows)
     hyper = facts["hyperparameters"]
-    table("Hyperparameters", [("", ", ".join(f"{name} {value:g}" for name, value in hyper.items()))])
+    table(
+        "Hyperparameters (the paper's code)", [(_coded(name), f"{value:g}") for name, value in hyper.items()]
+    )
     cluster = facts["cluster"]
     rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours)")]
     if cluster["dollars"] is not None:
@@ -207,19 +207,25 @@ def _show(plan: Plan) -> None:
     for kind, memory in cluster["memory_gib_per_gpu"].items():
         fits = "fits" if cluster["micro_batch"] <= cluster["largest_micro_batch"][kind] else "does NOT fit"
         if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:
-            fits = "fits only without a tenth to spare"
+            fits = "fits, with less than 10% to spare"
         parts = ", ".join(
             f"{name.replace('_', ' ')} {value:.1f}" for name, value in memory.items() if name != "total"
         )
-        most = cluster["largest_micro_batch"][kind]
-        room = (
-            f"at most {most} sequences at a time would" if most else "not even one sequence at a time would"
-        )
-        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {room}"))
+        limit = cluster["largest_micro_batch"][kind]
+        largest = f"largest micro-batch that fits: {limit}" if limit else "a single sequence does not fit"
+        rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {largest}"))
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
     table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
     for warning in plan.warnings:
         console.print(f"[yellow]note[/]: {warning}", highlight=False)
+
+
+def _coded(name: str) -> str:
+    """A hyperparameter with the paper's code beside it: learning_rate (GLR)."""
+    from steepen.recipe.hyperparameters import paper_code
+
+    code = paper_code(name)
+    return name if code is None else f"{name} ({code})"
 
 
 def _counts(passes: list[int]) -> str:
