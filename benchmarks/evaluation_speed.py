@@ -5,16 +5,17 @@
     python benchmarks/evaluation_speed.py BUNDLE --count    # tokens with and without sharing; no network
 
 BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on what
-it knows. One example at a time means what the protocol says, literally (steepen.evaluation.reference): each
-prompt rendered and encoded whole, each choice its own row, every logit made. It is timed on the first
---reference-examples of every task, and each task's mean time is multiplied by its number of examples; with
---reference-examples 0 it is timed on all.
+it has learnt. The reference (tests/evaluation/core_reference.py) follows the protocol literally, one example at
+a time: each prompt encoded as one text, each choice a row of its own, every logit computed. It is timed on the
+first --reference-examples of every task, and each task's mean time is multiplied by its number of examples;
+with --reference-examples 0 it is timed on all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tarfile
 import tempfile
 import time
@@ -27,11 +28,13 @@ from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
 from steepen.evaluation.core.prefix_tree import make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
-from steepen.evaluation.reference import score_one
 from steepen.model.arms import find_arm
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "evaluation"))
+from core_reference import score_one
 
 SMALL = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=512)
 
@@ -46,12 +49,12 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--small", action="store_true", help="a tiny network (d4, width 64, context 512)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], help="default: bf16 on a GPU")
-    parser.add_argument("--examples", type=int, help="at most so many per task; default: all")
+    parser.add_argument("--examples", type=int, help="maximum per task; default: all")
     parser.add_argument("--reference-examples", type=int, default=50)
     parser.add_argument("--token-budget", type=int)
     parser.add_argument("--no-sharing", action="store_true", help="each choice a row of its own")
-    parser.add_argument("--compile", action="store_true", help="compile the blocks of the fast path")
-    parser.add_argument("--count", action="store_true", help="count tokens only, one seed, context 2048")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks of the batched scorer")
+    parser.add_argument("--count", action="store_true", help="only count tokens, one seed, context 2048")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = given.bundle

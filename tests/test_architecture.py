@@ -28,10 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
     "training": {"data", "model", "kernels", "execution", "optim", "recipe", "runs", "utils"},
-    "evaluation": {"data", "model", "training", "runs", "utils"},
+    "evaluation": {"data", "model", "training", "runs", "laws", "utils"},
     "laws": {"utils"},
     "studies": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils"},
-    "report": {"laws", "runs", "studies", "evaluation.core.suite", "utils"},
+    "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
         "utils",

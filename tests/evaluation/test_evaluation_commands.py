@@ -120,7 +120,7 @@ def test_an_earlier_checkpoint_is_scored_but_not_joined(
     record = RunDirectory(run).record()
     assert record is not None and not record.evaluation
     said = refused(capsys, "eval", first, "--data", dataset.directory, "--join")
-    assert "not what the run ended with" in said
+    assert "not the run's last checkpoint" in said
 
 
 def test_wrong_requests_are_refused_in_a_sentence(
@@ -129,7 +129,7 @@ def test_wrong_requests_are_refused_in_a_sentence(
     data = ("--data", dataset.directory)
     assert "neither a run directory" in refused(capsys, "eval", tmp_path / "none", *data)
     assert "no prepared data" in refused(capsys, "eval", run, "--data", tmp_path)
-    assert "no CORE bundle" in refused(capsys, "eval", run, *data, "--core", tmp_path)
+    assert "not a CORE bundle" in refused(capsys, "eval", run, *data, "--core", tmp_path)
     assert "--passes '8..1'" in refused(capsys, "eval", run, *data, "--passes", "8..1")
     assert "--passes 'all'" in refused(capsys, "eval", run, *data, "--passes", "all")
     assert "--examples 0" in refused(capsys, "eval", run, *data, "--examples", "0")
@@ -162,7 +162,7 @@ def test_training_scores_the_run_when_it_ends(
     assert scored["evaluation"]["passes_curve"]["passes"] == [1, 2, 3]
     # A wrong request is refused before anything is trained.
     other = [*words[:-4], "--runs", tmp_path / "other", "--device", "cpu"]
-    assert "no CORE bundle" in refused(capsys, *other, "--core", tmp_path)
+    assert "not a CORE bundle" in refused(capsys, *other, "--core", tmp_path)
     assert not (tmp_path / "other").exists()
 
 
@@ -293,7 +293,7 @@ def test_the_filter_keeps_what_the_papers_criteria_keep(
     kept = tmp_path / "kept.txt"
     found = answer(capsys, "eval", "filter", store, "--out", kept, "--json")
     # The tasks outside the subset stand at chance with every run: no gap, no order.
-    assert tuple(found["kept"]) == CORE17 and found["runs"] == 8
+    assert tuple(found["selected"]) == CORE17 and found["runs"] == 8
     assert found["tasks"]["boolq"]["gap"] == 0.0 and found["tasks"]["boolq"]["tau"] == 0.0
     assert kept.read_text().split() == list(CORE17)
     answer(capsys, "forecast", store, "--tasks", kept, "--json")

@@ -12,8 +12,9 @@ import torch
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
-from steepen.evaluation.reference import score_one
 from steepen.model.network import Network
+
+from .core_reference import score_one
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -149,7 +149,7 @@ PIECES = st.text(alphabet=" \n\tab.1é'\x1c\u00a0", min_size=1, max_size=8)
     st.sampled_from(["multiple_choice", "schema"]),
     st.integers(0, 3),
 )
-def test_pieces_encode_as_the_whole_prompt_does(
+def test_segments_encode_as_the_whole_prompt_does(
     texts: list[tuple[str, str, str]], delimiter: str, kind: str, shots: int
 ) -> None:
     items = [
@@ -159,14 +159,14 @@ def test_pieces_encode_as_the_whole_prompt_does(
     task = task_of(kind, *items, shots=shots, delimiter=delimiter)
     encoder = TaskEncoder(task, GPT2, 4096)
     whole = TaskEncoder(task, OTHER, 4096)
-    assert encoder.cuts_hold and not whole.cuts_hold
+    assert encoder.can_cut and not whole.can_cut
     for index in range(len(items)):
         a, b = encoder.example(index, 1), whole.example(index, 1)
         assert a.starts == b.starts
         assert all(np.array_equal(x, y) for x, y in zip(a.sequences, b.sequences, strict=True))
 
 
-def test_pieces_encode_as_the_whole_prompt_does_on_the_core_bundle(core_bundle: Bundle) -> None:
+def test_segments_encode_as_the_whole_prompt_does_on_the_core_bundle(core_bundle: Bundle) -> None:
     cut = 0
     for task in core_bundle.tasks:
         encoder, whole = TaskEncoder(task, GPT2, 2048), TaskEncoder(task, OTHER, 2048)

@@ -15,16 +15,17 @@ from torch import Tensor
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
 from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
-from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, split
+from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, split_batch
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
-from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, judge
+from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.scorer import Scorer, can_branch
 from steepen.evaluation.core.suite import CORE17, CORE22
-from steepen.evaluation.reference import score_one
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.growth import grow
 from steepen.model.network import Network
+
+from .core_reference import score_one
 
 Make = Callable[..., Network]
 
@@ -160,11 +161,11 @@ def test_language_modelling_is_right_only_when_every_token_is(make_network: Make
 
 def test_a_candidate_without_tokens_of_its_own_is_judged_as_the_reference_code_does() -> None:
     nan = float("nan")
-    assert judge("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
-    assert judge("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
-    assert judge("multiple_choice", 0, 1, 1, [0.5, nan, 0.2], False).chosen == 2
-    assert judge("multiple_choice", 0, 1, 1, [0.5, nan], False).nll is None
-    assert judge("multiple_choice", 0, 1, 1, [0.5, 0.5], False).chosen == 0
+    assert make_outcome("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
+    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
+    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan, 0.2], False).chosen == 2
+    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).nll is None
+    assert make_outcome("multiple_choice", 0, 1, 1, [0.5, 0.5], False).chosen == 0
 
 
 def score(label: str, *accuracies: float, baseline: float = 0.0, nll: float = 2.0) -> TaskScore:
@@ -237,7 +238,7 @@ def test_a_batch_too_large_for_the_device_is_scored_in_halves(
 ) -> None:
     network = make_network()
     batches = batches_of(tokenizer, bundle, 1 << 20)
-    expected = Scorer(network).answers(batches, 70)
+    expected = Scorer(network).score(batches, 70)
     real, most = Network.hidden_states, 3
 
     def small(self: Network, tokens: Tensor, *rest: object, **named: object) -> Tensor:
@@ -246,18 +247,18 @@ def test_a_batch_too_large_for_the_device_is_scored_in_halves(
         return real(self, tokens, *rest, **named)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(Network, "hidden_states", small)
-    found = Scorer(network).answers(batches, 70)
+    found = Scorer(network).score(batches, 70)
     assert np.allclose(found.loss, expected.loss, atol=1e-4)
     assert np.array_equal(found.tokens, expected.tokens)
     most = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        Scorer(network).answers(batches, 70)
+        Scorer(network).score(batches, 70)
 
 
 def test_halves_of_a_batch_are_the_whole(tokenizer: Tokenizer, bundle: Bundle) -> None:
     for batch in batches_of(tokenizer, bundle, 1 << 20):
         if len(batch.tokens) > 1:
-            a, b = split(batch)
+            a, b = split_batch(batch)
             assert np.array_equal(np.concatenate([a.tokens, b.tokens]), batch.tokens)
             assert np.array_equal(np.concatenate([a.targets, b.targets]), batch.targets)
             assert np.array_equal(np.concatenate([a.rows, b.rows + len(a.tokens)]), batch.rows)

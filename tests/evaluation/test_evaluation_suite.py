@@ -11,7 +11,7 @@ import pytest
 from steepen.data import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.evaluate import CoreOptions, Progress, evaluate_core, settings_key
+from steepen.evaluation.core.evaluate import CoreOptions, CoreProgress, evaluate_core, settings_key
 from steepen.model.network import Network
 
 Make = Callable[..., Network]
@@ -61,12 +61,12 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(
 ) -> None:
     whole = evaluate_core(network, tokenizer, bundle)
 
-    def stop(now: Progress) -> None:
-        if now.what.startswith("ending"):
+    def stop(now: CoreProgress) -> None:
+        if now.job.startswith("ending"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate_core(network, tokenizer, bundle, folder=tmp_path, report=stop)
+        evaluate_core(network, tokenizer, bundle, folder=tmp_path, progress=stop)
     done = files(tmp_path)
     assert done == [
         "choose.seed0.jsonl",
@@ -76,7 +76,7 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(
     ]
     seen: list[str] = []
     again = evaluate_core(
-        network, tokenizer, bundle, folder=tmp_path, report=lambda now: seen.append(now.what)
+        network, tokenizer, bundle, folder=tmp_path, progress=lambda now: seen.append(now.job)
     )
     assert again == whole
     assert {what.split(",")[0] for what in seen} == {"ending", "complete"}
@@ -121,8 +121,8 @@ def test_tasks_can_be_chosen(network: Network, tokenizer: Tokenizer, bundle: Bun
 
 
 def test_progress_rises_to_the_whole(network: Network, tokenizer: Tokenizer, bundle: Bundle) -> None:
-    seen: list[Progress] = []
-    evaluate_core(network, tokenizer, bundle, CoreOptions(token_budget=200), report=seen.append)
+    seen: list[CoreProgress] = []
+    evaluate_core(network, tokenizer, bundle, CoreOptions(token_budget=200), progress=seen.append)
     shares = [now.done / now.total for now in seen]
     assert shares == sorted(shares) and shares[0] < 0.1 and shares[-1] == pytest.approx(1.0)
 

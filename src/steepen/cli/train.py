@@ -147,9 +147,9 @@ def train(
         return
     wanted = None
     if core is not None or depth_used or passes is not None:
-        from steepen.cli.evaluate import make_wanted
+        from steepen.cli.evaluate import make_request
 
-        wanted = make_wanted(core, depth_used=depth_used, passes=passes, examples=core_examples)
+        wanted = make_request(core, depth_used=depth_used, passes=passes, examples=core_examples)
     from steepen.runs.store import RunStore
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
@@ -165,15 +165,14 @@ def train(
         options,
     )
     if wanted is not None:
-        from steepen.cli.evaluate import print_found
-        from steepen.evaluation.measure import LoadedCheckpoint, measure
-        from steepen.evaluation.score_store import keep_scores
+        from steepen.cli.evaluate import print_scores
+        from steepen.evaluation.evaluate_run import evaluate
 
-        subject = LoadedCheckpoint.find(runs / run.hash)
-        found = measure(subject, dataset, wanted, device=device, quiet=as_json)
-        if not as_json:
-            print_found(found)
-        for note in keep_scores(subject, found, join=True).notes:
+        on_scores = None if as_json else print_scores
+        found = evaluate(
+            runs / run.hash, dataset, wanted, join=True, device=device, quiet=as_json, on_scores=on_scores
+        )
+        for note in found.notes:
             print(f"note: {note}", file=sys.stderr)
         record = RunStore(runs).record(run) or record
     if as_json:

@@ -1,8 +1,8 @@
-"""KL effective depth: how far into the network the prediction is still far from what it will be.
+"""KL effective depth: the block after which the prediction is close to the final one.
 
-The stream after every executed block, every pass counted, is read with the final norm and head (the logit
-lens). Its divergence from the final distribution first rises, then falls; the depth used is the first block,
-from the peak on, at which it is within a threshold.
+The residual stream after every executed block (each pass counts) is decoded with the final norm and head (the
+logit lens). Its KL divergence from the final distribution first rises, then falls; the effective depth is the
+first block, from the peak on, at which it is within a threshold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from steepen.data import ValidationSet
 from steepen.errors import UsageError
-from steepen.evaluation.validation_loss import tensors
+from steepen.evaluation.validation_loss import tensor_batches
 from steepen.model.network import Network
 
 Direction = Literal["final-to-block", "block-to-final"]
@@ -27,13 +27,13 @@ THRESHOLD = 2.0  # nats (Figure "Growth and looping raise KL effective depth")
 
 @dataclass(frozen=True)
 class KLDepth:
-    """The divergence after each executed block, and the depth it gives."""
+    """KL divergence after each executed block, and the effective depth."""
 
     depth: int  # counted from 1
     executed: int
     peak: int  # the block with the largest divergence, counted from 1
     curve: tuple[float, ...]  # nats, mean over tokens, one per executed block
-    stages: tuple[str, ...]  # prelude, core 1, core 2, …, coda: where each block stands
+    stages: tuple[str, ...]  # prelude, core 1, core 2, …, coda: the stage of each block
     passes: int
     threshold: float
     direction: Direction
@@ -41,16 +41,16 @@ class KLDepth:
     identity: str  # of the token set
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """JSON values."""
         return {
             name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
         }
 
 
 def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = THRESHOLD) -> tuple[int, int]:
-    """The depth used and the peak's block, both counted from 1.
+    """The effective depth and the block of the peak, both counted from 1.
 
-    The first of equal peaks counts. Where even the peak is within the threshold, it is the peak's own block.
+    Ties are resolved to the first peak. If the peak is within the threshold, the depth is the peak's block.
     """
     peak = max(range(len(curve)), key=lambda block: curve[block])
     depth = next(block for block in range(peak, len(curve)) if curve[block] <= threshold)
@@ -58,10 +58,10 @@ def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = T
 
 
 def stage_names(network: Network, passes: int) -> tuple[str, ...]:
-    """Where each executed block stands."""
-    split = network.shape.allocation
-    cores = [f"core {number}" for number in range(1, passes + 1) for _ in range(split.core)]
-    return (*["prelude"] * split.prelude, *cores, *["coda"] * split.coda)
+    """The stage of each executed block."""
+    blocks = network.shape.allocation
+    cores = [f"core {number}" for number in range(1, passes + 1) for _ in range(blocks.core)]
+    return (*["prelude"] * blocks.prelude, *cores, *["coda"] * blocks.coda)
 
 
 @torch.no_grad()
@@ -72,12 +72,12 @@ def depth_used(
     *,
     threshold: float = THRESHOLD,
     direction: Direction = "final-to-block",
-    report: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> KLDepth:
     """KL effective depth of a network on a validation set.
 
-    `direction` says which divergence: KL(final ‖ block), what the block's prediction would cost, is the
-    default; the paper does not say. `report` is told how many of how many sequences are done.
+    `direction` is final-to-block, KL(final ‖ block), or block-to-final; the paper does not say which.
+    `progress(done, total)` is called with numbers of sequences.
     """
     if direction not in DIRECTIONS:
         raise UsageError(f"direction {direction!r} is not known: use {' or '.join(DIRECTIONS)}.")
@@ -87,14 +87,14 @@ def depth_used(
     stages = stage_names(network, passes)
     device = network.embedding.device
     total = torch.zeros(len(stages), dtype=torch.float64)
-    # One sequence at a time keeps the stream of every block in memory at once affordable at any depth.
-    for done, (inputs, _) in enumerate(tensors(validation, rows=1), start=1):
-        streams: list[Tensor] = []
-        network.hidden_states(inputs.to(device), passes, visit=streams.append)
-        assert len(streams) == len(stages)
-        total += _divergences(network, streams, direction)
-        if report:
-            report(done, validation.chunks)
+    # One sequence at a time, because the hidden states of every block are in memory at once.
+    for done, (inputs, _) in enumerate(tensor_batches(validation, rows=1), start=1):
+        hidden: list[Tensor] = []
+        network.hidden_states(inputs.to(device), passes, visit=hidden.append)
+        assert len(hidden) == len(stages)
+        total += _kl_to_final(network, hidden, direction)
+        if progress:
+            progress(done, validation.chunks)
     curve = tuple((total / validation.tokens).tolist())
     depth, peak = effective_depth(curve, threshold)
     return KLDepth(
@@ -111,12 +111,12 @@ def depth_used(
     )
 
 
-def _divergences(network: Network, streams: list[Tensor], direction: Direction) -> Tensor:
-    """Divergence of every block's reading from the last one's, summed over tokens."""
-    final = functional.log_softmax(network.logits(streams[-1]), dim=-1)
-    found: list[Tensor] = []
-    for stream in streams:
-        block = functional.log_softmax(network.logits(stream), dim=-1)
-        given, other = (final, block) if direction == "final-to-block" else (block, final)
-        found.append((given.exp() * (given - other)).sum(dtype=torch.float64))
-    return torch.stack(found).cpu()
+def _kl_to_final(network: Network, hidden: list[Tensor], direction: Direction) -> Tensor:
+    """KL divergence between every block's prediction and the last one's, summed over tokens, fp64."""
+    final = functional.log_softmax(network.logits(hidden[-1]), dim=-1)
+    divergences: list[Tensor] = []
+    for state in hidden:
+        block = functional.log_softmax(network.logits(state), dim=-1)
+        p, q = (final, block) if direction == "final-to-block" else (block, final)
+        divergences.append((p.exp() * (p - q)).sum(dtype=torch.float64))
+    return torch.stack(divergences).cpu()

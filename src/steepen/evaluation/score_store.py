@@ -1,4 +1,9 @@
-"""Where the scores of a checkpoint go, beside it and into its run's record, and which may go there."""
+"""Save and read the scores of a checkpoint, beside it and in its run's record.
+
+RUN/evaluation/STEP/evaluation.json has the scores of one checkpoint, and the record of a finished run those
+of its last one. Scores with another tokenizer are never merged with the run's own, and a smaller CORE
+evaluation never replaces a larger one.
+"""
 
 from __future__ import annotations
 
@@ -12,83 +17,71 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import SteepenError, UsageError
-from steepen.evaluation.measure import LoadedCheckpoint
+from steepen.evaluation.load import RunCheckpoint
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
 
-ALIKE = ("run", "step", "passes", "precision")  # what results must share to stand in one file
-
-
-@dataclass(frozen=True)
-class Elsewhere(LoadedCheckpoint):
-    """A checkpoint whose results are kept in another folder than its run's."""
-
-    folder: Path
-    why: str | None = None  # what is wrong with the run's own folder
-
-    @staticmethod
-    def of(subject: LoadedCheckpoint, folder: Path, why: str | None = None) -> Elsewhere:
-        """The subject, with its results in a folder."""
-        return Elsewhere(subject.run, subject.spec, subject.checkpoint, folder, why)
-
-    @property
-    def results(self) -> Path:
-        """Where this checkpoint's results are kept."""
-        return self.folder
+SCORES_FILE = "evaluation.json"
+MERGE_KEYS = ("run", "step", "passes", "precision")  # scores that agree in these may be merged in one file
 
 
 @dataclass
-class Kept:
-    """What became of results: whether they joined the record, the file they are in, and what to say."""
+class SavedScores:
+    """Whether scores joined the run's record, the file they are in, and notes for the user."""
 
-    joined: bool
-    saved: Path | None
+    joined: bool = False
+    file: Path | None = None
     notes: list[str] = field(default_factory=list[str])
 
 
-def has_tokenizer_of(subject: LoadedCheckpoint, dataset: Dataset, join: bool | None) -> bool:
-    """Whether data surely has a run's tokenizer.
+def scores_directory(checkpoint: RunCheckpoint) -> Path:
+    """Where the scores of a checkpoint are saved."""
+    return checkpoint.run / "evaluation" / checkpoint.checkpoint.path.name
 
-    Refused where it surely has another, or where it may have and its scores are to join the record.
+
+def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, join: bool | None) -> bool:
+    """Whether data is known to have the tokenizer of a run.
+
+    Raises where it has another, or where it may have another and its scores are to join the record.
     """
-    own, vocabulary = dataset.manifest.tokenizer.sha256, subject.spec.shape.vocabulary
-    if dataset.identity == subject.spec.data.identity:
+    tokenizer, vocabulary = dataset.manifest.tokenizer.sha256, checkpoint.spec.shape.vocabulary
+    if dataset.identity == checkpoint.spec.data.identity:
         return True
-    known = _known_tokenizer(subject)
-    if known is not None and known != own:
+    recorded = _recorded_tokenizer(checkpoint)
+    if recorded is not None and recorded != tokenizer:
         raise UsageError(
-            f"{dataset.directory} has another tokenizer ({own[:12]}) than the run was trained with "
-            f"({known[:12]}); give data prepared with the run's own tokenizer."
+            f"{dataset.directory} has another tokenizer ({tokenizer[:12]}) than the run was trained with "
+            f"({recorded[:12]}); give data prepared with the run's own tokenizer."
         )
-    if known is None and dataset.padded_vocabulary != vocabulary:
+    if recorded is None and dataset.padded_vocabulary != vocabulary:
         raise UsageError(
             f"{dataset.directory} has another tokenizer than the run was trained with (its vocabulary is "
             f"{dataset.padded_vocabulary:,}, the run's {vocabulary:,}); give data prepared with the run's "
             "own tokenizer."
         )
-    if known is None and join:
+    if recorded is None and join:
         raise UsageError(
             f"{dataset.directory} is not what the run was trained on and may have another tokenizer, so its "
             "scores cannot join the run's record; leave --join out, or evaluate on the run's own data once."
         )
-    return known is not None
+    return recorded is not None
 
 
-def _known_tokenizer(subject: LoadedCheckpoint) -> str | None:
-    """The hash of a run's tokenizer, where an evaluation on the run's own data has left it."""
+def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
+    """The hash of a run's tokenizer, if an evaluation on the run's own data has recorded it."""
     from steepen.runs.store import RunDirectory
 
-    record = RunDirectory(subject.run).record()
-    folder = subject.run / "evaluation"
+    record = RunDirectory(checkpoint.run).record()
+    folder = checkpoint.run / "evaluation"
     saved = [{} if record is None else record.evaluation]
-    saved += [_read_json(file) for file in sorted(folder.glob("*/evaluation.json"))]
+    saved += [_read_json(file) for file in sorted(folder.glob(f"*/{SCORES_FILE}"))]
     for scores in saved:
         if isinstance(scores.get("tokenizer"), str):
             return scores["tokenizer"]
         outcomes = scores.get("core", {}).get("outcomes")
-        if outcomes and scores.get("data") == subject.spec.data.identity:
-            # STEP/core/KEY, wherever the run stood when it was scored.
+        if outcomes and scores.get("data") == checkpoint.spec.data.identity:
+            # The last three parts are STEP/core/KEY; the run may have been moved since.
             settings = _read_json(folder.joinpath(*Path(outcomes).parts[-3:], "settings.json"))
             if isinstance(settings.get("tokenizer"), str):
                 return settings["tokenizer"]
@@ -96,127 +89,134 @@ def _known_tokenizer(subject: LoadedCheckpoint) -> str | None:
 
 
 @contextlib.contextmanager
-def somewhere(subject: LoadedCheckpoint) -> Generator[LoadedCheckpoint]:
-    """The subject with a folder that can be written: its own, or else one that is gone afterwards."""
+def writable_directory(directory: Path) -> Generator[tuple[Path, str | None]]:
+    """Yield the directory, or, where it cannot be written, a temporary copy of it and the reason."""
     try:
-        subject.results.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=subject.results).close()
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
     except OSError as error:
-        why = _reason(error)
+        problem = _reason(error)
     else:
-        yield subject
+        yield directory, None
         return
     with tempfile.TemporaryDirectory(prefix="steepen-eval-") as name:
-        spare = Path(name) / "results"
-        if subject.results.is_dir():  # what was scored before need not be scored again
-            shutil.copytree(subject.results, spare)
-        yield Elsewhere.of(subject, spare, why)
+        copy = Path(name) / "results"
+        if directory.is_dir():  # finished tasks need not be evaluated again
+            shutil.copytree(directory, copy)
+        yield copy, problem
 
 
-def keep_scores(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | None) -> Kept:
-    """Save results and join them to the run's record, but never in the place of a larger look at CORE.
+def save_scores(
+    checkpoint: RunCheckpoint,
+    scores: dict[str, Any],
+    join: bool | None,
+    *,
+    folder: Path | None = None,
+    problem: str | None = None,
+) -> SavedScores:
+    """Save scores in `folder` (default: the checkpoint's own) and, if they `join`, in the run's record.
 
-    By default only what the run ended with is joined. What was measured before and is not measured now stays.
+    By default only scores of the last checkpoint join. Earlier scores that are not measured now are kept, and
+    so is a larger CORE evaluation. `problem` says why the checkpoint's own folder could not be written.
     """
     from steepen.runs.store import RunDirectory
 
-    why = subject.why if isinstance(subject, Elsewhere) else None
-    if why is not None and "core" in found:
-        found["core"]["outcomes"] = None
-    kept = Kept(False, None)
-    file, record_file = subject.results / "evaluation.json", RunDirectory(subject.run).record_file
-    places = [(file, _read_json(file))]
-    if _joins(subject, join):
-        places.insert(0, (record_file, _read_json(record_file).get("evaluation", {})))
-    for place, before in places:
-        alike = _alike(before, found)
-        note = _larger(place, before, found, alike)
+    folder = scores_directory(checkpoint) if folder is None else folder
+    if problem is not None and "core" in scores:
+        scores["core"]["outcomes"] = None
+    saved = SavedScores()
+    file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
+    targets = [(file, _read_json(file))]
+    if _joins(checkpoint, join):
+        targets.insert(0, (record_file, _read_json(record_file).get("evaluation", {})))
+    for target, before in targets:
+        mergeable = _mergeable(before, scores)
+        note = _larger_core_note(target, before, scores, mergeable)
         if note is None:
             continue
-        if not kept.notes:
-            kept.notes.append(note)
-        if not alike:  # they cannot stand in one file
-            return kept
-        found = {**found, "core": before["core"]}
+        if not saved.notes:
+            saved.notes.append(note)
+        if not mergeable:
+            return saved
+        scores = {**scores, "core": before["core"]}
     try:
-        kept.joined = _save(subject, found, join)
+        saved.joined = _write(checkpoint, file, scores, join)
     except OSError as error:
-        why = why or _reason(error)
-    if kept.joined:
-        kept.saved = record_file
-    elif why is None:
-        kept.saved = file
-    if why is not None:
-        what = "every example's outcome" if kept.joined else "the scores"
-        kept.notes.append(f"{what} could not be saved in {subject.run} ({why}).")
-    return kept
+        problem = problem or _reason(error)
+    if saved.joined:
+        saved.file = record_file
+    elif problem is None:
+        saved.file = file
+    if problem is not None:
+        what = "every example's outcome" if saved.joined else "the scores"
+        saved.notes.append(f"{what} could not be saved in {checkpoint.run} ({problem}).")
+    return saved
 
 
-def _save(subject: LoadedCheckpoint, found: dict[str, Any], join: bool | None) -> bool:
-    """Write results beside the checkpoint and into the run's record; returns whether they joined it."""
+def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], join: bool | None) -> bool:
+    """Write scores to `file` and into the run's record; returns whether they joined it."""
     from steepen.runs.store import RunDirectory
     from steepen.utils.json_io import write_json
 
-    file = subject.results / "evaluation.json"
-    # A file that is there and cannot be read is an error here: it must not be written over.
-    write_json(file, _merged(_object_in(file) if file.is_file() else {}, found))
-    if not _joins(subject, join):
+    # A file that exists and cannot be read raises here: it must not be overwritten.
+    write_json(file, _merge(_read_object(file) if file.is_file() else {}, scores))
+    if not _joins(checkpoint, join):
         return False
-    if not subject.final:
+    if not checkpoint.is_final:
         raise UsageError(
-            f"{subject.checkpoint.path} is not what the run ended with (step {subject.checkpoint.step:,} of "
-            f"{subject.spec.steps:,}), so its scores cannot join the run's record; leave --join out."
+            f"{checkpoint.checkpoint.path} is not the run's last checkpoint (step {checkpoint.step:,} of "
+            f"{checkpoint.spec.steps:,}), so its scores cannot join the run's record; leave --join out."
         )
-    directory = RunDirectory(subject.run)
+    directory = RunDirectory(checkpoint.run)
     with directory.lock(wait=True):
         record = directory.record()
         if record is None:
             if join:
-                raise SteepenError(f"{subject.run} has no record.json to join: finish the run first.")
+                raise SteepenError(f"{checkpoint.run} has no record.json to join: finish the run first.")
             return False
-        joined = replace(record, evaluation=_merged(record.evaluation, found))
+        joined = replace(record, evaluation=_merge(record.evaluation, scores))
         write_json(directory.record_file, joined.to_dict())
     return True
 
 
-def _joins(subject: LoadedCheckpoint, join: bool | None) -> bool:
-    """Whether results are to join the run's record."""
-    return subject.final if join is None else join
+def _joins(checkpoint: RunCheckpoint, join: bool | None) -> bool:
+    return checkpoint.is_final if join is None else join
 
 
-def _alike(before: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether results are of the same checkpoint and precision; others would not belong together."""
-    return all(before.get(name) == found[name] for name in ALIKE)
+def _mergeable(before: dict[str, Any], scores: dict[str, Any]) -> bool:
+    """Whether both are scores of the same checkpoint in the same precision."""
+    return all(before.get(name) == scores[name] for name in MERGE_KEYS)
 
 
-def _merged(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """New results over old ones they belong with.
+def _merge(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
+    """New scores over earlier ones of the same checkpoint.
 
-    A smaller look at CORE does not displace a larger one, also where that was written a moment ago by another
-    process: a quick check must not cost a record its scores.
+    A smaller CORE evaluation does not replace a larger one, even one that another process wrote a moment ago.
     """
     from steepen.evaluation.core.results import covers
 
-    if not _alike(before, found):
-        return found
-    merged = {**before, **found}
-    if "core" in before and "core" in found and not covers(found["core"], before["core"]):
+    if not _mergeable(before, scores):
+        return scores
+    merged = {**before, **scores}
+    if "core" in before and "core" in scores and not covers(scores["core"], before["core"]):
         merged["core"] = before["core"]
     return merged
 
 
-def _larger(place: Path, before: dict[str, Any], found: dict[str, Any], alike: bool) -> str | None:
-    """What to say where a file has a larger look at CORE than is found now."""
+def _larger_core_note(
+    target: Path, before: dict[str, Any], scores: dict[str, Any], mergeable: bool
+) -> str | None:
+    """A note for the user if `target` has a larger CORE evaluation than `scores`; None if it has not."""
     from steepen.evaluation.core.results import covers
 
-    old, new = before.get("core"), found.get("core")
-    if old is None or (new is None and alike) or (new is not None and covers(new, old)):
+    old, new = before.get("core"), scores.get("core")
+    if old is None or (new is None and mergeable) or (new is not None and covers(new, old)):
         return None
-    larger = f"{place} keeps its larger CORE result ({_size(old)}"
-    if alike:
+    larger = f"{target} keeps its larger CORE result ({_size(old)}"
+    if mergeable:
         return f"{larger}); this one ({_size(new)}) was not saved there."
     return (
-        f"{larger}, in {before.get('precision')}); what was measured in {found['precision']} was not saved."
+        f"{larger}, in {before.get('precision')}); what was measured in {scores['precision']} was not saved."
     )
 
 
@@ -230,15 +230,15 @@ def _reason(error: OSError) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """An object of a file; an empty one where there is none to read."""
+    """The JSON object in a file; {} if it cannot be read."""
     try:
-        return _object_in(file)
+        return _read_object(file)
     except OSError:
         return {}
 
 
-def _object_in(file: Path) -> dict[str, Any]:
-    """The object a file holds; an empty one where it holds something else."""
+def _read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} if it holds anything else."""
     try:
         value = json.loads(file.read_text())
     except ValueError:

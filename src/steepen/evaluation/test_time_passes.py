@@ -1,4 +1,4 @@
-"""Passes at test time: the loss with more or fewer core passes than the network was trained at."""
+"""Validation loss at more or fewer core passes than the network was trained with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PassesCurve:
     trained_loss: float
     tokens: int
     identity: str
-    left_out: tuple[int, ...] = ()  # asked for, but not there to run
+    left_out: tuple[int, ...] = ()  # requested, but the network cannot run them
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -30,7 +30,7 @@ class PassesCurve:
         return tuple(loss - self.trained_loss for loss in self.losses)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """JSON values."""
         return {
             "trained": self.trained,
             "trained_loss": self.trained_loss,
@@ -43,45 +43,45 @@ class PassesCurve:
         }
 
 
-def runnable(network: Network, asked: Sequence[int]) -> tuple[int, ...]:
-    """Those of the asked numbers of passes a network can run.
+def runnable_passes(network: Network, requested: Sequence[int]) -> tuple[int, ...]:
+    """The requested numbers of passes that a network can run.
 
-    A tied core runs any number; untied cores only as many as there are; a network without a core has none to
-    repeat, and runs as it was trained.
+    A tied core runs any number; untied cores at most as many as there are cores; a network without a core
+    only one.
     """
-    if any(passes < 1 for passes in asked):
-        raise UsageError(f"passes {min(asked)} is not valid: the core is applied at least once.")
-    most = max(asked, default=0)
+    if any(passes < 1 for passes in requested):
+        raise UsageError(f"passes {min(requested)} is not valid: the core is applied at least once.")
+    maximum = max(requested, default=0)
     if network.shape.allocation.core == 0:
-        most = 1
+        maximum = 1
     elif not network.arm.tied:
-        most = len(network.cores)
-    return tuple(sorted({passes for passes in asked if passes <= most}))
+        maximum = len(network.cores)
+    return tuple(sorted({passes for passes in requested if passes <= maximum}))
 
 
 def passes_curve(
     network: Network,
     validation: ValidationSet,
-    asked: Sequence[int] = tuple(range(1, 9)),
+    requested: Sequence[int] = tuple(range(1, 9)),
     trained: int | None = None,
-    report: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> PassesCurve:
-    """The loss at the asked numbers of passes, as far as the network can run them, and at the trained one.
+    """The loss at the requested numbers of passes that the network can run, and at the trained one.
 
-    What it cannot run stands in `left_out`. `report` is told how many of how many sequences are done, over
-    all numbers of passes.
+    Those it cannot run are in `left_out`. `progress(done, total)` counts sequences over all
+    numbers of passes.
     """
     trained = network.passes if trained is None else trained
-    chosen = runnable(network, asked)
+    chosen = runnable_passes(network, requested)
     losses: dict[int, float] = {}
-    wanted = sorted({*chosen, trained})
-    for count, passes in enumerate(wanted):
+    measured = sorted({*chosen, trained})
+    for count, passes in enumerate(measured):
 
-        def progress(done: int, total: int, before: int = count) -> None:
-            if report:
-                report(before * total + done, len(wanted) * total)
+        def report(done: int, total: int, before: int = count) -> None:
+            if progress:
+                progress(before * total + done, len(measured) * total)
 
-        losses[passes] = validate(network, validation, passes, progress).loss
+        losses[passes] = validate(network, validation, passes, report).loss
     return PassesCurve(
         trained,
         chosen,
@@ -89,5 +89,5 @@ def passes_curve(
         losses[trained],
         validation.tokens,
         validation.identity,
-        tuple(sorted({*asked} - {*chosen})),
+        tuple(sorted({*requested} - {*chosen})),
     )

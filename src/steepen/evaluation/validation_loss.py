@@ -1,4 +1,4 @@
-"""Loss and bits per byte on a prepared data set's validation tokens."""
+"""Validation loss and bits per byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steepen.model.network import Network
 
 @dataclass(frozen=True)
 class ValidationLoss:
-    """The loss on one validation set; equal identities mean equal tokens."""
+    """The mean loss on one validation set; equal identities mean equal tokens."""
 
     loss: float  # nats per token
     bits_per_byte: float
@@ -25,40 +25,40 @@ class ValidationLoss:
     identity: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """JSON values."""
         return asdict(self)
 
 
-def tensors(validation: ValidationSet, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A validation set as batches of inputs and targets."""
+def tensor_batches(validation: ValidationSet, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """A validation set as (inputs, targets) tensors, int64 (rows, context)."""
     return ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in validation.batches(rows))
 
 
-def rows_at_once(network: Network, context: int) -> int:
-    """Sequences whose logits fit comfortably: 2³⁰ values on a GPU, 2²⁴ elsewhere."""
-    room = 1 << (30 if network.embedding.device.type == "cuda" else 24)
-    return max(1, room // (context * network.shape.vocabulary))
+def rows_per_batch(network: Network, context: int) -> int:
+    """Sequences per batch such that the logits have at most 2³⁰ values on a GPU, 2²⁴ on a CPU."""
+    max_logits = 1 << (30 if network.embedding.device.type == "cuda" else 24)
+    return max(1, max_logits // (context * network.shape.vocabulary))
 
 
 def validate(
     network: Network,
     validation: ValidationSet,
     passes: int | None = None,
-    report: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ValidationLoss:
-    """The network's loss on a validation set, at a number of passes (default: its own).
+    """Mean loss of a network on a validation set at `passes` core passes (default: its own).
 
-    `report` is told how many of how many sequences are done.
+    `progress(done, total)` is called with numbers of sequences.
     """
     passes = network.passes if passes is None else passes
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         done = 0
-        for inputs, targets in tensors(validation, rows_at_once(network, validation.context)):
+        for inputs, targets in tensor_batches(validation, rows_per_batch(network, validation.context)):
             yield inputs, targets
             done += len(inputs)
-            if report:
-                report(done, validation.chunks)
+            if progress:
+                progress(done, validation.chunks)
 
     loss = mean_loss(network, batches(), passes)
     return ValidationLoss(

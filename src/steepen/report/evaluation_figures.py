@@ -1,12 +1,16 @@
-"""Figures of an evaluation, from its plain results; colours that colour-blind readers can tell apart."""
+"""Figures of evaluation scores, in colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from steepen.errors import UsageError
 from steepen.evaluation.core.suite import FILTERED_OUT
+
+if TYPE_CHECKING:
+    from steepen.evaluation.forecast import Forecast
 
 # Okabe and Ito's palette.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
@@ -23,13 +27,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 KIND_COLOURS = {"multiple_choice": BLUE, "schema": ORANGE, "language_modeling": GREEN}
 KIND_NAMES = {
     "multiple_choice": "multiple choice",
-    "schema": "shared ending",
+    "schema": "schema",
     "language_modeling": "language modelling",
 }
 
 
 def draw(found: Mapping[str, Any], folder: Path, title: str = "") -> list[Path]:
-    """Draw whatever `steepen eval` measured, one PNG each, into a folder; returns their paths."""
+    """Draw each kind of score present, as one PNG each, into a folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     if "core" in found:
@@ -45,7 +49,7 @@ def draw(found: Mapping[str, Any], folder: Path, title: str = "") -> list[Path]:
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
-    # The figure is made without pyplot: nothing global, and no window system asked for.
+    # Without pyplot: no global state, no window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -55,19 +59,19 @@ def _axes(width: float, height: float) -> tuple[Any, Any]:
 
 
 def draw_tasks(core: Mapping[str, Any], file: Path, title: str = "") -> None:
-    """Centred accuracy of every task; whiskers span the seeds, hollow bars are outside the 17-task subset."""
+    """Centred accuracy of every task; whiskers span the seeds, hollow bars are not in CORE17."""
     from matplotlib.patches import Patch
 
     tasks = sorted(core["tasks"].items(), key=lambda pair: pair[1]["centered"])
     figure, axes = _axes(7.5, 1.6 + 0.26 * len(tasks))
     for place, (label, task) in enumerate(tasks):
         colour = KIND_COLOURS[task["kind"]]
-        kept = label not in FILTERED_OUT
+        in_core17 = label not in FILTERED_OUT
         axes.barh(
             place,
             task["centered"],
             height=0.72,
-            color=colour if kept else "none",
+            color=colour if in_core17 else "none",
             edgecolor=colour,
             linewidth=1.2,
         )
@@ -163,54 +167,54 @@ def draw_passes(results: Mapping[str, Mapping[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def draw_forecast(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    measured: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    held_out: Mapping[str, tuple[float, float]],
-    references: Mapping[str, float],
-    file: Path,
-    target: float | None = None,
-    label: str = "CORE",
-) -> None:
-    """The score named by `label` against compute: measured points, the forecast (dashed beyond them),
-    references as lines.
-    """
+def draw_forecast(forecast: Forecast, file: Path) -> None:
+    """Score against compute: measured points, the forecast (dashed beyond them), references as lines."""
+    import numpy as np
+
+    if file.suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--figure {file} is not valid: its name must end in .png, .pdf or .svg.")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    computes = [run.flops for runs in forecast.runs.values() for run in runs]
+    flops = np.geomspace(min(computes), max([*forecast.targets, 10 * max(computes)]), 200)
     figure, axes = _axes(7.5, 4.6)
-    most = 0.0
-    for index, (name, (flops, score)) in enumerate(curves.items()):
+    top = 0.0
+    for index, (name, runs) in enumerate(forecast.runs.items()):
         colour, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
-        points = measured[name]
-        inside = [at <= max(points[0]) for at in flops]
-        edge = sum(inside)
+        score = forecast.fit.predict(name, flops)
+        points = [run.flops for run in runs], [forecast.score(run) for run in runs]
+        edge = int((flops <= max(points[0])).sum())
         axes.plot(flops[:edge], score[:edge], color=colour, linewidth=1.8, label=name)
         axes.plot(
             flops[max(0, edge - 1) :], score[max(0, edge - 1) :], color=colour, linewidth=1.8, linestyle="--"
         )
         axes.plot(*points, color=colour, marker=marker, linestyle="none", markersize=6)
-        if name in held_out:
+        if name in forecast.held_out:
+            last = forecast.held_out[name][-1]
             axes.plot(
-                *held_out[name],
+                last.flops,
+                forecast.score(last),
                 color=colour,
                 marker="*",
                 markersize=15,
                 markeredgecolor="black",
                 linestyle="none",
             )
-        most = max(most, *score, *points[1])
+        top = max(top, *score.tolist(), *points[1])
     axes.set_xscale("log")
-    for name, value in references.items():
+    for name, value in forecast.references.items():
         axes.axhline(value, color=GREY, linewidth=0.9, linestyle=":")
         axes.text(
             0.005, value, name, transform=axes.get_yaxis_transform(), va="bottom", fontsize=8, color=GREY
         )
-        most = max(most, value)
-    if target is not None:
-        axes.axvline(target, color="black", linewidth=0.8, linestyle="-.")
-    axes.set_ylim(top=most * 1.08)
+        top = max(top, value)
+    if forecast.targets:
+        axes.axvline(forecast.targets[-1], color="black", linewidth=0.8, linestyle="-.")
+    axes.set_ylim(top=top * 1.08)
     axes.set_xlabel("training compute (FLOPs)")
-    axes.set_ylabel(label)
-    star = "; star: held out" if held_out else ""
-    dotted = "; dotted: references" if references else ""
+    tasks = len(forecast.tasks)
+    axes.set_ylabel("CORE" if forecast.is_core else f"mean centred accuracy of {tasks} tasks")
+    star = "; star: held out" if forecast.held_out else ""
+    dotted = "; dotted: references" if forecast.references else ""
     axes.set_title(f"points: measured{star}; dashed: forecast{dotted}", fontsize=9, loc="left")
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=150)

@@ -1,7 +1,7 @@
-"""A bundle of tasks on disk: core.yaml, eval_meta_data.csv and eval_data/, read and checked as a whole.
+"""Read and check a CORE bundle: core.yaml, eval_meta_data.csv and eval_data/.
 
-All three task types are one shape: contexts, answers and which is right. Multiple choice has one context and
-several answers, a shared ending several contexts and one answer, language modelling one of each.
+All three task types have one form: contexts, answers and the index of the right one. Multiple choice has one
+context and several answers, schema several contexts and one answer, language modelling one of each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Item:
 
     @property
     def candidates(self) -> int:
-        """How many continuations compete."""
+        """Number of candidates."""
         return max(len(self.contexts), len(self.answers))
 
     def candidate(self, index: int) -> tuple[str, str]:
@@ -55,18 +55,18 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a bundle with all its items, in the order of the file."""
+    """One task of a bundle with its items, in the order of the file."""
 
     label: str
     kind: Kind
     file: Path
     shots: int
     delimiter: str  # between context and answer
-    baseline: float  # accuracy of guessing, in [0, 1)
+    baseline: float  # accuracy of random guessing, in [0, 1)
     items: tuple[Item, ...]
 
     def centered(self, accuracy: float) -> float:
-        """Accuracy with chance at 0 and perfection at 1."""
+        """Centred accuracy: 0 is chance, 1 is perfect."""
         return (accuracy - self.baseline) / (1.0 - self.baseline)
 
 
@@ -79,13 +79,13 @@ class Bundle:
 
     @staticmethod
     def open(directory: str | Path) -> Bundle:
-        """Read and check everything; a fault is refused by file and line before anything is scored."""
+        """Read and check a bundle; an error names the file and the line."""
         root = Path(directory)
         if not (root / CONFIG).is_file() and (root / "eval_bundle" / CONFIG).is_file():
             root = root / "eval_bundle"
         if not (root / CONFIG).is_file():
             hint = "unpack the archive and give its folder" if root.is_file() else "give the unpacked folder"
-            raise UsageError(f"{root} is no CORE bundle (it has no {CONFIG}); {hint}.")
+            raise UsageError(f"{root} is not a CORE bundle (it has no {CONFIG}); {hint}.")
         baselines = _read_baselines(root / BASELINES)
         files: dict[tuple[Path, str], tuple[Item, ...]] = {}
         tasks = [
@@ -94,17 +94,17 @@ class Bundle:
         labels = [task.label for task in tasks]
         for label in labels:
             if labels.count(label) > 1:
-                raise BadBundle(root / CONFIG, None, f"the label {label!r} stands there twice.")
+                raise BadBundle(root / CONFIG, None, f"the label {label!r} occurs more than once.")
         return Bundle(root, tuple(tasks))
 
     @property
     def examples(self) -> int:
-        """Examples of all tasks together (CORE: 91,037)."""
+        """Number of examples of all tasks (CORE: 91,037)."""
         return sum(len(task.items) for task in self.tasks)
 
     @cached_property
     def identity(self) -> str:
-        """Hex SHA-256 of everything that decides a score: tasks, settings, baselines, examples."""
+        """Hex SHA-256 of all that decides a score: tasks, settings, baselines, examples."""
         digest = hashlib.sha256(b"steepen-bundle-1\n")
         for task in self.tasks:
             head = [task.label, task.kind, task.shots, task.delimiter, task.baseline]
@@ -132,13 +132,13 @@ def _read_text(file: Path) -> str:
 
 
 def _read_config(file: Path) -> list[tuple[dict[str, Any], int]]:
-    """The tasks' entries of core.yaml and the line each begins on."""
+    """The task entries of core.yaml with the line each begins on."""
     text = _read_text(file)
     try:
         value, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise BadBundle(file, mark.line + 1 if mark else None, "this is no YAML.") from error
+        raise BadBundle(file, mark.line + 1 if mark else None, "this is not YAML.") from error
     entries = value.get("icl_tasks") if isinstance(value, dict) else None
     if not isinstance(entries, list) or not entries or not isinstance(node, yaml.MappingNode):
         raise BadBundle(file, 1, "it has no list of tasks under icl_tasks.")
@@ -151,7 +151,7 @@ def _read_config(file: Path) -> list[tuple[dict[str, Any], int]]:
 
 
 def _read_baselines(file: Path) -> dict[str, float]:
-    """Random-guess accuracy by task label, in per cent as the file has it."""
+    """Accuracy of random guessing by task label, in per cent as in the file."""
     rows = csv.DictReader(_read_text(file).splitlines())
     for column in ("Eval Task", "Random baseline"):
         if column not in (rows.fieldnames or []):
@@ -161,7 +161,7 @@ def _read_baselines(file: Path) -> dict[str, float]:
         try:
             found[row["Eval Task"]] = float(row["Random baseline"])
         except (TypeError, ValueError):
-            continue  # tasks of other suites stand here too; one that is needed is missed where it is used
+            continue  # the file also lists other tasks; a missing baseline is reported where it is needed
     return found
 
 
@@ -208,7 +208,7 @@ def _read_task(
         raise BadBundle(
             config,
             line,
-            f"{label} asks for {shots[0]} examples in the prompt, but its file has {len(items)} in all.",
+            f"{label} needs {shots[0]} demonstrations, but its file has {len(items)} examples.",
         )
     delimiter = field("continuation_delimiter", str, " ")
     return Task(label, kind, file, shots[0], delimiter, baseline / 100, items)
@@ -227,7 +227,7 @@ def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise BadBundle(file, number, f"this is no JSON ({error.msg}).") from None
+        raise BadBundle(file, number, f"this is not JSON ({error.msg}).") from None
     if not isinstance(value, dict):
         raise BadBundle(file, number, "an example must be an object with fields.")
     fields = cast("dict[str, Any]", value)
@@ -240,11 +240,11 @@ def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
     def texts(name: str) -> tuple[str, ...]:
         found = fields.get(name)
         if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, str) for one in found):
-            raise BadBundle(file, number, f"the field {name!r} must be a list of two texts or more.")
+            raise BadBundle(file, number, f"the field {name!r} must be a list of at least two texts.")
         return tuple(found)
 
     if kind == "language_modeling":
-        # The bundle's contexts may end in blanks, which would be swallowed by the answer's first token.
+        # Contexts may end in blanks, which would become part of the answer's first token.
         item = Item(number, (text("context").strip(),), (text("continuation"),), 0)
     elif kind == "schema":
         item = Item(number, texts("context_options"), (text("continuation"),), fields.get("gold", -1))

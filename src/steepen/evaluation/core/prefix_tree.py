@@ -1,9 +1,9 @@
-"""Examples to rows of tokens, and rows to batches of like length.
+"""Pack the candidates of an example into one row that shares their prefix, and rows into padded batches.
 
-The candidates of an example share a beginning. One row then holds it once, followed by each candidate's own
-tokens: every token keeps its place in its own text and sees only that text (a tree). What an answer's last
-token would predict nobody asks, so it is never an input; answers of one token need no branch at all, and
-their row is an ordinary causal one.
+The candidates of an example have a common prefix. A row holds it once, followed by each candidate's own
+tokens (a tree): every token keeps the position of its own text and attends to that text alone. The last token
+of an answer predicts nothing that is scored, so it is never an input; candidates of one token then need no
+branch, and their row is an ordinary causal one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy.typing as npt
 
 from steepen.evaluation.core.prompt_encoding import Example, Ids, common_prefix
 
-ROUND = 8  # row lengths are padded to a multiple of this
-WORTH = 0.1  # share of the tokens a tree must save: its attention is slower than a causal row's
+LENGTH_MULTIPLE = 8  # row lengths are padded to it
+MIN_SAVING = 0.1  # fraction of tokens a tree must save: masked attention is slower than causal
 
 
 @dataclass(frozen=True)
 class Row:
-    """Input tokens and what is asked of them: at `places` the probability of `targets`, for `slots`."""
+    """Input tokens, and the answer tokens to score: `targets`, predicted at `places`, for `slots`."""
 
     tokens: Ids
     places: Ids
     targets: Ids
-    slots: Ids  # the answer each target belongs to
-    branches: Ids | None = None  # 0 in the shared beginning, i in candidate i's own tokens; None: causal
+    slots: Ids  # the candidate each target belongs to
+    branches: Ids | None = None  # 0 in the shared prefix, i in candidate i's own tokens; None: causal
     positions: Ids | None = None
 
     def __len__(self) -> int:
@@ -37,24 +37,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one kind, padded to one length."""
+    """Rows padded to one length, all causal or all trees."""
 
     tokens: npt.NDArray[np.int64]  # (rows, length)
-    rows: npt.NDArray[np.int64]  # per question: its row,
-    places: npt.NDArray[np.int64]  # its place there,
-    targets: npt.NDArray[np.int64]  # the token asked for,
-    slots: npt.NDArray[np.int64]  # and the answer it belongs to
+    rows: npt.NDArray[np.int64]  # per target: its row,
+    places: npt.NDArray[np.int64]  # the index in that row where it is predicted,
+    targets: npt.NDArray[np.int64]  # its token id,
+    slots: npt.NDArray[np.int64]  # and its candidate
     branches: npt.NDArray[np.int64] | None
     positions: npt.NDArray[np.int64] | None
     real_tokens: int
 
 
-def make_rows(example: Example, first_slot: int, share: bool = True) -> list[Row]:
+def make_rows(example: Example, first_slot: int, share_prefixes: bool = True) -> list[Row]:
     """The rows of an example; its candidate i has slot first_slot + i."""
-    if share and len(example.sequences) > 1:
+    if share_prefixes and len(example.sequences) > 1:
         tree = _tree(example, first_slot)
-        apart = sum(len(sequence) - 1 for sequence in example.sequences)
-        if len(tree) <= (1 - WORTH) * apart:
+        separate = sum(len(sequence) - 1 for sequence in example.sequences)
+        if len(tree) <= (1 - MIN_SAVING) * separate:
             return [tree]
     return [
         _row(sequence, start, first_slot + index)
@@ -81,10 +81,12 @@ def _tree(example: Example, first_slot: int) -> Row:
         tokens.append(own)
         branches.append(np.full(len(own), index + 1, np.int32))
         positions.append(np.arange(shared, shared + len(own), dtype=np.int32))
-        asked = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # places in its own text
-        places.append(np.where(asked < shared, asked, asked - shared + length).astype(np.int32))
+        own_places = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # in its own text
+        places.append(
+            np.where(own_places < shared, own_places, own_places - shared + length).astype(np.int32)
+        )
         targets.append(sequence[start:])
-        slots.append(np.full(len(asked), first_slot + index, np.int32))
+        slots.append(np.full(len(own_places), first_slot + index, np.int32))
         length += len(own)
     branching = length > shared
     return Row(
@@ -98,16 +100,17 @@ def _tree(example: Example, first_slot: int) -> Row:
 
 
 def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> Iterator[Batch]:
-    """Causal rows, then trees, each longest first: a memory too small shows at once, padding stays small.
+    """Batches of causal rows, then of trees, longest first, so that there is little padding.
 
-    A batch has at most `token_budget` padded tokens, a batch of trees at most `mask_budget` pairs of them.
+    A batch has at most `token_budget` padded tokens; the mask of a batch of trees at most `mask_budget`
+    entries.
     """
     for branching in (False, True):
         chosen = sorted(
             (row for row in rows if (row.branches is not None) == branching), key=len, reverse=True
         )
         while chosen:
-            length = -(-len(chosen[0]) // ROUND) * ROUND
+            length = -(-len(chosen[0]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
             count = token_budget // length
             if branching:
                 count = min(count, mask_budget // length**2)
@@ -119,8 +122,8 @@ def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> It
 def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
     shape = (len(rows), length)
     tokens = np.zeros(shape, np.int64)
-    # Padding is a branch of its own that nothing else sees; it looks at the beginning, so no row of the mask
-    # is empty.
+    # Padding is a separate branch that no token attends to; it attends to the prefix, so that no row of the
+    # mask is empty.
     branches = np.full(shape, -1, np.int64) if branching else None
     positions = np.zeros(shape, np.int64) if branching else None
     for index, row in enumerate(rows):
@@ -141,13 +144,13 @@ def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
     )
 
 
-def split(batch: Batch) -> tuple[Batch, Batch]:
-    """The two halves of a batch of two rows or more."""
+def split_batch(batch: Batch) -> tuple[Batch, Batch]:
+    """Split a batch of two rows or more into halves."""
     half = len(batch.tokens) // 2
 
     def part(first: int, last: int) -> Batch:
         inside = (batch.rows >= first) & (batch.rows < last)
-        share = (last - first) / len(batch.tokens)
+        fraction = (last - first) / len(batch.tokens)
         return Batch(
             batch.tokens[first:last],
             batch.rows[inside] - first,
@@ -156,7 +159,7 @@ def split(batch: Batch) -> tuple[Batch, Batch]:
             batch.slots[inside],
             None if batch.branches is None else batch.branches[first:last],
             None if batch.positions is None else batch.positions[first:last],
-            round(batch.real_tokens * share),
+            round(batch.real_tokens * fraction),
         )
 
     return part(0, half), part(half, len(batch.tokens))

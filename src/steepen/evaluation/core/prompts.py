@@ -1,4 +1,4 @@
-"""Which examples are asked, and which stand solved before each: nanochat's draws, with a seed."""
+"""The order of a task's examples and the draw of few-shot demonstrations, as in nanochat, with a seed."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import random
 
 from steepen.evaluation.core.bundle import Item, Task
 
-ORDER_SEED = 1337  # nanochat shuffles every task's examples with it before taking a subset
-SHOT_SEED = 1234  # and draws the demonstrations of example i from 1234 + i
-SEED_STRIDE = 1_000_003  # evaluation seed s starts here × s further on; no task has that many examples
-BETWEEN = "\n\n"  # after each demonstration
+ORDER_SEED = 1337  # nanochat shuffles the examples of every task with it
+SHOT_SEED = 1234  # nanochat draws the demonstrations of example i with seed 1234 + i
+SEED_STRIDE = 1_000_003  # added per evaluation seed; larger than any task
+DEMONSTRATION_SEPARATOR = "\n\n"  # after each demonstration
 
 
 def shuffled(task: Task) -> tuple[Item, ...]:
-    """The task's items in the suite's fixed shuffled order; a subset is its first so many."""
+    """The task's items in a fixed shuffled order; a subset is the first n of them."""
     items = list(task.items)
     random.Random(ORDER_SEED).shuffle(items)
     return tuple(items)
 
 
 def draw_shots(count: int, index: int, shots: int, seed: int) -> list[int]:
-    """Places (in shuffled order) of the demonstrations for the example at `index`, itself excluded.
+    """Indices (in shuffled order) of the demonstrations for the example at `index`, itself excluded.
 
-    Seed 0 draws what nanochat draws. The whole task is drawn from even where only a subset is asked.
+    Seed 0 draws what nanochat draws, from the whole task even if only a subset is evaluated.
     """
     rng = random.Random(SHOT_SEED + index + SEED_STRIDE * seed)
     drawn = rng.sample(range(count - 1), shots)
-    return [place + (place >= index) for place in drawn]
+    return [other + (other >= index) for other in drawn]
 
 
-def solved(task: Task, item: Item) -> str:
-    """A demonstration: context, delimiter and the right answer."""
+def demonstration(task: Task, item: Item) -> str:
+    """The text of a demonstration: context, delimiter and right answer."""
     context, answer = item.candidate(item.gold)
     return context + task.delimiter + answer

@@ -1,4 +1,4 @@
-"""What an example, a task and the suite gave, and how the last follows from the first."""
+"""Outcomes of examples, scores of tasks, and their averages over the suite."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from steepen.evaluation.core.suite import CORE17, CORE22
 
 @dataclass(frozen=True)
 class Outcome:
-    """One example: right or not, and the mean loss per token of the right answer and of every candidate."""
+    """One example: whether it is correct, and mean losses per token of the right answer and all candidates."""
 
-    index: int  # place in the task's shuffled order
+    index: int  # in the task's shuffled order
     line: int  # in the task's file
     correct: bool
-    nll: float | None  # None where the right answer has no token of its own
-    chosen: int | None = None  # None for language modelling, where nothing is chosen
+    nll: float | None  # None if the right answer has no token of its own
+    chosen: int | None = None  # None for language modelling
     gold: int | None = None
     losses: tuple[float | None, ...] = ()
 
 
-def judge(kind: Kind, index: int, line: int, gold: int, means: Sequence[float], exact: bool) -> Outcome:
-    """An example's outcome from its candidates' mean losses and, for language modelling, exactness.
+def make_outcome(
+    kind: Kind, index: int, line: int, gold: int, means: Sequence[float], exact: bool
+) -> Outcome:
+    """The outcome of an example from the mean losses of its candidates, or, for language modelling, `exact`.
 
-    The lowest loss is chosen, the first of equals. A candidate that is a beginning of another has no token of
-    its own and no loss; as in the suite's reference code it neither beats an earlier candidate nor, where it
-    comes first, is beaten.
+    The candidate with the lowest loss is chosen, the first on ties. A candidate that is a prefix of another
+    has no token of its own and NaN loss; as in nanochat, it never beats an earlier candidate and, if it comes
+    first, is never beaten.
     """
     if kind == "language_modeling":
         return Outcome(index, line, exact, means[0])
     chosen = 0
-    for place, value in enumerate(means):
+    for candidate, value in enumerate(means):
         if value < means[chosen]:
-            chosen = place
-    plain = tuple(None if math.isnan(value) else value for value in means)
-    return Outcome(index, line, chosen == gold, plain[gold], chosen, gold, plain)
+            chosen = candidate
+    losses = tuple(None if math.isnan(value) else value for value in means)
+    return Outcome(index, line, chosen == gold, losses[gold], chosen, gold, losses)
 
 
 @dataclass(frozen=True)
 class SeedScore:
-    """A task's scores with one draw of demonstrations."""
+    """A task's scores with one seed of the demonstrations."""
 
     seed: int
     accuracy: float
@@ -94,13 +96,13 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class SuiteScores:
-    """Every task's score and the averages over them; an average is None where one of its tasks is missing."""
+    """Scores of all tasks and their averages; an average is None if one of its tasks is missing."""
 
     tasks: tuple[TaskScore, ...]
     seeds: tuple[int, ...]
 
     def mean(self, labels: Sequence[str], field: str = "centered") -> float | None:
-        """Plain average of a field over tasks."""
+        """Unweighted mean of a field over tasks."""
         by_label = {task.label: task for task in self.tasks}
         if any(label not in by_label for label in labels) or not labels:
             return None
@@ -113,7 +115,7 @@ class SuiteScores:
 
     @property
     def core17(self) -> float | None:
-        """The same over the paper's frozen 17-task subset."""
+        """Mean centred accuracy of the paper's 17-task subset."""
         return self.mean(CORE17)
 
     @property
@@ -122,7 +124,7 @@ class SuiteScores:
         return self.mean(CORE22, "nll")
 
     def core22_by_seed(self) -> list[float] | None:
-        """CORE with each seed's demonstrations alone: its scatter is what demonstrations matter."""
+        """CORE for each seed separately; its spread shows the effect of the demonstrations."""
         by_label = {task.label: task for task in self.tasks}
         if any(label not in by_label for label in CORE22):
             return None
@@ -131,7 +133,7 @@ class SuiteScores:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in scores.json and in a run's record."""
+        """JSON values, as in scores.json and in a run's record."""
         labels = [task.label for task in self.tasks]
         by_seed = self.core22_by_seed()
         return {
@@ -140,7 +142,7 @@ class SuiteScores:
             "core22_seed_sd": statistics.stdev(by_seed) if by_seed and len(by_seed) > 1 else None,
             "core17": self.core17,
             "nll22": self.nll22,
-            "mean_centered": self.mean(labels),  # over the tasks evaluated, whichever they are
+            "mean_centered": self.mean(labels),  # over the evaluated tasks
             "mean_nll": self.mean(labels, "nll"),
             "seeds": list(self.seeds),
             "tasks": {
@@ -150,13 +152,13 @@ class SuiteScores:
 
 
 def covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Whether a CORE result may stand where an older one stood: it has no fewer tasks, seeds or examples.
+    """Whether a CORE result may replace an older one: it has no fewer tasks, seeds or examples.
 
-    Of one bundle, the very tasks and seeds must be there. Of two bundles only their numbers can be compared.
+    For one bundle, the old tasks and seeds must be included; for two bundles only their numbers are compared.
     """
     if new["bundle"] == old["bundle"]:
-        most = [math.inf if core["examples"] is None else core["examples"] for core in (old, new)]
-        return most[0] <= most[1] and all(set(old[name]) <= set(new[name]) for name in ("tasks", "seeds"))
+        limits = [math.inf if core["examples"] is None else core["examples"] for core in (old, new)]
+        return limits[0] <= limits[1] and all(set(old[name]) <= set(new[name]) for name in ("tasks", "seeds"))
     sizes = [
         (len(core["tasks"]), len(core["seeds"]), sum(task["examples"] for task in core["tasks"].values()))
         for core in (old, new)

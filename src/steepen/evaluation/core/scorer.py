@@ -1,4 +1,4 @@
-"""Batches of rows through the network: the loss of every asked token, and whether it was the top choice."""
+"""Run batches through the network: the loss of every answer token, and whether it had the top logit."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from steepen.evaluation.core.prefix_tree import Batch, split
+from steepen.evaluation.core.prefix_tree import Batch, split_batch
 from steepen.model.network import Network, TreeAttention
 
-IN_FLIGHT = 3  # batches handed to the device before the oldest one's result is waited for
+IN_FLIGHT = 3  # batches submitted to the device before the oldest result is awaited
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Per slot (a candidate of an example): its tokens' summed loss, how many, if each was the top one."""
+class SlotScores:
+    """Per slot (one candidate of one example): summed loss, token count, whether all had the top logit."""
 
     loss: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
     exact: npt.NDArray[np.bool_]
 
     def mean(self, slot: int) -> float:
-        """Mean loss per token; not a number for an answer without a token of its own."""
+        """Mean loss per token; NaN for an answer without tokens of its own."""
         return float(self.loss[slot] / self.tokens[slot]) if self.tokens[slot] else float("nan")
 
 
 def can_branch(network: Network) -> bool:
-    """Whether the network's blocks take a mask; a block of the user's own may not."""
+    """Whether the network's blocks accept an attention mask; a custom block may not."""
     return all("mask" in inspect.signature(type(block).forward).parameters for block in network.blocks())
 
 
@@ -43,20 +43,20 @@ class Scorer:
         self.network = network
         self.passes = network.passes if passes is None else passes
         self.device = network.embedding.device
-        # Logits are made only where something is asked, so many rows of them at a time.
+        # Logits are computed at answer tokens only, this many rows at a time.
         vocabulary = network.shape.vocabulary
         self.logit_rows = max(64, (1 << 28 if self.device.type == "cuda" else 1 << 24) // vocabulary)
 
     @torch.no_grad()
-    def answers(
+    def score(
         self, batches: Iterable[Batch], slots: int, progress: Callable[[int], None] | None = None
-    ) -> Answers:
-        """Score all batches. `progress` is told the tokens of each batch when it is done."""
+    ) -> SlotScores:
+        """Score all batches; `progress` receives the tokens of each finished batch."""
         loss, count, hits = np.zeros(slots), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        waiting: deque[tuple[Batch, Tensor, Tensor]] = deque()
+        pending: deque[tuple[Batch, Tensor, Tensor]] = deque()
 
         def collect() -> None:
-            batch, losses, top = waiting.popleft()
+            batch, losses, top = pending.popleft()
             np.add.at(loss, batch.slots, losses.cpu().numpy().astype(np.float64))
             np.add.at(hits, batch.slots, top.cpu().numpy())
             np.add.at(count, batch.slots, 1)
@@ -65,34 +65,36 @@ class Scorer:
 
         for batch in batches:
             for part, losses, top in self._forward(batch):
-                waiting.append((part, losses, top))
-            while len(waiting) > IN_FLIGHT:
+                pending.append((part, losses, top))
+            while len(pending) > IN_FLIGHT:
                 collect()
-        while waiting:
+        while pending:
             collect()
-        return Answers(loss, count, hits == count)
+        return SlotScores(loss, count, hits == count)
 
     def _forward(self, batch: Batch) -> list[tuple[Batch, Tensor, Tensor]]:
-        """A batch's losses and hits, in halves where the device has no memory for the whole."""
+        """Losses and hits of a batch, which is split in halves when the device runs out of memory."""
         try:
             return [(batch, *self._score(batch))]
         except torch.cuda.OutOfMemoryError:
             if len(batch.tokens) == 1:
                 raise
         torch.cuda.empty_cache()
-        return [done for half in split(batch) for done in self._forward(half)]
+        return [done for half in split_batch(batch) for done in self._forward(half)]
 
     def _score(self, batch: Batch) -> tuple[Tensor, Tensor]:
         tree = None
         if batch.branches is not None and batch.positions is not None:
             tree = TreeAttention(self._send(batch.positions), tree_mask(self._send(batch.branches)))
-        stream = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
-        asked = stream[self._send(batch.rows), self._send(batch.places)]
+        hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
+        answers = hidden[self._send(batch.rows), self._send(batch.places)]
         targets = self._send(batch.targets)
         losses: list[Tensor] = []
         top: list[Tensor] = []
-        for rows, wanted in zip(asked.split(self.logit_rows), targets.split(self.logit_rows), strict=True):
-            logits = self.network.logits(rows)
+        for states, wanted in zip(
+            answers.split(self.logit_rows), targets.split(self.logit_rows), strict=True
+        ):
+            logits = self.network.logits(states)
             chosen = logits.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
             losses.append(logits.logsumexp(-1) - chosen)
             top.append(logits.argmax(-1) == wanted)
@@ -106,7 +108,7 @@ class Scorer:
 
 
 def tree_mask(branches: Tensor) -> Tensor:
-    """Who sees whom, (rows, 1, length, length): the beginning and one's own branch, nothing later."""
+    """Causal attention mask, bool (rows, 1, length, length), over the prefix and a token's own branch."""
     length = branches.shape[-1]
     key, query = branches.unsqueeze(-2), branches.unsqueeze(-1)
     order = torch.ones(length, length, dtype=torch.bool, device=branches.device).tril()

@@ -1,4 +1,4 @@
-"""The suite by name: CORE's 22 tasks, the paper's frozen 17, and the published scores to compare with."""
+"""The task labels of CORE (22) and of the paper's subset (17), and published scores to compare with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CORE22 = (
     "bigbench_language_identification",
 )
 
-# The same table's Filter column: what the paper's eight Vanilla checkpoints left out.
+# The same table's Filter column: tasks that fail the filter on the paper's eight Vanilla checkpoints.
 FILTERED_OUT = (
     "commonsense_qa",
     "boolq",
@@ -38,8 +38,8 @@ FILTERED_OUT = (
 )
 CORE17 = tuple(label for label in CORE22 if label not in FILTERED_OUT)
 
-# CORE of the GPT-3 models, which were never run on CORE: nanochat's estimates from the six of its tasks that
-# the GPT-3 paper prints (its dev/estimate_gpt3_core.ipynb), which the paper takes as references.
+# CORE of the GPT-3 models, which were never evaluated on CORE: nanochat's estimates (its
+# dev/estimate_gpt3_core.ipynb) from the six tasks that the GPT-3 paper reports; the paper's references.
 GPT3_CORE = {
     "GPT-3 2.7B": 0.3292,
     "GPT-3 6.7B": 0.3611,

@@ -1,6 +1,6 @@
-"""The protocol spelled out: one example at a time, every prompt rendered and encoded whole, every logit made.
+"""Reference scorer of CORE: one example at a time, every prompt encoded as one text, every logit computed.
 
-Slow on purpose. The tests hold the fast path to it, and the benchmark measures how much faster that is.
+Slow on purpose. Tests compare the batched scorer with it, and benchmarks/evaluation_speed.py its speed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Item, Task
 from steepen.evaluation.core.prompts import ORDER_SEED, SEED_STRIDE, SHOT_SEED
-from steepen.evaluation.core.results import Outcome, judge
+from steepen.evaluation.core.results import Outcome, make_outcome
 from steepen.model.network import Network
 
 
@@ -20,7 +20,7 @@ from steepen.model.network import Network
 def score_one(
     network: Network, tokenizer: Tokenizer, task: Task, index: int, seed: int = 0, passes: int | None = None
 ) -> Outcome:
-    """The outcome of the example at a place of the shuffled order."""
+    """The outcome of the example at `index` of the shuffled order."""
     items = list(task.items)
     random.Random(ORDER_SEED).shuffle(items)
     item = items[index]
@@ -36,10 +36,10 @@ def score_one(
         assert sequences[0][: len(without)] == without
         starts = [len(without)]
     elif task.kind == "multiple_choice":
-        shared = _agreement(sequences)
+        shared = _common_prefix(sequences)
         starts = [shared] * len(sequences)
     else:
-        shared = _agreement([sequence[::-1] for sequence in sequences])
+        shared = _common_prefix([sequence[::-1] for sequence in sequences])
         starts = [max(1, len(sequence) - shared) for sequence in sequences]
 
     context = network.shape.context
@@ -55,7 +55,7 @@ def score_one(
     top = logits[:, :-1].argmax(-1) == tokens[:, 1:]
     spans = [slice(start - 1, len(sequence) - 1) for start, sequence in zip(starts, sequences, strict=True)]
     means = [float(losses[row, span].double().mean()) for row, span in enumerate(spans)]
-    return judge(task.kind, index, item.line, item.gold, means, bool(top[0, spans[0]].all()))
+    return make_outcome(task.kind, index, item.line, item.gold, means, bool(top[0, spans[0]].all()))
 
 
 def _text(task: Task, item: Item, candidate: int) -> str:
@@ -63,8 +63,8 @@ def _text(task: Task, item: Item, candidate: int) -> str:
     return f"{context}{task.delimiter}{answer}"
 
 
-def _agreement(sequences: list[list[int]]) -> int:
-    """How many first tokens all sequences have in common."""
+def _common_prefix(sequences: list[list[int]]) -> int:
+    """Length of the common prefix of all sequences."""
     count = 0
     while all(len(sequence) > count for sequence in sequences):
         if len({sequence[count] for sequence in sequences}) > 1:

@@ -1,0 +1,215 @@
+"""Evaluate a checkpoint: validation loss, CORE, KL effective depth, test-time passes; save the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steepen.errors import UsageError
+from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
+from steepen.evaluation.score_store import (
+    has_run_tokenizer,
+    save_scores,
+    scores_directory,
+    writable_directory,
+)
+from steepen.utils.progress import StageReport, stage_progress
+
+if TYPE_CHECKING:
+    from steepen.data import Dataset
+    from steepen.evaluation.core.bundle import Bundle
+    from steepen.evaluation.core.evaluate import CoreOptions
+
+DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is requested
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What to measure; the validation loss is always measured."""
+
+    core: Bundle | None = None
+    core_options: CoreOptions | None = None
+    depth_used: bool = False  # KL effective depth
+    threshold: float = 2.0  # nats, of KL effective depth
+    direction: str = "final-to-block"  # of the KL divergence
+    depth_tokens: int | None = None  # None: DEPTH_TOKENS
+    passes: tuple[int, ...] = ()  # core passes to measure the loss at
+    validation_tokens: int | None = None  # None: as many as the run was validated on
+
+    def __post_init__(self) -> None:
+        for name in ("depth_tokens", "validation_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {value} is not valid: it must be at least 1.")
+        if self.core is not None and self.core_options is not None:
+            for label in self.core_options.tasks or ():
+                self.core.task(label)  # raises for a label the bundle does not have
+
+
+@dataclass
+class Evaluation:
+    """The scores of a checkpoint, and where they were saved."""
+
+    checkpoint: RunCheckpoint
+    scores: dict[str, Any]
+    joined: bool = False  # whether they are in the run's record
+    saved: Path | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+
+def evaluate(
+    path: str | Path | RunCheckpoint,
+    data: str | Path | Dataset,
+    request: EvaluationRequest | None = None,
+    *,
+    join: bool | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    quiet: bool = True,
+    on_scores: Callable[[dict[str, Any]], None] | None = None,
+) -> Evaluation:
+    """Evaluate a run directory or a checkpoint directory on prepared data, and save the scores.
+
+    `join` adds them to the run's record; None does so for the last checkpoint if the data is known to have
+    the run's tokenizer. `on_scores` is called before anything is saved, so that no score is lost to a full
+    disk. An interrupted CORE evaluation resumes after its last finished task.
+    """
+    from steepen.data import Dataset
+
+    request = request or EvaluationRequest()
+    checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
+    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
+    context = checkpoint.spec.shape.context
+    if request.depth_used and request.depth_tokens is not None and request.depth_tokens < context:
+        raise UsageError(
+            f"--depth-tokens {request.depth_tokens:,} is not valid: give at least the run's context, "
+            f"{context:,}."
+        )
+    notes: list[str] = []
+    directory = scores_directory(checkpoint)
+    same_tokenizer = has_run_tokenizer(checkpoint, dataset, join)
+    if not same_tokenizer:
+        notes.append(
+            f"{dataset.directory} is not what the run was trained on, and the tokenizer of the run is not "
+            "recorded; the scores are meaningful only if the tokenizer is the same, and will not join the "
+            "run's record."
+        )
+        # A separate directory: scores with two tokenizers must not be merged into one file.
+        directory, join = directory / "other-data" / dataset.identity[:12], False
+    with writable_directory(directory) as (folder, problem):
+        try:
+            run = load(checkpoint, data=dataset, device=device, precision=precision)
+            scores = measure(run, dataset, request, folder=folder, quiet=quiet)
+        except KeyboardInterrupt as interrupt:
+            if request.core is not None and problem is None:
+                interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
+            raise
+        if same_tokenizer:
+            scores["tokenizer"] = dataset.manifest.tokenizer.sha256
+        if on_scores is not None:
+            on_scores(scores)
+        saved = save_scores(checkpoint, scores, join, folder=folder, problem=problem)
+    notes += saved.notes
+    used = scores["depth_used"]["tokens"] if request.depth_used else None
+    if request.depth_tokens is not None and used not in (None, request.depth_tokens):
+        notes.append(
+            f"--depth-tokens {request.depth_tokens:,}: {used:,} were used, the largest multiple of the "
+            "context that fits."
+        )
+    return Evaluation(checkpoint, scores, saved.joined, saved.file, notes)
+
+
+def measure(
+    run: LoadedRun,
+    dataset: Dataset,
+    request: EvaluationRequest,
+    *,
+    folder: Path | None = None,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
+    from steepen.data import ValidationSet
+    from steepen.evaluation.kl_depth import depth_used
+    from steepen.evaluation.test_time_passes import passes_curve
+    from steepen.evaluation.validation_loss import validate
+
+    spec, passes, network = run.spec, run.passes, run.network
+    context = spec.shape.context
+    available = max(context, len(dataset.tokens("val")) // (context + 1) * context)
+    tokens = max(context, request.validation_tokens or min(spec.validation_tokens, available))
+    validation = ValidationSet(dataset, context, tokens)
+    scores: dict[str, Any] = {
+        "run": spec.hash,
+        "step": run.checkpoint.step,
+        "passes": passes,
+        "precision": run.precision,
+        "data": dataset.identity,
+    }
+    if dataset.identity == spec.data.identity:
+        scores["tokenizer"] = dataset.manifest.tokenizer.sha256
+    with stage_progress(quiet) as progress:
+        scores["validation"] = validate(
+            network, validation, passes, progress=lambda done, total: progress("validation", done, total)
+        ).to_dict()
+        if request.depth_used:
+            depth_tokens = request.depth_tokens or DEPTH_TOKENS
+            subset = ValidationSet(dataset, context, max(context, min(depth_tokens, available)))
+            scores["depth_used"] = depth_used(
+                network,
+                subset,
+                passes,
+                threshold=request.threshold,
+                direction=request.direction,  # pyright: ignore[reportArgumentType]  (checked there)
+                progress=lambda done, total: progress("KL effective depth", done, total),
+            ).to_dict()
+        if request.passes:
+            scores["passes_curve"] = passes_curve(
+                network,
+                validation,
+                request.passes,
+                passes,
+                progress=lambda done, total: progress("passes at test time", done, total),
+            ).to_dict()
+        if request.core is not None:
+            scores["core"] = _measure_core(run, dataset, request, folder, progress)
+    return scores
+
+
+def _measure_core(
+    run: LoadedRun, dataset: Dataset, request: EvaluationRequest, folder: Path | None, progress: StageReport
+) -> dict[str, Any]:
+    from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core, settings_key
+    from steepen.utils.json_io import write_json
+
+    bundle, options = request.core, request.core_options or CoreOptions()
+    assert bundle is not None
+    tokenizer = dataset.tokenizer()
+    settings = {
+        "bundle": bundle.identity,
+        "tokenizer": tokenizer.identity,
+        "weights": run.checkpoint.weights_sha256,
+        "passes": run.passes,
+        "precision": run.precision,
+        "examples": options.examples,
+    }
+    outcomes = None if folder is None else folder / "core" / settings_key(settings)
+    if outcomes is not None:
+        write_json(outcomes / "settings.json", settings)
+    core = evaluate_core(
+        run.network,
+        tokenizer,
+        bundle,
+        options,
+        passes=run.passes,
+        folder=outcomes,
+        progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
+    ).to_dict()
+    # Equal keys mean equal settings; seeds and tasks may differ between requests, and are in the scores.
+    location = None if outcomes is None else str(outcomes)
+    core |= {"bundle": bundle.identity, "examples": options.examples, "outcomes": location}
+    if outcomes is not None:
+        write_json(outcomes / "scores.json", core)
+    return core

@@ -1,0 +1,116 @@
+"""Forecast CORE at a larger compute from the task scores of smaller runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from steepen.errors import UsageError
+from steepen.evaluation.core.suite import GPT3_CORE
+from steepen.evaluation.scored_runs import RunsByArm, ScoredRun, checkpoint_tables, choose_tasks, hold_out
+from steepen.laws.fits.downstream import DownstreamFit, HeldOutScore, fit_downstream
+
+MIN_RUNS = 4  # that a task law is fitted to
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A fit to all runs, its forecasts, and how well a fit without the held-out runs predicted them."""
+
+    runs: RunsByArm
+    held_out: RunsByArm
+    tasks: tuple[str, ...]
+    is_core: bool  # False: the score is the mean centred accuracy of `tasks`
+    fit: DownstreamFit
+    hold_out_scores: tuple[tuple[ScoredRun, HeldOutScore], ...]
+    targets: tuple[float, ...]  # FLOPs
+    references: Mapping[str, float]  # published CORE scores; empty unless `is_core`
+
+    @property
+    def score_name(self) -> str:
+        """The key of the score in JSON."""
+        return "core" if self.is_core else "mean_centered"
+
+    def score(self, run: ScoredRun) -> float:
+        """The measured score of a run."""
+        return _score(run, self.tasks, self.is_core)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "score": self.score_name,
+            "tasks": list(self.tasks),
+            "runs": {name: [run.run for run in runs] for name, runs in self.runs.items()},
+            "hold_out": [{"run": run.run, **asdict(result)} for run, result in self.hold_out_scores],
+            "forecast": [
+                {"arm": name, "flops": flops, self.score_name: float(self.fit.predict(name, flops)[0])}
+                for flops in self.targets
+                for name in self.runs
+            ],
+            "compute_for": [
+                {
+                    "reference": reference,
+                    "core": value,
+                    "arm": name,
+                    "flops": self.fit.compute_for(name, value),
+                }
+                for reference, value in self.references.items()
+                for name in self.runs
+            ],
+            "r": self.fit.r,
+            "scatter": self.fit.sigma,
+        }
+
+
+def forecast(
+    groups: RunsByArm,
+    *,
+    tasks: str | Sequence[str] = "core17",
+    held_out: Sequence[str] | None = None,
+    targets: Sequence[float] = (),
+) -> Forecast:
+    """Fit the scores of runs by arm, compare with held-out runs, and forecast the score at `targets` FLOPs.
+
+    `held_out` are beginnings of run names; None holds out each arm's largest run if it has more than
+    MIN_RUNS. Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
+    """
+    for flops in targets:
+        if not 0 < flops < float("inf"):
+            raise UsageError(f"--target {flops} is not valid: give a positive number of FLOPs.")
+    labels = choose_tasks(tasks, groups)
+    is_core = all(run.has_core for runs in groups.values() for run in runs)
+
+    def score(run: ScoredRun) -> float:
+        return _score(run, labels, is_core)
+
+    fitted, held = hold_out(groups, held_out, MIN_RUNS)
+    for name, runs in groups.items():
+        if len(runs) < MIN_RUNS:
+            raise UsageError(
+                f"{name} has {len(runs)} scored runs; a task law needs at least {MIN_RUNS} (choose others "
+                "with --arms)."
+            )
+    fit = fit_downstream(checkpoint_tables(groups, labels, score), labels)
+    compared: list[tuple[ScoredRun, HeldOutScore]] = []
+    if held:
+        without = fit_downstream(checkpoint_tables(fitted, labels, score), labels)
+        compared = [
+            (run, without.hold_out(name, run.flops, score(run)))
+            for name, runs in held.items()
+            for run in runs
+        ]
+    return Forecast(
+        groups,
+        held,
+        tuple(labels),
+        is_core,
+        fit,
+        tuple(compared),
+        tuple(targets),
+        GPT3_CORE if is_core else {},
+    )
+
+
+def _score(run: ScoredRun, tasks: Sequence[str], is_core: bool) -> float:
+    return float(run.core["core22"]) if is_core else run.mean_centered(tasks)

@@ -1,0 +1,183 @@
+"""Load a trained network from its run directory or from one checkpoint.
+
+from steepen.evaluation.load import load
+
+run = load("runs/3f2a…", data="data/edu")
+logits = run.network(tokens, passes=run.passes)
+run.tokenizer.decode(...), run.spec, run.record
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steepen.errors import SteepenError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from steepen.data import Dataset, Tokenizer
+    from steepen.model.network import Network
+    from steepen.runs.record import RunRecord
+    from steepen.runs.spec import RunSpec
+    from steepen.training.checkpoint import Checkpoint
+
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """One checkpoint of a run on disk; its weights are not read yet."""
+
+    run: Path
+    spec: RunSpec
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        """Training steps done."""
+        return self.checkpoint.step
+
+    @property
+    def passes(self) -> int:
+        """Core passes at which the network is evaluated at this step."""
+        from steepen.training.step_schedule import build_schedule
+
+        return int(build_schedule(self.spec).eval_passes[max(0, self.step - 1)])
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this is the last step of the run."""
+        return self.step == self.spec.steps
+
+    @property
+    def weights_sha256(self) -> str:
+        """SHA-256 of the checkpoint's tensors, as stored beside them."""
+        from steepen.training.checkpoint import META_FILE
+
+        try:
+            return str(json.loads((self.checkpoint.path / META_FILE).read_text())["sha256"])
+        except (OSError, ValueError, KeyError) as error:
+            raise SteepenError(f"{self.checkpoint.path} has no readable {META_FILE}.") from error
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained network with its run."""
+
+    checkpoint: RunCheckpoint
+    network: Network
+    precision: str  # of the weights: fp32 or bf16
+    tokenizer: Tokenizer | None  # None where `load` was given no data
+    record: RunRecord | None  # None while the run has not finished
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run's specification."""
+        return self.checkpoint.spec
+
+    @property
+    def passes(self) -> int:
+        """Core passes at which the network is evaluated."""
+        return self.checkpoint.passes
+
+
+def load(
+    path: str | Path | RunCheckpoint,
+    *,
+    data: str | Path | Dataset | None = None,
+    device: str | torch.device = "auto",
+    precision: str = "auto",
+) -> LoadedRun:
+    """Load the network of a run directory (its newest checkpoint) or of a checkpoint directory.
+
+    `data` is prepared data with the run's tokenizer. `precision` auto is the run's own, and bf16 for a run
+    trained in fp8. Raises if the checksum of the weights is wrong.
+    """
+    from steepen.data import Dataset
+    from steepen.runs.store import RunDirectory
+    from steepen.training.device import find_device
+
+    checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
+    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
+    if dataset is not None:
+        check_vocabulary(checkpoint.spec, dataset)
+    precision = choose_precision(checkpoint.spec, precision)
+    place = find_device(device) if isinstance(device, str) else device
+    return LoadedRun(
+        checkpoint,
+        load_network(checkpoint, place, precision),
+        precision,
+        None if dataset is None else dataset.tokenizer(),
+        RunDirectory(checkpoint.run).record(),
+    )
+
+
+def find_checkpoint(path: str | Path) -> RunCheckpoint:
+    """Find the newest checkpoint of a run directory, or the checkpoint that a directory is."""
+    from steepen.runs.spec import read_spec
+    from steepen.training.checkpoint import META_FILE, Checkpoint, list_checkpoints
+
+    path = Path(path).resolve()
+    run = path if (path / "spec.json").is_file() else path.parent.parent
+    if not (run / "spec.json").is_file() or (run != path and not path.is_dir()):
+        raise UsageError(
+            f"{path} is neither a run directory (with spec.json) nor one of its checkpoints/NNNNNNNN; "
+            "`steepen train` prints the run's directory when it ends."
+        )
+    if run == path:
+        saved = list_checkpoints(run / "checkpoints")
+        if not saved:
+            raise SteepenError(f"{run} has no checkpoint yet.")
+        checkpoint = saved[-1]
+    else:
+        if not (path / META_FILE).is_file() or not path.name.isdigit():
+            raise UsageError(f"{path} is not a checkpoint (it has no {META_FILE}).")
+        checkpoint = Checkpoint(path)
+    return RunCheckpoint(run, read_spec(run / "spec.json"), checkpoint)
+
+
+def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str) -> Network:
+    """Build the network of a checkpoint and read its weights, checksum verified, as fp32 or bf16."""
+    import torch
+
+    from steepen.model.init import on_meta
+    from steepen.model.load_weights import allocate, copy_weights, read_weights
+    from steepen.training.checkpoint import SEPARATOR, STATE_FILE
+    from steepen.utils.files import sha256_of_file
+
+    state, spec = checkpoint.checkpoint.training_state(), checkpoint.spec
+    path = checkpoint.checkpoint.path
+    if state.run != spec.hash:
+        raise SteepenError(f"{path} belongs to another run ({state.run}).")
+    file = path / STATE_FILE
+    if sha256_of_file(file) != checkpoint.weights_sha256:
+        raise SteepenError(f"{file} is corrupt: its checksum is wrong; use another checkpoint.")
+    multipliers = spec.hyperparameters.multipliers
+    network = on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
+    network = allocate(network, device)
+    copy_weights(network, read_weights(file, f"model{SEPARATOR}", device))
+    # Weights cast once give the same results as weights cast at every use, and are faster.
+    return network.to(torch.bfloat16) if precision == "bf16" else network
+
+
+def choose_precision(spec: RunSpec, requested: str) -> str:
+    """The precision to evaluate in: fp32 or bf16; auto is the run's own, bf16 for an fp8 run."""
+    if requested == "auto":
+        # fp8 is a training precision: its master weights are evaluated in bf16.
+        return "bf16" if spec.precision == "fp8" else spec.precision
+    if requested not in PRECISIONS:
+        raise UsageError(f"--precision {requested!r} is not known: use auto, fp32 or bf16.")
+    return requested
+
+
+def check_vocabulary(spec: RunSpec, dataset: Dataset) -> None:
+    """Raise if data has token ids that the network of a run has no embedding for."""
+    if dataset.padded_vocabulary > spec.shape.vocabulary:
+        raise UsageError(
+            f"the run has a vocabulary of {spec.shape.vocabulary:,}, but {dataset.directory} has a tokenizer "
+            f"with {dataset.vocabulary:,} ids; give data prepared with the run's own tokenizer."
+        )
