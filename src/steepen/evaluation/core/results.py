@@ -14,7 +14,7 @@ from steepen.evaluation.core.suite import CORE17, CORE22
 
 @dataclass(frozen=True)
 class Outcome:
-    """One example: whether it is correct, and mean losses per token of the right answer and all candidates."""
+    """One example: whether it is correct, and the mean loss per token of every candidate."""
 
     index: int  # in the task's shuffled order
     line: int  # in the task's file

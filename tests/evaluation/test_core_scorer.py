@@ -204,7 +204,7 @@ def test_a_shared_beginning_is_computed_once(tokenizer: Tokenizer, bundle: Bundl
         example = encoder.example(index, 0)
         rows = make_rows(example, 0)
         shared += sum(map(len, rows))
-        apart += sum(map(len, make_rows(example, 0, share=False)))
+        apart += sum(map(len, make_rows(example, 0, share_prefixes=False)))
         asked = sum(len(s) - start for s, start in zip(example.sequences, example.starts, strict=True))
         assert sum(len(row.targets) for row in rows) == asked
     assert shared < 0.6 * apart

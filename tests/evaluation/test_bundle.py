@@ -48,12 +48,12 @@ def set_line(folder: Path, file: str, number: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"query": "x", "choices": ["a", "b"], "gold": 0', "no JSON"),
-        ("", "no JSON"),
+        ('{"query": "x", "choices": ["a", "b"], "gold": 0', "not JSON"),
+        ("", "not JSON"),
         ("[1, 2]", "object"),
         ('{"query": 3, "choices": ["a", "b"], "gold": 0}', "'query' must be text"),
-        ('{"query": "x", "choices": ["a"], "gold": 0}', "'choices' must be a list of two"),
-        ('{"query": "x", "choices": ["a", 2], "gold": 0}', "'choices' must be a list of two"),
+        ('{"query": "x", "choices": ["a"], "gold": 0}', "'choices' must be a list of at least two"),
+        ('{"query": "x", "choices": ["a", 2], "gold": 0}', "'choices' must be a list of at least two"),
         ('{"query": "x", "choices": ["a", "b"], "gold": 2}', "gold = 2 is not valid"),
         ('{"query": "x", "choices": ["a", "b"]}', "gold = -1 is not valid"),
         ('{"query": "x", "choices": ["a", "b"], "gold": true}', "gold = True is not valid"),
@@ -71,12 +71,12 @@ def test_a_malformed_line_is_named(bundle_folder: Path, text: str, says: str) ->
     [
         ("core.yaml", "schema", "essay", r"core\.yaml, line 14: ending has the unknown task type 'essay'"),
         ("core.yaml", "num_fewshot: [3]", "num_fewshot: 3", r"core\.yaml, line 8: num_fewshot = 3"),
-        ("core.yaml", "num_fewshot: [3]", "num_fewshot: [14]", r"line 8: choose_shots asks for 14"),
-        ("core.yaml", "label: ending", "label: choose", "'choose' stands there twice"),
+        ("core.yaml", "num_fewshot: [3]", "num_fewshot: [14]", r"line 8: choose_shots needs 14"),
+        ("core.yaml", "label: ending", "label: choose", "'choose' occurs more than once"),
         ("core.yaml", "label: ending", "label: ../x", r"line 14: the label '../x'"),
         ("core.yaml", "two/ending", "two/gone", r"two/gone\.jsonl: the file is missing"),
         ("core.yaml", "icl_tasks:", "tasks:", r"core\.yaml, line 1: .*icl_tasks"),
-        ("core.yaml", "label: choose\n", "label: [\n", r"core\.yaml, line \d+: this is no YAML"),
+        ("core.yaml", "label: choose\n", "label: [\n", r"core\.yaml, line \d+: this is not YAML"),
         ("eval_meta_data.csv", "ending,50", "other,50", r"eval_meta_data\.csv: .*'ending'"),
         ("eval_meta_data.csv", "ending,50", "ending,100", r"eval_meta_data\.csv: .*'ending'"),
         ("eval_meta_data.csv", "Random baseline", "Chance", r"line 1: there is no column 'Random baseline'"),
@@ -90,7 +90,7 @@ def test_a_bad_setting_is_named(bundle_folder: Path, file: str, old: str, new: s
 
 
 def test_a_folder_that_is_no_bundle_is_told_from_one(tmp_path: Path, bundle_folder: Path) -> None:
-    with pytest.raises(UsageError, match="no CORE bundle"):
+    with pytest.raises(UsageError, match="not a CORE bundle"):
         Bundle.open(tmp_path / "nowhere")
     archive = tmp_path / "eval_bundle.tar.xz"
     archive.write_bytes(b"x")
