@@ -1,12 +1,12 @@
-"""How much faster CORE is than one example at a time, with equal scores; both measured in one run.
+"""Speed of the batched CORE scorer against one example at a time, with equal scores, in one run.
 
     python benchmarks/evaluation_speed.py BUNDLE --device cuda                     # d8, all examples, bf16
     python benchmarks/evaluation_speed.py BUNDLE --small --examples 12 --reference-examples 2
     python benchmarks/evaluation_speed.py BUNDLE --count    # tokens with and without sharing; no network
 
-BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on what
-it has learnt. The reference (tests/evaluation/core_reference.py) follows the protocol literally, one example at
-a time: each prompt encoded as one text, each choice a row of its own, every logit computed. It is timed on the
+BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on
+them. The reference (tests/evaluation/core_reference.py) follows the protocol literally, one example at a
+time: each prompt encoded as one text, each choice a row of its own, every logit computed. It is timed on the
 first --reference-examples of every task, and each task's mean time is multiplied by its number of examples;
 with --reference-examples 0 it is timed on all.
 """
