@@ -27,7 +27,7 @@ def sentences(seed: int, count: int) -> str:
     spice = ["naïve", "42", "“so”", "don't", "café", "日本語", "🙂", "x=1"]
     lines: list[str] = []
     for _ in range(count):
-        words = choose.choices(WORDS, k=choose.randint(4, 14))
+        words: list[str] = choose.choices(WORDS, k=choose.randint(4, 14))
         if choose.random() < 0.3:
             words.insert(1, choose.choice(spice))
         lines.append(" ".join(words).capitalize() + choose.choice([".", ".\n\n", "?", ".\n"]))

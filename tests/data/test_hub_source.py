@@ -57,9 +57,9 @@ class Hub(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    server: Hub
+    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_HEAD(self) -> None:

@@ -61,7 +61,7 @@ def test_the_manifest_counts_what_is_there(dataset: Dataset, documents: list[str
 def test_a_document_that_the_source_repeats_is_never_in_both_splits(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl
 ) -> None:
-    repeated = [text for copy in range(3) for text in documents]
+    repeated = [text for _ in range(3) for text in documents]
     source = write_jsonl(tmp_path / "repeated.jsonl", repeated)
     dataset = prepare(PrepareRequest((str(source),), val_tokens=1_000), tmp_path / "out")
     train, val = texts_of(dataset, "train"), texts_of(dataset, "val")

@@ -100,8 +100,8 @@ def peak(name: str, depth: int) -> float:
         for module in network.modules():
             for key, parameter in module._parameters.items():
                 assert parameter is not None
-                module._parameters[key] = torch.nn.Parameter(torch.empty(parameter.shape))
-                module._parameters[key].grad = torch.empty(parameter.shape)
+                module._parameters[key] = empty = torch.nn.Parameter(torch.empty(parameter.shape))
+                empty.grad = torch.empty(parameter.shape)
         network._buffers["rotary"] = torch.empty(2, 2048, 64)
         network.compute_dtype = torch.bfloat16
         fast.install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,7 +286,7 @@ def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
 
 def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> None:
     rng = np.random.default_rng(5)
-    columns: dict[str, list[object]] = {"arm": [], "flops": [], "loss": [], "seed": []}
+    columns: dict[str, Any] = {"arm": [], "flops": [], "loss": [], "seed": []}
     for name, a, gamma in (("vanilla", 1.5, 0.1113), ("grow", 1.45, 0.1168)):
         for flops in FLOPS:
             for seed in range(3):

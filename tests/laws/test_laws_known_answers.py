@@ -93,7 +93,7 @@ def test_llama_3_three_term_law(reference_data: Find) -> None:
     table = rows(reference_data("refdata/openathena_isoflops/llama_3.csv"))
     runs = [row for row in table if row["condition"] == "raw_loss"]
     settings = ChinchillaSettings(loss="mse", bootstrap=0)
-    fit = fit_chinchilla(*(column(runs, name) for name in ("params", "tokens", "loss")), settings)
+    fit = fit_chinchilla(column(runs, "params"), column(runs, "tokens"), column(runs, "loss"), settings)
     assert (fit.e, fit.alpha, fit.beta) == pytest.approx((0.6047, 0.3100, 0.3136), abs=5e-5)
     assert (fit.a, fit.b) == pytest.approx((59.1, 155.1), abs=0.05)
     assert fit.parameters_exponent == pytest.approx(0.5029, abs=5e-5)
@@ -131,7 +131,10 @@ def test_every_published_set_fits_without_a_flag(reference_data: Find) -> None:
         for experiment in sorted({row["experiment"] for row in table}):
             own = [row for row in table if row["experiment"] == experiment]
             fit = fit_chinchilla(
-                *(column(own, key) for key in ("params", "tokens", "loss")), ChinchillaSettings(bootstrap=0)
+                column(own, "params"),
+                column(own, "tokens"),
+                column(own, "loss"),
+                ChinchillaSettings(bootstrap=0),
             )
             assert fit.flags == ()
             assert fit.starts_at_optimum > 0.8

@@ -4,6 +4,7 @@ one fit agrees with itself."""
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float
         for slope in (0.02, 0.1, 0.4):
             for gap in (-0.15, 0.0, 0.05):
                 start = np.array([e * y.min(), slope, gap])[: 3 if shift is None else 2]
-                options = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
+                options: Any = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
                 r = optimize.minimize(
                     objective, start, bounds=bounds[: len(start)], method="L-BFGS-B", options=options
                 )

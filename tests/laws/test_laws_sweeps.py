@@ -67,6 +67,7 @@ def test_vertex_intervals_cover_90_percent() -> None:
     for _ in range(500):
         x, loss = sweep(6.0, 3.0, (0.3, 0.5, 0.8, 1.2, 2, 3))
         vertex = find_vertex(x, loss * np.exp(1e-3 * rng.standard_normal(6)))
+        assert vertex.interval is not None
         hits += vertex.interval[0] <= 6.0 <= vertex.interval[1]
     assert 0.86 <= hits / 500 <= 0.94
 

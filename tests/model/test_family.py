@@ -81,7 +81,9 @@ class ReluSquaredBlock(TransformerBlock):
         self.gate_up = nn.Parameter(torch.empty(1, 2 * shape.width, shape.width))
         self.down = nn.Parameter(torch.empty(shape.width, 2 * shape.width))
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: a custom block may leave `mask` out
+        self, x: Tensor, rotary: Tensor
+    ) -> Tensor:
         x = x + self._attend(self._norm(x), rotary)
         return x + (self._norm(x) @ self.gate_up[0].T).relu().square() @ self.down.T
 

@@ -90,7 +90,7 @@ class InstantLauncher:
             self.ran.append(spec.seed)
             run = self.store.run(spec)
             if spec.seed == 13:
-                failure = {"kind": "Diverged", "message": "the loss is nan."}
+                failure: dict[str, Any] = {"kind": "Diverged", "message": "the loss is nan."}
                 write_json(run.failure_file, failure)
                 yield Outcome(spec, failure=Failure(**failure))
             elif spec.seed == 14:

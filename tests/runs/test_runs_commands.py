@@ -164,8 +164,10 @@ def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
 def test_a_wrong_budget_or_launcher_is_refused_before_anything_is_started(
     store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
-    place = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root, "studies": tmp_path / "s"}
-    for wrong in ({"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}):
+    place: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}
+    place["studies"] = tmp_path / "s"
+    mistakes: list[dict[str, Any]] = [{"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}]
+    for wrong in mistakes:
         with pytest.raises(UsageError):
             launch_study(lambda: seeds(spec), **place, **wrong)
     assert not (tmp_path / "s").exists()

@@ -89,9 +89,9 @@ def test_where_gaps_are_accepted_a_diverged_run_is_none_and_other_failures_still
 
 
 def test_a_diverged_run_is_trained_again_only_when_asked(instant: Any, store: RunStore, spec: Spec) -> None:
-    for options, launched in (({}, [13]), ({}, [13]), ({"retry_diverged": True}, [13, 13])):
+    for retry, launched in ((False, [13]), (False, [13]), (True, [13, 13])):
         with pytest.raises(RunsFailed):
-            drive(seeds_of([13], spec=spec), store, instant, **options)
+            drive(seeds_of([13], spec=spec), store, instant, retry_diverged=retry)
         assert instant.ran == launched
 
 

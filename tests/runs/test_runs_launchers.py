@@ -43,8 +43,9 @@ def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
     found = by_seed(local.launch([spec(13), spec(99), spec(50), spec(1), spec(2)]))
     assert set(found) == {13, 99, 50, 1, 2}
     for seed in (1, 2, 50):
-        assert found[seed].record is not None and found[seed].failure is None
-        assert found[seed].record.validation_loss == trainer.record_of(spec(seed)).validation_loss
+        record = found[seed].record
+        assert record is not None and found[seed].failure is None
+        assert record.validation_loss == trainer.record_of(spec(seed)).validation_loss
     # Diverging again would be the same: it is not tried again.
     diverged = found[13].failure
     assert diverged is not None and (diverged.kind, diverged.message) == ("Diverged", trainer.DIVERGED)

@@ -235,7 +235,7 @@ def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
 @pytest.mark.parametrize("policy", ["copy", "zero", "fresh"])
-def test_grown_cores_step_by_their_policy(kind: str, policy: str) -> None:
+def test_grown_cores_step_by_their_policy(kind: Any, policy: Any) -> None:
     network = network_with_gradients("untied-grow")
     optimizer = Optimizer(
         network.named_parameters(), HYPER, OptimizerConfig(kind=kind, growth_state=policy), network.refresh

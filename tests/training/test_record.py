@@ -208,7 +208,7 @@ def test_what_the_data_cannot_give_is_refused_without_a_trace(
 
 @pytest.mark.parametrize("options", [{}, {"fused": True, "compile": True}])
 def test_a_run_this_device_cannot_execute_leaves_no_files(
-    options: dict[str, bool], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+    options: dict[str, Any], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec() if options else replace(make_spec(), precision="fp8")
     with pytest.raises(UsageError, match="--fused needs" if options else "fp8 needs a CUDA GPU"):

@@ -164,7 +164,7 @@ def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
     train(spec, tiny_data, whole, QUIET)
     remove = checkpoints.shutil.rmtree
 
-    def killed(path: Path, *rest: object, **more: object) -> None:
+    def killed(path: Path, *rest: Any, **more: Any) -> None:
         if (path / checkpoints.META_FILE).exists():
             (path / checkpoints.META_FILE).unlink()
             raise Killed
