@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from steepen.cli import main
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.studies.preset import PRESETS_DIRECTORY
-from steepen.studies.study_names import ASKS
+from steepen.studies.registry import STUDIES
 
 WORDS = ["north", "south", "river", "hill", "stone", "wood", "light", "rain", "wind", "house", "road", "sea"]
 
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "--help"]) == 0
     text = capsys.readouterr().out
-    for name in ASKS:
+    for name in STUDIES:
         assert f"{name}:" in text
 
 
@@ -189,3 +190,25 @@ def test_a_study_is_found_by_the_beginning_of_its_name_where_only_one_has_it(
     for command in (["status", "tpp"], ["report", "tpp", "--out", str(tmp_path / "report")]):
         assert main([*command, *where]) == 2
         assert "tpp-mini, tpp-tiny" in capsys.readouterr().err
+
+
+def test_the_documented_custom_study_runs_by_its_name(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text()
+    source = re.search(r"```python\n(from dataclasses import replace\n.*?)```", page, re.DOTALL)
+    assert source is not None
+    (tmp_path / "warmup_study.py").write_text(source.group(1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["study", "warmup_study:warmup_study", "--preset", str(folder / "minute.yaml")]
+    words += ["--data", str(folder / "data"), "--device", "cpu", "--json"]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["findings"][0].startswith("The best warm-up is ")
+    assert len(answer["runs"]) == 3
+    assert (tmp_path / "studies" / "warmup-study-minute" / "study.json").is_file()
+    assert main([*words[:2], "--rungs", "2-4", "--dry-run"]) == 2
+    assert "warmup-study does not take --rungs" in capsys.readouterr().err
+    assert main(["study", "warmup_study:missing", "--dry-run"]) == 2
+    assert "the study 'warmup_study:missing' could not be loaded" in capsys.readouterr().err

@@ -1,11 +1,10 @@
-"""`steepen study`: pose a question, let the runs happen, read the answer."""
+"""`steepen study`: run a study to its answer."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,7 @@ from steepen.cli.launch_options import (
     launch_study,
 )
 from steepen.errors import UsageError
-from steepen.studies.study_names import ASKS
+from steepen.studies.registry import STUDIES
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
@@ -35,12 +34,17 @@ if TYPE_CHECKING:
     from steepen.studies.preset import Preset
     from steepen.studies.registry import StudyEntry
 
-_LIST = "\n\n".join(f"[bold]{name}[/bold]: {asks}" for name, asks in ASKS.items())
+_LIST = "\n\n".join(f"[bold]{name}[/bold]: {entry.summary}" for name, entry in STUDIES.items())
 
 
 def study(
-    name: Annotated[str, typer.Argument(help="One of the studies above.", show_default=False)],
-    preset: Annotated[str, typer.Option(help="tiny, mini, paper, or a YAML file of your own.")] = "tiny",
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="One of the studies above, or a custom one as module:function.", show_default=False
+        ),
+    ],
+    preset: Annotated[str, typer.Option(help="tiny, mini, paper, or a custom YAML file.")] = "tiny",
     arms: Annotated[str | None, typer.Option(help="Arms, as in vanilla,operator-1.")] = None,
     rungs: Annotated[str | None, typer.Option(help="Depths, as in 2-6, 6-20:2 or 2,3,5.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, as in 0-2 or 0,1.")] = None,
@@ -87,7 +91,7 @@ def study(
     retry_diverged: RetryDiverged = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> None:
-    """Run a study to its answer. Killed or stopped, the same command goes on; no finished run is repeated."""
+    """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.studies.context import StudyContext
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
@@ -108,10 +112,10 @@ def study(
         from_recipe=from_recipe,
     )
     fitted = read_recipes(list(recipe or ()))
-    check_device(device, on, dry_run)  # before data is prepared for runs that cannot be
+    check_device(device, on, dry_run)  # before data is prepared
     folder, facts = _data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, fitted, epochs)
-    next(listed.start(context, given))  # what is wrong with the question is said before a journal is begun
+    next(listed.start(context, given))  # refuses wrong options before a journal is written
     asked = chosen.validation_tokens // chosen.context * chosen.context
     if context.validation_tokens < asked:
         print(
@@ -121,29 +125,26 @@ def study(
         )
     title = label or _title(listed, chosen, given)
     options: dict[str, Any] = {
-        "study": listed.name, "preset": chosen.name, "data": facts.identity, "epochs": epochs,
+        "study": name if ":" in name else listed.name,
+        "preset": chosen.name, "data": facts.identity, "epochs": epochs,
         "recipes": sorted(fitted), **given,
     }  # fmt: skip
     answer: Answer | None = launch_study(
         lambda: listed.start(context, given),
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
-        retry_diverged=retry_diverged, gaps=listed.gaps, as_json=as_json,
+        retry_diverged=retry_diverged, gaps=listed.accepts_divergence, as_json=as_json,
         stand_ins=STAND_IN_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
-    if answer is None:  # a dry run has said what it had to say
+    if answer is None:  # a dry run
         return
     written = _write_recipe(answer, out / title)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    from dataclasses import replace
-
     from steepen.report.terminal import print_answer
 
-    # Every run has its row in the report; the terminal is for what they add up to.
-    shown = tuple(table for table in answer.tables if not table.title.endswith("Runs"))
-    print_answer(replace(answer, tables=shown))
+    print_answer(answer)
     print(f"\nThe answer is in {out / title / 'study.json'}; its {len(set(answer.runs))} runs are in {runs}.")
     if written is not None:
         print(f"The recipe is {written}: give it to `steepen study ladder --recipe {written}`.")
@@ -153,7 +154,7 @@ study.__doc__ = f"{(study.__doc__ or '').strip()}\n\n{_LIST}\n\nExample: steepen
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Only what was said on the command line."""
+    """The options given on the command line."""
     return {name: value for name, value in options.items() if value not in (None, [], False)}
 
 
@@ -162,7 +163,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
-    """2-6, 6-20:2 and 2,3,5 as lists of whole numbers, each once, in order."""
+    """Parse 2-6, 6-20:2 or 2,3,5 to a sorted list of distinct integers."""
     found: set[int] = set()
     for word in _words(text):
         match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", word)
@@ -174,13 +175,13 @@ def _numbers(option: str, text: str | None) -> list[int]:
 
 
 def _title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
-    """A name that tells a study from its siblings, fit for a folder."""
+    """The default name of a study's folder: study, preset, arms and parts."""
     words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
     return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
 
 
 def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DatasetInfo]:
-    """What was given, or the preset's own data, which is prepared beside the runs where it is not there."""
+    """The given data, or the preset's own, which is prepared beside the runs if missing."""
     from steepen.data import Dataset
     from steepen.studies.context import DatasetInfo
 
@@ -208,7 +209,7 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
 
 
 def _assumed(preset: Preset) -> DatasetInfo:
-    """A dry run needs no data: the vocabulary follows from the tokenizer, the rest is taken to suffice."""
+    """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
     from steepen.studies.context import DatasetInfo
 
     _, _, size = preset.tokenizer.partition(":")
@@ -217,23 +218,23 @@ def _assumed(preset: Preset) -> DatasetInfo:
 
 
 def _prepare(preset: Preset, folder: Path) -> None:
-    import sys
-
-    from steepen.cli.data import prepare
+    from steepen.data.prepare import prepare
+    from steepen.data.prepare_request import PrepareRequest
+    from steepen.utils.progress import stage_progress
 
     print(f"Preparing {preset.source} with {preset.tokenizer} in {folder}.", file=sys.stderr)
-    with redirect_stdout(sys.stderr):  # what it says is not the study's answer
-        prepare(
-            source=[preset.source or ""], out=folder, tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
-        )
+    request = PrepareRequest(
+        source=(preset.source or "",), tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
+    )
+    with stage_progress(quiet=False) as show:
+        prepare(request, folder, lambda now: show(now.stage, now.characters, now.total, tokens=now.tokens))
 
 
 def _write_recipe(answer: Answer, folder: Path) -> Path | None:
-    if "recipe" not in answer.values:
+    if answer.recipe is None:
         return None
-    from steepen.studies.recipe_file import RecipeFile, write_recipe
-    from steepen.utils.codec import from_builtins
+    from steepen.studies.recipe_file import write_recipe
 
     path = folder / "recipe.yaml"
-    write_recipe(path, from_builtins(RecipeFile, answer.values["recipe"], "recipe"))
+    write_recipe(path, answer.recipe)
     return path

@@ -1,94 +1,148 @@
-"""The studies by name: what each asks, which options it takes, and the function that is it."""
+"""The studies by name, and custom ones by `module:function`. Imports no study until it is used."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import UsageError, nearest
-from steepen.studies.answer import Study
-from steepen.studies.context import StudyContext
-from steepen.studies.data_constrained import study as constrained
-from steepen.studies.design import passes
-from steepen.studies.design.allocation import allocation
-from steepen.studies.design.growth_target import growth_target
-from steepen.studies.design.growth_timing import growth_timing
-from steepen.studies.ladders import ablations
-from steepen.studies.ladders.extrapolate import extrapolate
-from steepen.studies.ladders.ladder import ladder
-from steepen.studies.stages import lr_rule, transfer
-from steepen.studies.stages.chain_tuning import chain_tuning
-from steepen.studies.stages.fit_recipe import fit_recipe
-from steepen.studies.stages.growth_fraction import growth_fraction
-from steepen.studies.stages.tpp import tpp
-from steepen.studies.study_names import ASKS
+from steepen.utils.imports import import_object, object_name
+
+if TYPE_CHECKING:
+    from steepen.studies.answer import Study
+    from steepen.studies.context import StudyContext
+
+FLAGS = {"parts": "part", "source": "from"}  # options whose name on the command line differs
 
 
 @dataclass(frozen=True)
 class StudyEntry:
-    """A study as a command line knows it."""
+    """A row of the registry. `target` is the study's function as `module:function`."""
 
     name: str
-    function: Callable[..., Study]
-    adaptive: bool = False  # what it asks for later depends on what came out
-    gaps: bool = True  # a run that diverges is a result of the sweep, not a failure of the study
+    target: str
+    question: str = ""
+    adaptive: bool = False  # later runs depend on earlier results
+    accepts_divergence: bool = True  # a diverged run is a result of the sweep, not a failure of the study
     parts: tuple[str, ...] = ()
 
     @property
-    def asks(self) -> str:
-        """Its question in a line."""
-        return ASKS[self.name]
+    def function(self) -> Callable[..., Study]:
+        """The study: a generator function whose first argument is the `StudyContext`."""
+        found = import_object(self.target, "study")
+        if not callable(found):
+            raise UsageError(f"the study {self.target!r} is no function.")
+        return cast("Callable[..., Study]", found)
+
+    @property
+    def summary(self) -> str:
+        """The question and the parts, for the help text."""
+        return f"{self.question} Parts: {', '.join(self.parts)}." if self.parts else self.question
 
     @property
     def options(self) -> list[str]:
-        """The options it takes besides the context."""
-        return [name for name in inspect.signature(self.function).parameters if name != "context"]
+        """The options of the study: its function's arguments after the context."""
+        return list(inspect.signature(self.function).parameters)[1:]
 
-    def start(self, context: StudyContext, given: dict[str, Any]) -> Study:
-        """The generator, with the options that were given; one it does not take is refused."""
-        for name in given:
+    def start(self, context: StudyContext, options: dict[str, Any]) -> Study:
+        """The study's generator; an option it does not take is refused."""
+        for name in options:
             if name not in self.options:
-                takes = ", ".join(map(_flag, self.options))
+                accepted = ", ".join(map(_flag, self.options)) or "none"
                 raise UsageError(
-                    f"{self.name} does not take {_flag(name)}; of these options it takes {takes}."
+                    f"{self.name} does not take {_flag(name)}; of these options it takes {accepted}."
                 )
-        return self.function(context, **given)
+        return self.function(context, **options)
 
 
-STUDIES = {
+_PACKAGE = "steepen.studies"
+STUDIES: dict[str, StudyEntry] = {
     study.name: study
     for study in (
-        StudyEntry("ladder", ladder, gaps=False),
-        StudyEntry("fit-recipe", fit_recipe, adaptive=True),
-        StudyEntry("chain-tuning", chain_tuning, adaptive=True),
-        StudyEntry("tpp", tpp),
-        StudyEntry("growth-fraction", growth_fraction),
-        StudyEntry("lr-rule", lr_rule.lr_rule, adaptive=True, parts=lr_rule.PARTS),
-        StudyEntry("allocation", allocation),
-        StudyEntry("passes", passes.passes, parts=passes.PARTS),
-        StudyEntry("growth-target", growth_target),
-        StudyEntry("growth-timing", growth_timing),
-        StudyEntry("transfer", transfer.transfer, gaps=False, parts=transfer.PARTS),
-        StudyEntry("ablations", ablations.ablations, gaps=False, parts=ablations.PARTS),
-        StudyEntry("extrapolate", extrapolate, adaptive=True, gaps=False),
-        StudyEntry("data-constrained", constrained.data_constrained, parts=constrained.PARTS),
+        StudyEntry(
+            "ladder", f"{_PACKAGE}.ladders.ladder:ladder",
+            "Which arms scale better, and is it exponent or constant?", accepts_divergence=False,
+        ),
+        StudyEntry(
+            "fit-recipe", f"{_PACKAGE}.stages.fit_recipe:fit_recipe",
+            "The four stages in order for one arm; writes a recipe file the ladder uses.", adaptive=True,
+        ),
+        StudyEntry(
+            "chain-tuning", f"{_PACKAGE}.stages.chain_tuning:chain_tuning",
+            "Stage 1: the best hyperparameters at the base size.", adaptive=True,
+        ),
+        StudyEntry(
+            "tpp", f"{_PACKAGE}.stages.tpp:tpp",
+            "Stage 2: the best tokens per parameter, and whether they drift with scale.",
+        ),
+        StudyEntry(
+            "growth-fraction", f"{_PACKAGE}.stages.growth_fraction:growth_fraction",
+            "Stage 3: the fraction of tokens after growth.",
+        ),
+        StudyEntry(
+            "lr-rule", f"{_PACKAGE}.stages.lr_rule:lr_rule",
+            "Stage 4: how the learning rate must change with size.", adaptive=True,
+            parts=("drift", "screen"),
+        ),
+        StudyEntry(
+            "allocation", f"{_PACKAGE}.design.allocation:allocation",
+            "Which fraction of the blocks belongs in the core?",
+        ),
+        StudyEntry(
+            "passes", f"{_PACKAGE}.design.passes:passes", "How many core passes?",
+            parts=("tokens", "anchor"),
+        ),
+        StudyEntry(
+            "growth-target", f"{_PACKAGE}.design.growth_target:growth_target",
+            "To how many passes should a network grow?",
+        ),
+        StudyEntry(
+            "growth-timing", f"{_PACKAGE}.design.growth_timing:growth_timing",
+            "When should it grow, and which law does that follow?",
+        ),
+        StudyEntry(
+            "transfer", f"{_PACKAGE}.stages.transfer:transfer", "What does another arm's recipe cost?",
+            accepts_divergence=False, parts=("probe", "ladder"),
+        ),
+        StudyEntry(
+            "ablations", f"{_PACKAGE}.ladders.ablations:ablations", "Which choices carry the gains?",
+            accepts_divergence=False,
+            parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
+                   "constant"),
+        ),
+        StudyEntry(
+            "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",
+            "Does the fitted law predict a held-out rung?", adaptive=True, accepts_divergence=False,
+        ),
+        StudyEntry(
+            "data-constrained", f"{_PACKAGE}.data_constrained.study:data_constrained",
+            "Parameters or passes, when data are repeated?", parts=("grid", "regimes", "controls"),
+        ),
     )
-}
+}  # fmt: skip
+
+
+def find_study(study: str | Callable[..., Study]) -> StudyEntry:
+    """A study by name, a custom one by `module:function`, or a function itself.
+
+    A custom study is stopped by a run that diverges.
+    """
+    if callable(study) or ":" in study:
+        target = object_name(study, "study")
+        name = target.rpartition(":")[2].rpartition(".")[2].replace("_", "-")
+        entry = StudyEntry(name, target, adaptive=True, accepts_divergence=False)
+        entry.function  # noqa: B018  (refuses a name that cannot be imported)
+        return entry
+    key = study.strip().lower().replace("_", "-")
+    if key not in STUDIES:
+        raise UsageError(
+            f"there is no study {study!r}; the nearest are {nearest(key, STUDIES)} "
+            "(`steepen study --help` lists all). A custom study is named module:function."
+        )
+    return STUDIES[key]
 
 
 def _flag(option: str) -> str:
-    """An option as it is written on a command line."""
-    return "--" + {"parts": "part", "source": "from"}.get(option, option).replace("_", "-")
-
-
-def find_study(name: str) -> StudyEntry:
-    """A study by name."""
-    key = name.strip().lower().replace("_", "-")
-    if key not in STUDIES:
-        raise UsageError(
-            f"there is no study {name!r}; the nearest are {nearest(key, STUDIES)} "
-            "(`steepen study --help` lists all)."
-        )
-    return STUDIES[key]
+    return "--" + FLAGS.get(option, option).replace("_", "-")
