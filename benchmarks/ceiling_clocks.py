@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ceiling_products import normal
+from ceiling_gemms import normal
 from throughput import DEVICE, Sampler
 
 from steepen.training.device import synchronise

@@ -35,21 +35,21 @@ from typing import Any
 
 import torch
 from ceiling_clocks import ON_GPU, Call, cold, hot, load, power
+from ceiling_gemms import Attention, Matrix, MicroBatch, normal, torch_gemm
 from ceiling_kernels import Row, profile
-from ceiling_products import Attention, Matrix, MicroBatch, multiply_as_torch, normal
 from throughput import DEVICE, Sampler, time_calls
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from steepen.execution.linear import accumulate_
-from steepen.kernels import kernels_for
-from steepen.kernels.cublaslt_gemm import tile_of
+from steepen.execution.linear import accumulate_gemm_
+from steepen.kernels.cublaslt_gemm import selected_tile
+from steepen.kernels.dispatch import kernels_for
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
 from steepen.training.device import fast_kernels, peak_flops
 
-WAYS = ("forward", "to_input", "to_weight")
+WAYS = ("forward", "dgrad", "wgrad")
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 CHUNKS = 4  # of tokens, for batched gradients of weights
 FORMATS = {
@@ -98,9 +98,9 @@ def tiles(given: Any) -> list[Row]:
     rows = list[Row]()
     load(given.warm_up)
     for name, matrix in (batch.blocks[0] | {"head": batch.head[0]}).items():
-        for way in ("forward", "to_input"):
+        for way in ("forward", "dgrad"):
             ours: Any = getattr(matrix, way)
-            calls = {"torch": partial(ours, multiply_as_torch), "tiles": ours}
+            calls = {"torch": partial(ours, torch_gemm), "tiles": ours}
             in_turns, _ = hot(calls, given.seconds, 0.0)
             kept_up: dict[str, float] = {}
             sampled: Row = {}
@@ -110,7 +110,7 @@ def tiles(given: Any) -> list[Row]:
                     kept_up[which] = time_calls(call, given.seconds, 0.3, each=each)
                 sampled |= {f"{which}, {unit}": value for unit, value in power(sampler).items()}
             x, weight = (matrix.x, matrix.weight.t()) if way == "forward" else (matrix.d, matrix.weight)
-            tile = tile_of(x, weight, onto=matrix.stream if way == "forward" else None)
+            tile = selected_tile(x, weight, accumulate_into=matrix.stream if way == "forward" else None)
             row: Row = {"product": f"{name} {way}", "terms": x.shape[1]}
             row["tile"] = "torch's" if tile is None else f"{tile[0]}×{tile[1]}"
             for heading, times in (("in turns", in_turns), ("kept up", kept_up)):
@@ -128,11 +128,11 @@ def floor(given: Any) -> list[Row]:
         order += [b["qkv"].forward, attention.forward]
         order += [b["out"].forward, b["gate_up"].forward, b["down"].forward]
     for piece in batch.head:
-        order += [piece.forward, piece.to_weight, piece.to_input]
+        order += [piece.forward, piece.wgrad, piece.dgrad]
     for b in reversed(batch.blocks):
-        order += [b["down"].to_input, b["down"].to_weight, b["gate_up"].to_weight, b["gate_up"].to_input]
-        order += [b["out"].to_weight, b["out"].to_input, attention.backward]
-        order += [b["qkv"].to_weight, b["qkv"].to_input]
+        order += [b["down"].dgrad, b["down"].wgrad, b["gate_up"].wgrad, b["gate_up"].dgrad]
+        order += [b["out"].wgrad, b["out"].dgrad, attention.backward]
+        order += [b["qkv"].wgrad, b["qkv"].dgrad]
     multiplied = [call for call in order if isinstance(call.__self__, Matrix)]
     matmul = given.cost.matmul + given.cost.head
     counted = sum(call.__self__.flops for call in multiplied) / given.tokens
@@ -189,7 +189,7 @@ def streams(given: Any) -> list[Row]:
         here.wait_stream(side)
 
     calls: dict[str, Call] = {f"4 sums of {out.nbytes / 1e6:,.0f} MB": partial(four, add)}
-    for way in ("forward", "to_weight"):
+    for way in ("forward", "wgrad"):
         product = getattr(qkv, way)
         calls[f"4 qkv {way}"] = partial(four, product)
         calls[f"4 qkv {way} and 4 sums, one after the other"] = partial(four, product, add)
@@ -229,7 +229,7 @@ def head(given: Any) -> list[Row]:
         return kernels.cross_entropy_(logits, targets, 1.0, None)[0]
 
     def in_one() -> torch.Tensor:
-        return kernels.odds(n, weight, targets, 1.0, None, gradient=True)[0]
+        return kernels.fused_linear_cross_entropy(n, weight, targets, 1.0, None, gradient=True)[0]
 
     gap = (apart() - in_one()).abs().max().item()
     assert gap < 0.1, f"losses differ by {gap:.2g}"  # logits rounded to bf16 and logits that are not
@@ -250,9 +250,9 @@ def head(given: Any) -> list[Row]:
     ]
 
 
-def has_odds(given: Any) -> bool:
+def has_fused_head(given: Any) -> bool:
     few = torch.empty(1, given.shape.width, dtype=torch.bfloat16, device=DEVICE)
-    return kernels_for(few).has_odds(few, few.expand(given.shape.vocabulary, -1))
+    return kernels_for(few).supports_fused_linear_cross_entropy(few, few.expand(given.shape.vocabulary, -1))
 
 
 def splits(given: Any) -> list[Row]:
@@ -268,7 +268,7 @@ def splits_of(name: str, matrix: Matrix, given: Any) -> list[Row]:
 
     def cut(at: int) -> None:
         for part in (slice(at), slice(at, None)):
-            accumulate_(total[part], d[:, part].t(), x, 1.0)
+            accumulate_gemm_(total[part], d[:, part].t(), x, 1.0)
 
     def batched() -> None:
         if ON_GPU:
@@ -277,13 +277,13 @@ def splits_of(name: str, matrix: Matrix, given: Any) -> list[Row]:
             torch.bmm(left.float(), right.float(), out=several)
         total.add_(torch.sum(several, 0, out=sums))
 
-    calls: dict[str, Call] = {"whole": matrix.to_weight}
+    calls: dict[str, Call] = {"whole": matrix.wgrad}
     for at in range(given.cut, height, given.cut):
         calls[f"{at} + {height - at} rows"] = partial(cut, at)
-    calls["transposed"] = partial(accumulate_, turned, x.t(), d, 1.0)
+    calls["transposed"] = partial(accumulate_gemm_, turned, x.t(), d, 1.0)
     calls[f"{CHUNKS} batches over tokens, and a sum"] = batched
     whole = torch.zeros_like(total)
-    accumulate_(whole, d.t(), x, 1.0)
+    accumulate_gemm_(whole, d.t(), x, 1.0)
     for way, call in calls.items():
         total.zero_()
         call()
@@ -314,7 +314,7 @@ def run(name: str, given: Any) -> Row:
     """A section's rows, or why there are none: what goes wrong in one stays in it."""
     if name in NEED_A_GPU and not ON_GPU:
         return {"left_out": "it needs a CUDA GPU"}
-    if name == "head" and not has_odds(given):
+    if name == "head" and not has_fused_head(given):
         return {"left_out": "there is no such kernel for this GPU, or this size"}
     try:
         gc.collect()

@@ -19,11 +19,11 @@ import torch
 import triton
 import triton.language as tl
 from ceiling_clocks import Call, hot
-from ceiling_products import normal
+from ceiling_gemms import normal
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from steepen.kernels import fused
+from steepen.kernels.dispatch import TRITON
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 
@@ -135,7 +135,7 @@ def main() -> None:
 
     def forward_apart() -> Tensor:
         torch.mm(x, up.t(), out=gate_up)
-        return fused.swiglu(gate_up)
+        return TRITON.swiglu(gate_up)
 
     r, c, k = FORWARD[:3]
     forward_parts = [tiled(x, r, k), tiled(up, c, k), tiled(gate_up, r, c), tiled(h, r, c)]
@@ -151,7 +151,7 @@ def main() -> None:
 
     def backward_apart() -> None:
         torch.mm(d, down, out=h)
-        fused.swiglu_backward_(gate_up, h)
+        TRITON.swiglu_backward_(gate_up, h, None)
 
     pairs: dict[str, tuple[Call, Call]] = {
         "plain": (

@@ -13,7 +13,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -206,13 +205,13 @@ def main() -> None:
 
 def show_tiles(batch: Tensor, repeats: int) -> None:
     """The symmetric kernels beside torch's batched products, with each choice of tiles, in CUDA graphs."""
-    from steepen.kernels import eager
-    from steepen.kernels import gram as symmetric
+    from steepen.kernels import gram as gram_module
+    from steepen.kernels.dispatch import REFERENCE, TRITON, Kernels
 
-    gram = eager.gram(batch) / batch.shape[-1]
+    gram = REFERENCE.gram(batch) / batch.shape[-1]
     out = torch.empty_like(gram)
 
-    def milliseconds(kernels: ModuleType) -> tuple[float, float]:
+    def milliseconds(kernels: Kernels) -> tuple[float, float]:
         works: list[Callable[[], object]] = [
             lambda: kernels.gram(batch, out=out),
             lambda: kernels.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445, out=out),
@@ -226,17 +225,17 @@ def show_tiles(batch: Tensor, repeats: int) -> None:
     count, rows, columns = batch.shape
     title = f"{count} × {rows} × {columns}"
     print(f"\n{title:<40}{'gram, ms':>12}{'polynomial, ms':>18}")
-    times = milliseconds(eager)
+    times = milliseconds(REFERENCE)
     print(f"{'torch':<40}{times[0]:>12.4f}{times[1]:>18.4f}")
     for engine in (True, False):
         for edge, depth, warps, stages in TILES:
-            tiles = symmetric.Tiles(edge, depth, warps, stages)
+            tiles = gram_module.TileConfig(edge, depth, warps, stages)
             with (
-                patch.object(symmetric, "COPY_ENGINE", engine),
-                patch.object(symmetric, "SMALL", tiles),
-                patch.object(symmetric, "LARGE", tiles),
+                patch.object(gram_module, "USE_TMA", engine),
+                patch.object(gram_module, "SMALL_TILE", tiles),
+                patch.object(gram_module, "LARGE_TILE", tiles),
             ):
-                times = milliseconds(symmetric)
+                times = milliseconds(TRITON)
             name = f"{edge}² × {depth}, {warps} warps, {stages} stages{', engine' if engine else ''}"
             print(f"{name:<40}{times[0]:>12.4f}{times[1]:>18.4f}")
 

@@ -201,16 +201,16 @@ class OurStepper:
         block: Any = next(iter(network.blocks()))
         x = stream(inputs[: self.micro_batch], network.shape.width)
         a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
-        fast: FusedBlock = block.fused_forward
+        fused: FusedBlock = block.fused_forward
         self.stepper.accumulator(inputs, targets, self.passes)  # gradients for the optimizer
         blocks = pieces * network.shape.allocation.executed(self.passes)
 
         def attend() -> None:
-            attended, skip = fast.attend(x, network.rotary)
+            attended, skip = fused.attention(x, network.rotary)
             torch.autograd.backward([attended, skip], [torch.ones_like(attended), torch.ones_like(skip)])
 
         def rest() -> None:
-            out = fast.rest(a, x)
+            out = fused.after_attention(a, x)
             out.backward(torch.ones_like(out))
 
         return {

@@ -1,4 +1,4 @@
-"""The fast path computes what the plain one does: loss, gradients, growth, evaluation."""
+"""The fused path equals the reference in fp64: loss, gradients, growth, evaluation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
+from steepen.kernels.dispatch import REFERENCE, TRITON, TRITON_BLOCK
 from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers
@@ -33,18 +34,20 @@ def build(
     )
     network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():  # away from the zeros of the start
+    for parameter in network.parameters():  # away from weights initialised to zero
         parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return network
 
 
 def gradients(
-    network: Network, passes: int, shares: tuple[float, ...] = (1.0,), rows: int = 2
+    network: Network, passes: int, loss_scales: tuple[float, ...] = (1.0,), rows: int = 2
 ) -> list[torch.Tensor]:
     network.zero_grad()
     tokens = torch.randint(0, 40, (rows, 13), generator=torch.Generator().manual_seed(2))
-    tokens = tokens.repeat_interleave(2, dim=1)[:, ::2]  # not side by side in memory
-    losses = [network(tokens[:, :-1], tokens[:, 1:], passes=passes, loss_scale=share) for share in shares]
+    tokens = tokens.repeat_interleave(2, dim=1)[:, ::2]  # not contiguous
+    losses = [
+        network(tokens[:, :-1], tokens[:, 1:], passes=passes, loss_scale=scale) for scale in loss_scales
+    ]
     for loss in losses:
         loss.backward()
     found = [p.grad for p in network.parameters() if p.grad is not None]
@@ -59,113 +62,110 @@ def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_fast_equals_plain_for_every_arm_before_and_after_growth(name: str) -> None:
-    plain, fast = build(name), build(name)
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
+def test_every_arm_before_and_after_growth(name: str) -> None:
+    reference, fused = build(name), build(name)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    same(gradients(fused, fused.passes), gradients(reference, reference.passes))
     most = ARMS[name].passes.max_passes
-    for network in (plain, fast):
+    for network in (reference, fused):
         grow(network, most)
         with torch.no_grad():  # cores that are copies of one another no more: each must use its own weights
             for index, parameter in enumerate(network.parameters()):
                 parameter.mul_(1 + index / 100)
         network.refresh()
-    same(gradients(fast, most), gradients(plain, most))
+    same(gradients(fused, most), gradients(reference, most))
 
 
 @pytest.mark.parametrize("name", ["operator-1", "loop-2", "untied-2-inject-only"])
 def test_an_injection_of_one_leaves_the_preludes_output_whole(name: str) -> None:
-    plain, fast = build(name, injection=1.0), build(name, injection=1.0)
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
+    reference, fused = build(name, injection=1.0), build(name, injection=1.0)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    same(gradients(fused, fused.passes), gradients(reference, reference.passes))
 
 
 @pytest.mark.parametrize("name", ["vanilla", "loop-2", "untied-2"])
-def test_an_output_projection_that_adds_to_the_stream_itself_gives_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on the GPUs where that takes no pass of its own."""
-    plain, fast = build(name), build(name)
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    asked: list[torch.Tensor] = []
+def test_output_projection_fused_with_the_residual_add(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Hopper, where cuBLASLt adds the residual in the GEMM's epilogue."""
+    reference, fused = build(name), build(name)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    calls: list[torch.Tensor] = []
 
     def add(x: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        asked.append(total)
+        calls.append(total)
         return total + x @ weight
 
-    monkeypatch.setattr("steepen.execution.linear.multiply_and_add", add)
-    same(gradients(fast, fast.passes), gradients(plain, plain.passes))
-    assert asked
+    monkeypatch.setattr("steepen.execution.linear.gemm_add", add)
+    same(gradients(fused, fused.passes), gradients(reference, reference.passes))
+    assert calls
 
 
-def test_gradients_of_shares_add_up() -> None:
-    plain, fast = build("untied-2", softcap=3.0), build("untied-2", softcap=3.0)
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    same(gradients(fast, 2, (0.25, 0.75)), gradients(plain, 2, (0.25, 0.75)))
+def test_gradients_of_scaled_losses_add_up() -> None:
+    reference, fused = build("untied-2", softcap=3.0), build("untied-2", softcap=3.0)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    same(gradients(fused, 2, (0.25, 0.75)), gradients(reference, 2, (0.25, 0.75)))
 
 
-def test_a_changed_weight_counts_after_a_refresh() -> None:
-    plain, fast = build("operator-1"), build("operator-1")
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
+def test_refresh_picks_up_changed_weights() -> None:
+    reference, fused = build("operator-1"), build("operator-1")
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     with torch.no_grad():
-        for network in (plain, fast):
+        for network in (reference, fused):
             for parameter in network.parameters():
                 parameter.mul_(1.1)
-    fast.refresh()
-    same(gradients(fast, 1), gradients(plain, 1))
+    fused.refresh()
+    same(gradients(fused, 1), gradients(reference, 1))
 
 
-def test_weights_copied_or_drawn_into_a_fast_network_count() -> None:
-    plain, fast = build("untied-2"), build("untied-2")
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    saved = {name: 1.3 * p.detach() for name, p in plain.named_parameters()}
-    for network in (plain, fast):
+def test_initialise_and_copy_weights_refresh_the_fused_weights() -> None:
+    reference, fused = build("untied-2"), build("untied-2")
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    saved = {name: 1.3 * p.detach() for name, p in reference.named_parameters()}
+    for network in (reference, fused):
         initialise(network, embedding_std=0.5, init_scale=1.0, seed=7)
-    same(gradients(fast, 2), gradients(plain, 2))
-    for network in (plain, fast):
+    same(gradients(fused, 2), gradients(reference, 2))
+    for network in (reference, fused):
         copy_weights(network, saved)
-    same(gradients(fast, 2), gradients(plain, 2))
+    same(gradients(fused, 2), gradients(reference, 2))
 
 
-def test_without_gradients_only_the_loss_is_computed() -> None:
-    plain, fast = build("loop-2"), build("loop-2")
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
+def test_no_grad_computes_only_the_loss() -> None:
+    reference, fused = build("loop-2"), build("loop-2")
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     tokens = torch.randint(0, 40, (2, 13))
     with torch.no_grad():
-        one, two = (n(tokens[:, :-1], tokens[:, 1:]) for n in (fast, plain))
+        one, two = (n(tokens[:, :-1], tokens[:, 1:]) for n in (fused, reference))
         torch.testing.assert_close(one, two)
-        torch.testing.assert_close(fast(tokens[:, :-1]), plain(tokens[:, :-1]))
-    assert all(p.grad is None for p in fast.parameters())
+        torch.testing.assert_close(fused(tokens[:, :-1]), reference(tokens[:, :-1]))
+    assert all(p.grad is None for p in fused.parameters())
 
 
-def test_logits_made_in_pieces_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, fast = build("vanilla"), build("vanilla")
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    monkeypatch.setattr("steepen.execution.gpu_fused.piece_rows", lambda *_: 5)
-    same(gradients(fast, 1), gradients(plain, 1))
+def test_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference, fused = build("vanilla"), build("vanilla")
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    monkeypatch.setattr("steepen.execution.gpu_fused.logit_chunk_tokens", lambda *_: 5)
+    same(gradients(fused, 1), gradients(reference, 1))
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_gpus_without_the_joined_head_give_the_same_loss(
-    monkeypatch: pytest.MonkeyPatch, softcap: float | None
-) -> None:
-    plain, fast = build("vanilla", softcap), build("vanilla", softcap)
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
-    monkeypatch.setattr("steepen.kernels.eager.has_odds", lambda *_: False)
-    same(gradients(fast, 1), gradients(plain, 1))
+def test_separate_head_and_cross_entropy(monkeypatch: pytest.MonkeyPatch, softcap: float | None) -> None:
+    reference, fused = build("vanilla", softcap), build("vanilla", softcap)
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
+    kernels = replace(REFERENCE, supports_fused_linear_cross_entropy=lambda *_: False)
+    monkeypatch.setattr("steepen.execution.gpu_fused.kernels_for", lambda _: kernels)
+    same(gradients(fused, 1), gradients(reference, 1))
 
 
-def test_networks_too_large_to_keep_the_activation_give_the_same_loss(
+def test_recomputed_mlp_activation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, fast = build("vanilla"), build("vanilla")
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.float64))
+    reference, fused = build("vanilla"), build("vanilla")
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     monkeypatch.setattr("steepen.execution.gpu_fused.KEEP_ACTIVATION_MAX_WIDTH", 0)
-    same(gradients(fast, 1), gradients(plain, 1))
+    same(gradients(fused, 1), gradients(reference, 1))
 
 
-class Gained(TransformerBlock):
-    """A block of a user's own, with a gain: not rounded to bf16, it makes the stream fp32."""
+class WithGain(TransformerBlock):
+    """A custom block with an fp32 gain, which promotes the hidden states to fp32."""
 
     def __init__(self, *words: object) -> None:
         super().__init__(*words)  # type: ignore[arg-type]
@@ -175,29 +175,31 @@ class Gained(TransformerBlock):
         return self.gain * super().forward(x, rotary, mask)
 
 
-class Turned(TransformerBlock):
-    """A block whose result lies in memory channel by channel."""
+class ChannelMajor(TransformerBlock):
+    """A block whose output is channel-major in memory."""
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(x, rotary, mask).mT.contiguous().mT
 
 
-def test_a_block_of_a_users_own_may_widen_the_stream() -> None:
-    plain, fast = (build("operator-1", block=f"{__name__}:Gained").float() for _ in range(2))
-    for network in (plain, fast):
+def test_a_custom_block_may_promote_the_hidden_states() -> None:
+    reference, fused = (build("operator-1", block=f"{__name__}:WithGain").float() for _ in range(2))
+    for network in (reference, fused):
         network.compute_dtype = torch.bfloat16
-    install_fused_gpu(fast, partial(FusedLinear, dtype=torch.bfloat16))
-    one, two = gradients(fast, 1)[0], gradients(plain, 1)[0]
+    install_fused_gpu(fused, partial(FusedLinear, dtype=torch.bfloat16))
+    one, two = gradients(fused, 1)[0], gradients(reference, 1)[0]
     assert one.item() == pytest.approx(two.item(), rel=1e-2)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on Triton's interpreter")
-def test_kernels_read_tokens_and_stream_however_they_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels on Triton's interpreter")
+def test_kernels_accept_any_strides_of_tokens_and_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from steepen.kernels import fused
-
-    plain, turned = build("operator-1").float(), build("operator-1", block=f"{__name__}:Turned").float()
-    install_fused_gpu(turned, partial(FusedLinear, dtype=torch.float32))
-    monkeypatch.setattr("steepen.execution.gpu_fused.kernels_for", lambda *_, **__: fused)
-    for one, two in zip(gradients(turned, 1, rows=1), gradients(plain, 1, rows=1), strict=True):
+    reference, strided = (
+        build("operator-1").float(),
+        build("operator-1", block=f"{__name__}:ChannelMajor").float(),
+    )
+    install_fused_gpu(strided, partial(FusedLinear, dtype=torch.float32))
+    monkeypatch.setattr("steepen.execution.gpu_fused.kernels_for", lambda _: TRITON)
+    monkeypatch.setattr("steepen.execution.gpu_fused.block_kernels_for", lambda *_, **__: TRITON_BLOCK)
+    for one, two in zip(gradients(strided, 1, rows=1), gradients(reference, 1, rows=1), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)

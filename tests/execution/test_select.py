@@ -13,7 +13,7 @@ from steepen.execution.select import (
     ExecutionMode,
     choose_execution_mode,
 )
-from steepen.kernels import has_kernels
+from steepen.kernels.triton_backend import has_triton_kernels
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SMALL = 1e9  # FLOPs per step
@@ -40,13 +40,13 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None
     """Simulate a GPU of some compute capability, with or without Triton."""
 
     def simulate(capability: tuple[int, int], triton: bool = True) -> None:
-        has_kernels.cache_clear()
+        has_triton_kernels.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
         monkeypatch.setattr("importlib.util.find_spec", lambda name: name if triton else None)
 
     yield simulate
-    has_kernels.cache_clear()
+    has_triton_kernels.cache_clear()
 
 
 def test_gpu_runs_small_steps_fused_and_as_cuda_graphs(simulate_gpu: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""Works that do not wait for each other, done at once on a GPU."""
+"""Independent work on parallel CUDA streams."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import torch
 
 
 class StreamPool:
-    """Does works at once, all but the first on streams of their own; the current stream waits for all.
+    """Runs functions on parallel CUDA streams, the first of them on the current stream.
 
-    Streams are kept. What a work leaves behind is safe to use and to free on the current stream: its own
-    stream does nothing again before that one has come as far.
+    The current stream then waits for all of them, and the side streams are reused. Tensors made on a side
+    stream are safe to use and to free on the current stream: the side stream does nothing further until the
+    current stream has caught up.
     """
 
     def __init__(self) -> None:
-        self.sides: list[torch.cuda.Stream] = []
+        self.side_streams: list[torch.cuda.Stream] = []
 
-    def __call__(self, works: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
-        """Do the works on a GPU; returns what they return."""
-        here = torch.cuda.current_stream(device)
-        while len(self.sides) < len(works) - 1:
-            self.sides.append(torch.cuda.Stream(device))
-        begun: list[torch.cuda.Stream] = []
+    def __call__(self, functions: Sequence[Callable[[], Any]], device: torch.device) -> list[Any]:
+        """Run the functions on a GPU; returns their results in order."""
+        current = torch.cuda.current_stream(device)
+        while len(self.side_streams) < len(functions) - 1:
+            self.side_streams.append(torch.cuda.Stream(device))
+        started: list[torch.cuda.Stream] = []
         results: list[Any] = []
         try:
-            for side, work in zip(self.sides, works[1:], strict=False):
-                side.wait_stream(here)
-                begun.append(side)
-                with torch.cuda.stream(side):
-                    results.append(work())
-            return [works[0](), *results]
-        finally:  # also where a work failed: what it began may still be reading
-            for side in begun:
-                here.wait_stream(side)
+            for stream, function in zip(self.side_streams, functions[1:], strict=False):
+                stream.wait_stream(current)
+                started.append(stream)
+                with torch.cuda.stream(stream):
+                    results.append(function())
+            return [functions[0](), *results]
+        finally:  # also after an exception: kernels already launched may still read their inputs
+            for stream in started:
+                current.wait_stream(stream)
 
 
-def run_sequentially(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Does works in turn; returns what they return."""
-    return [work() for work in works]
+def run_sequentially(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run the functions one after another; returns their results in order."""
+    return [function() for function in functions]

@@ -1,28 +1,26 @@
-"""Products in eight bits: forward, to the input, to the weight.
+"""Linear layers with fp8 GEMMs: forward, dgrad and wgrad.
 
-Each row of the first factor has a scale, and each column of the second: both come out of a sum over the
-width. Out of the sum over tokens that makes the weight's gradient they would not: there each factor has one.
-
-The head is spared twice. Its sum on the way back, over the vocabulary, is made in fp32: in fewer bits that
-costs loss (docs/performance.md). And its own gradient is in the compute precision, for rare tokens' sake.
+Forward and dgrad contract over features: each row of both operands has its own scale, which factors out of
+the sum. wgrad contracts over tokens, where row scales do not factor out: each operand has one scale (see
+`kernels.fp8`). The LM head deviates twice: its dgrad, a sum over the vocabulary, accumulates in fp32, because
+fewer bits cost loss (docs/performance.md), and its wgrad is in the compute dtype, for the sake of rare
+tokens.
 """
 
 from __future__ import annotations
-
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from steepen.execution.linear import FusedLinear
-from steepen.kernels import kernels_for
-from steepen.kernels.fp8 import ACTIVATION, RowwiseFp8, TensorwisePending, exact
+from steepen.kernels.dispatch import Fp8GemmKernels, GemmOperand, WgradOperand, fp8_gemm_kernels_for
+from steepen.kernels.fp8 import ACTIVATION_DTYPE, TensorwisePending, unquantized
 
-MULTIPLE = 16  # of both sides of a matrix, for the GPU's products in eight bits
+FP8_GEMM_MULTIPLE = 16  # both sides of a matrix in an fp8 GEMM must be multiples of 16
 
 
 class Float8Linear(FusedLinear):
-    """A `Product` that computes in eight bits what it is given in eight bits, and the rest as ever."""
+    """A `FusedLinear` that runs quantised operands through fp8 GEMMs and tensors in the compute dtype."""
 
     def __init__(
         self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
@@ -30,75 +28,85 @@ class Float8Linear(FusedLinear):
         super().__init__(parameter, factor, dtype, head=head)
         rows, columns = self.weight.shape
         device = parameter.device
-        # All filled by `quantised`. `turned` is the transpose: a product takes both factors along the sum.
-        self.small = torch.empty(rows, columns, dtype=ACTIVATION, device=device)
-        self.turned = torch.empty(columns, rows, dtype=ACTIVATION, device=device)
+        # Filled by `quantize_weights`. An fp8 GEMM reads both operands along the contraction, so dgrad needs
+        # the transposed weight.
+        self.fp8_weight = torch.empty(rows, columns, dtype=ACTIVATION_DTYPE, device=device)
+        self.fp8_transposed = torch.empty(columns, rows, dtype=ACTIVATION_DTYPE, device=device)
         self.scale = torch.empty(1, rows, dtype=torch.float32, device=device)
-        self.turned_scale = torch.empty(1, columns, dtype=torch.float32, device=device)
-        self.largest = torch.empty(rows + columns, dtype=torch.int32, device=device)
+        self.transposed_scale = torch.empty(1, columns, dtype=torch.float32, device=device)
+        self.amax = torch.empty(rows + columns, dtype=torch.int32, device=device)  # workspace
 
-    def __call__(self, x: Tensor | RowwiseFp8) -> Tensor:
-        """x times the transposed matrix."""
+    def __call__(self, x: GemmOperand) -> Tensor:
+        """x @ weightᵀ."""
         if isinstance(x, Tensor):
             return super().__call__(x)
-        return self._kernels.multiply(x, self.small, self.scale, self.weight.dtype, fast=True)
+        return self._kernels.gemm(x, self.fp8_weight, self.scale, self.weight.dtype, fast_accumulation=True)
 
-    def add_to_(self, total: Tensor, x: Tensor | RowwiseFp8) -> Tensor:
-        """Add x times the transposed matrix to `total`."""
+    def add_to_(self, total: Tensor, x: GemmOperand) -> Tensor:
+        """total += x @ weightᵀ in place."""
         return super().add_to_(total, x) if isinstance(x, Tensor) else total.add_(self(x))
 
-    def plus(self, total: Tensor, x: Tensor | RowwiseFp8) -> Tensor | None:
-        """Total and x times the transposed matrix; None where that takes a pass of its own."""
-        return super().plus(total, x) if isinstance(x, Tensor) else None
+    def added_to(self, total: Tensor, x: GemmOperand) -> Tensor | None:
+        """total + x @ weightᵀ; None where that would take a separate pass over the total."""
+        return super().added_to(total, x) if isinstance(x, Tensor) else None
 
-    def dgrad(self, d: Tensor | RowwiseFp8) -> Tensor:
-        """The gradient of x."""
+    def dgrad(self, d: GemmOperand) -> Tensor:
+        """Gradient of x from the gradient d of the output."""
         if isinstance(d, Tensor):
             return super().dgrad(d)
-        fast = not self.head
-        return self._kernels.multiply(d, self.turned, self.turned_scale, self.weight.dtype, fast=fast)
+        return self._kernels.gemm(
+            d,
+            self.fp8_transposed,
+            self.transposed_scale,
+            self.weight.dtype,
+            fast_accumulation=not self.head,
+        )
 
-    def wgrad(self, d: Tensor | RowwiseFp8, x: Tensor | RowwiseFp8 | TensorwisePending) -> None:
-        """Add the weight's gradient to the parameter's: summed in fp32, and added in it."""
+    def wgrad(self, d: GemmOperand, x: WgradOperand) -> None:
+        """Add the weight's gradient to the parameter's `.grad`, accumulated in fp32."""
         if isinstance(d, Tensor) or isinstance(x, Tensor) or self.head:
-            return super().wgrad(exact(d), exact(x))
+            return super().wgrad(unquantized(d), unquantized(x))
         kernels, parameter = self._kernels, self.parameter
-        d_size = kernels.size_of(d)
-        x_size = x.size if isinstance(x, TensorwisePending) else kernels.size_of(x)
-        across, along = kernels.turn(d, d_size), kernels.turn(x, x_size)
-        gradient = kernels.multiply_turned(across, along, d_size * self.factor, x_size)
+        d_scale = kernels.tensor_scale(d)
+        x_scale = x.scale if isinstance(x, TensorwisePending) else kernels.tensor_scale(x)
+        d_transposed, x_transposed = (
+            kernels.transpose_quantize(d, d_scale),
+            kernels.transpose_quantize(x, x_scale),
+        )
+        gradient = kernels.wgrad_gemm(d_transposed, x_transposed, d_scale * self.factor, x_scale)
         if parameter.grad is None:
             parameter.grad = gradient.view(parameter.shape)
         else:
             parameter.grad += gradient.view(parameter.shape)
 
-    def backward(self, d: Tensor | RowwiseFp8, x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
-        """Both: returns the gradient of x, adds that of the weight."""
+    def backward(self, d: GemmOperand, x: WgradOperand) -> Tensor:
+        """wgrad, then dgrad."""
         self.wgrad(d, x)
         return self.dgrad(d)
 
-    def quantise(self) -> None:
-        """Bring the weight in eight bits up to date with the weight."""
-        self._kernels.quantise_weight_(
-            self.small, self.scale, self.turned, self.turned_scale, self.largest, self.weight
+    def quantize_weight(self) -> None:
+        """Requantise the weight and its transpose."""
+        self._kernels.quantize_weight_(
+            self.fp8_weight, self.scale, self.fp8_transposed, self.transposed_scale, self.amax, self.weight
         )
 
     @property
-    def _kernels(self) -> ModuleType:
-        return kernels_for(self.weight, eight=True)
+    def _kernels(self) -> Fp8GemmKernels:
+        return fp8_gemm_kernels_for(self.weight)
 
 
 def float8_linear_where_aligned(
     parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
 ) -> FusedLinear:
-    """A product in eight bits, or as ever where the matrix has sides that those do not take."""
+    """A `Float8Linear`, or a `FusedLinear` where a side of the matrix is no multiple of 16."""
     columns = parameter.shape[-1]
-    fits = columns % MULTIPLE == 0 and parameter.numel() // columns % MULTIPLE == 0
-    return (Float8Linear if fits else FusedLinear)(parameter, factor, dtype, head=head)
+    rows = parameter.numel() // columns
+    aligned = columns % FP8_GEMM_MULTIPLE == 0 and rows % FP8_GEMM_MULTIPLE == 0
+    return (Float8Linear if aligned else FusedLinear)(parameter, factor, dtype, head=head)
 
 
-def quantised(products: list[FusedLinear]) -> None:
-    """Bring those of the products that have weights in eight bits up to date, after `rounded`."""
-    for product in products:
-        if isinstance(product, Float8Linear):
-            product.quantise()
+def quantize_weights(linears: list[FusedLinear]) -> None:
+    """Requantise the weights of the fp8 layers; call it after `cast_weights`."""
+    for linear in linears:
+        if isinstance(linear, Float8Linear):
+            linear.quantize_weight()

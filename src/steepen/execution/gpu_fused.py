@@ -1,162 +1,158 @@
-"""The network's fast path: forward and backward written out, with fused kernels between the products.
+"""Fused execution on a GPU: hand-written forward and backward passes with fused kernels between the GEMMs.
 
-It computes what `TransformerBlock` and `Network` do, in one compute precision, and differs in how:
-- weights are rounded to the compute precision once per optimizer step, not at every use;
-- gradients of weights are summed in fp32 straight into `.grad`, by the product that makes them;
-- only what the backward needs is kept (no sums, no raw queries and keys, no activated MLP but in small
-  networks), and logits, or the odds that stand for them, exist for a few thousand tokens at a time, never
-  in fp32;
-- with products in eight bits (`Product8`), what they take is rounded by the kernel that makes it, and the
-  gradients of weights are added to `.grad` apart. Without gradients, as in validation, there are no eight
-  bits: all is in the compute precision.
-So autograd sees the stream but not the weights: `backward()` may be called once, and adds to `.grad`;
-and who changes the weights says so with `Network.refresh`.
+It computes what `TransformerBlock` and `Network` compute, in one compute dtype, with these differences:
+- Weights are cast to the compute dtype once per optimizer step, not at every use. After changing weights,
+  call `Network.refresh`.
+- Weight gradients are written to `.grad` inside the custom backward, outside autograd, so hooks on weights do
+  not fire; call `backward()` once per forward. The wgrad GEMM accumulates in fp32.
+- Only what the backward pass needs is saved: no residual sums, no queries and keys before RoPE, and the MLP
+  activation only in small networks. Logits, or the exponentiated differences that replace them, exist for a
+  chunk of tokens at a time and never in fp32.
+- With fp8 layers (`Float8Linear`), the kernel that produces a GEMM operand also quantises it. Without
+  gradients, as in validation, everything is computed in the compute dtype.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steepen.execution.float8_linear import Float8Linear, quantised
-from steepen.execution.linear import FusedLinear, rounded
-from steepen.kernels import kernels_for
-from steepen.kernels.fp8 import exact
+from steepen.execution.float8_linear import Float8Linear, quantize_weights
+from steepen.execution.linear import FusedLinear, cast_weights
+from steepen.kernels.dispatch import block_kernels_for, kernels_for
+from steepen.kernels.fp8 import RowwiseFp8, unquantized
+from steepen.model.block import TransformerBlock
+from steepen.model.network import Network
 from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
 
-if TYPE_CHECKING:
-    from steepen.model.block import TransformerBlock
-    from steepen.model.network import Network
-
-LOGIT_BYTES = 2**29  # of logits, or odds, that exist at once
-Make = Callable[..., FusedLinear]  # of a parameter and a factor, and whether it is the head
+LOGIT_CHUNK_BYTES = 2**29  # of logits, or exponentiated differences, that exist at a time
+MakeLinear = Callable[..., Any]  # (parameter, factor, head=False) → FusedLinear
 
 
-def piece_rows(rows: int, row_bytes: int) -> int:
-    """Tokens whose logits exist at once: equal pieces, but for the last, that fit in `LOGIT_BYTES`."""
-    pieces = max(1, math.ceil(rows * row_bytes / LOGIT_BYTES))
-    pieces = 1 << (pieces - 1).bit_length()  # batches are powers of two: so all pieces are equal
-    return math.ceil(rows / pieces)
+def logit_chunk_tokens(tokens: int, bytes_per_token: int) -> int:
+    """Tokens per chunk of logits: chunks of equal size, except the last, of at most `LOGIT_CHUNK_BYTES`."""
+    chunks = max(1, math.ceil(tokens * bytes_per_token / LOGIT_CHUNK_BYTES))
+    chunks = 1 << (chunks - 1).bit_length()  # batches are powers of two, so all chunks are then equal
+    return math.ceil(tokens / chunks)
 
 
 class FusedBlock:
-    """A `TransformerBlock`, fast. It stays valid when the block is copied with it."""
+    """Fused forward of a `TransformerBlock`; it stays valid when it is deep-copied with the block."""
 
-    def __init__(self, block: TransformerBlock, make: Make) -> None:
-        self.heads, self.eps, self.scale = block.heads, block.eps, block.attention_scale
-        self.qkv, self.out = make(block.qkv, 1.0), make(block.out, block.residual)
-        self.gate_up, self.down = make(block.gate_up, 1.0), make(block.down, block.residual)
-        self.eight = all(isinstance(product, Float8Linear) for product in self.products())
+    def __init__(self, block: TransformerBlock, make_linear: MakeLinear) -> None:
+        self.heads, self.eps, self.attention_scale = block.heads, block.eps, block.attention_scale
+        self.qkv, self.out = make_linear(block.qkv, 1.0), make_linear(block.out, block.residual)
+        self.gate_up, self.down = make_linear(block.gate_up, 1.0), make_linear(block.down, block.residual)
+        self.fp8 = all(isinstance(linear, Float8Linear) for linear in self.linears())
 
-    def products(self) -> list[FusedLinear]:
-        """The block's matrices."""
+    def linears(self) -> list[FusedLinear]:
+        """The block's four linear layers."""
         return [self.qkv, self.out, self.gate_up, self.down]
 
     def __call__(self, x: Tensor, rotary: Tensor) -> Tensor:
-        """What the block's forward gives."""
-        return self.rest(*self.attend(x, rotary))
+        """`TransformerBlock.forward` without a mask."""
+        return self.after_attention(*self.attention(x, rotary))
 
-    def attend(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention gives, before its output projection, and the stream."""
-        query, key, value, skip = _apply(_Queries, x, rotary, self)
+    def attention(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention before its output projection, (batch, time, width), and x for the residual connection."""
+        query, key, value, residual = _apply(_Qkv, x, rotary, self)
         attended = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
             is_causal=True,
-            scale=self.scale,
+            scale=self.attention_scale,
         )
-        return attended.transpose(1, 2).flatten(-2), skip
+        return attended.transpose(1, 2).flatten(-2), residual
 
-    def rest(self, attended: Tensor, skip: Tensor) -> Tensor:
-        """The stream after the block."""
-        return _apply(_Rest, attended, skip, self)
+    def after_attention(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Output projection and MLP, with their residual connections: the block's output."""
+        return _apply(_AfterAttention, attended, residual, self)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(batch, time, width) as kernels take it: (tokens, width), row after row, however x lies in memory."""
+    """(batch, time, width) as a contiguous (tokens, width) matrix, whatever the strides of x."""
     return x.flatten(0, -2).contiguous()
 
 
-class _Queries(torch.autograd.Function):
-    """Stream → queries, keys, values, and the stream again (so that its two gradients meet in one kernel)."""
+class _Qkv(torch.autograd.Function):
+    """Hidden states → RMSNorm → queries, keys, values with RoPE and QK norm.
+
+    Also returns the hidden states, so that both of their gradients meet in one backward kernel.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FusedBlock) -> tuple[Tensor, ...]:
-        kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
+        kernels = block_kernels_for(x, fp8=block.fp8 and ctx.needs_input_grad[0])
         n, rstd = kernels.rms_norm(_rows(x), block.eps)
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
-        sizes = kernels.rotate_norm_(qkv, rotary, block.eps)
+        qk_rstd = kernels.rotate_norm_(qkv, rotary, block.eps)
         ctx.block = block
-        ctx.save_for_backward(exact(n), rstd, qkv, sizes, rotary)
+        ctx.save_for_backward(unquantized(n), rstd, qkv, qk_rstd, rotary)
         return (*qkv.unbind(2), x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv, skip = gradients
-        n, rstd, qkv, sizes, rotary = ctx.saved_tensors
+        dq, dk, dv, d_residual = gradients
+        n, rstd, qkv, qk_rstd, rotary = ctx.saved_tensors
         block: FusedBlock = ctx.block
-        kernels = kernels_for(skip, eight=block.eight)
-        d = kernels.rotate_norm_backward(dq, dk, dv, qkv, sizes, rotary)
-        dn = block.qkv.backward(d, kernels.normed(n))
-        d = kernels_for(skip).rms_norm_backward(dn, n, rstd, _rows(skip))
-        return d.view(skip.shape), None, None
+        kernels = block_kernels_for(d_residual, fp8=block.fp8)
+        d = kernels.rotate_norm_backward(dq, dk, dv, qkv, qk_rstd, rotary)
+        dn = block.qkv.backward(d, kernels.wgrad_normed(n))
+        d = kernels_for(d_residual).rms_norm_backward(dn, n, rstd, _rows(d_residual))
+        return d.view(d_residual.shape), None, None
 
 
-class _Rest(torch.autograd.Function):
-    """Attention's output and the stream → the stream after the block."""
+class _AfterAttention(torch.autograd.Function):
+    """Attention output and hidden states → output projection, residual, RMSNorm, SwiGLU MLP, residual."""
 
     @staticmethod
     def forward(ctx: Any, attended: Tensor, x: Tensor, block: FusedBlock) -> Tensor:
-        kernels = kernels_for(x, eight=block.eight and ctx.needs_input_grad[0])
+        kernels = block_kernels_for(x, fp8=block.fp8 and ctx.needs_input_grad[0])
         flat = _rows(attended)
-        taken = kernels.quantise_activation(flat)
-        size = kernels.size_of(taken)
-        middle = block.out.plus(_rows(x), taken)
+        operand = kernels.quantize_activation(flat)
+        scale = kernels.wgrad_scale(operand)
+        middle = block.out.added_to(_rows(x), operand)
         if middle is not None:
             n, rstd = kernels.rms_norm(middle, block.eps)
         else:
-            middle, n, rstd = kernels.add_rms_norm(_rows(x), block.out(taken), block.eps)
-        del taken  # memory is scarcest here, in the last block
+            middle, n, rstd = kernels.add_rms_norm(_rows(x), block.out(operand), block.eps)
+        del operand  # memory peaks here, in the last block
         gate_up = block.gate_up(n)
         activated = kernels.swiglu(gate_up)
         block.down.add_to_(middle, activated)
-        kept = (
-            activated
-            if isinstance(activated, Tensor) and activated.shape[1] <= KEEP_ACTIVATION_MAX_WIDTH
-            else None
-        )
+        keep = isinstance(activated, Tensor) and activated.shape[1] <= KEEP_ACTIVATION_MAX_WIDTH
         ctx.block = block
-        ctx.save_for_backward(flat, size, exact(n), rstd, gate_up, kept)
+        ctx.save_for_backward(flat, scale, unquantized(n), rstd, gate_up, activated if keep else None)
         return middle.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         shape = gradients[0].shape
-        flat, size, n, rstd, gate_up, kept = ctx.saved_tensors
+        flat, scale, n, rstd, gate_up, activated = ctx.saved_tensors
         block: FusedBlock = ctx.block
-        kernels = kernels_for(flat, eight=block.eight)
-        d = kernels.quantise_gradient(_rows(gradients[0]))
-        product = block.down.dgrad(d)
-        given = () if kept is None else (kept,)  # never in eight bits, whose kernels take none
-        d_gate_up, activated = kernels.swiglu_backward_(gate_up, product, *given)
-        del product
+        kernels = block_kernels_for(flat, fp8=block.fp8)
+        d = kernels.quantize_gradient(_rows(gradients[0]))
+        d_activated = block.down.dgrad(d)
+        d_gate_up, activated = kernels.swiglu_backward_(gate_up, d_activated, activated)
+        del d_activated
         block.down.wgrad(d, activated)
         del activated
-        dn = block.gate_up.backward(d_gate_up, kernels.normed(n))
+        dn = block.gate_up.backward(d_gate_up, kernels.wgrad_normed(n))
         del d_gate_up
-        d = kernels.rms_norm_backward(dn, n, rstd, exact(d))
+        d = kernels.rms_norm_backward(dn, n, rstd, unquantized(d))
         del dn
-        return block.out.backward(d, kernels.whole(flat, size)).view(shape), exact(d).view(shape), None
+        d_attended = block.out.backward(d, kernels.wgrad_activation(flat, scale))
+        return d_attended.view(shape), unquantized(d).view(shape), None
 
 
 class _Embed(torch.autograd.Function):
-    """Tokens → normed rows of the embedding."""
+    """Tokens → RMSNorm of their embeddings."""
 
     @staticmethod
     def forward(ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
@@ -178,7 +174,7 @@ class _Embed(torch.autograd.Function):
 
 
 class _NormInject(torch.autograd.Function):
-    """The boundary operator Norm(h) + α·e."""
+    """The boundary operator RMSNorm(h) + alpha·e."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, e: Tensor, alpha: float, eps: float) -> Tensor:
@@ -198,94 +194,108 @@ class _NormInject(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Stream and targets → `share` times the mean cross-entropy; gradients are made on the way forward.
+    """Hidden states and targets → `loss_scale` times the mean cross-entropy.
 
-    The head's own gradient is added to `.grad` there too: what multiplies the loss must be in `share`.
+    All gradients are computed in the forward pass, chunk by chunk, and the head's is added to `.grad` there,
+    so every factor on the loss must be part of `loss_scale`.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, stream: Tensor, targets: Tensor, head: FusedLinear, share: float, fast: FusedNetwork
+        ctx: Any,
+        hidden: Tensor,
+        targets: Tensor,
+        head: FusedLinear,
+        loss_scale: float,
+        fused: FusedNetwork,
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
-        kernels = kernels_for(stream, eight=isinstance(head, Float8Linear) and gradient)
-        n, rstd = kernels.rms_norm(_rows(stream), fast.eps)
-        answers, count = targets.flatten().contiguous(), targets.numel()
-        rows = piece_rows(count, head.rows * stream.element_size())
+        kernels = block_kernels_for(hidden, fp8=isinstance(head, Float8Linear) and gradient)
+        n, rstd = kernels.rms_norm(_rows(hidden), fused.eps)
+        flat_targets, tokens = targets.flatten().contiguous(), targets.numel()
+        step = logit_chunk_tokens(tokens, head.rows * hidden.element_size())
         losses: list[Tensor] = []
-        for first in range(0, count, rows):
-            piece = slice(first, first + rows)
-            loss, dn, factor = _head(n[piece], answers[piece], head, share / count, fast.softcap, gradient)
+        for first in range(0, tokens, step):
+            chunk = slice(first, first + step)
+            loss, dn, row_factor = _head_loss(
+                n[chunk], flat_targets[chunk], head, loss_scale / tokens, fused.softcap, gradient
+            )
             losses.append(loss)
-            if dn is not None:  # no one needs this piece again: the stream's gradient takes its place
-                normed = exact(n)[piece]
-                kernels_for(dn).rms_norm_backward(dn, normed, rstd[piece], factor=factor, out=normed)
+            if dn is not None:  # this chunk of n is not needed again: the gradient overwrites it
+                normed = unquantized(n)[chunk]
+                kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=normed)
             del dn
         if gradient:
-            ctx.save_for_backward(exact(n))
-            ctx.shape = stream.shape
-        return torch.cat(losses).mean() * share
+            ctx.save_for_backward(unquantized(n))
+            ctx.shape = hidden.shape
+        return torch.cat(losses).mean() * loss_scale
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (d,) = ctx.saved_tensors
-        if d.is_cuda:  # the thread of the backward begins here, and its first product would warn otherwise
+        if (
+            d.is_cuda
+        ):  # autograd's thread starts here, and its first cuBLAS call warns without a current device
             torch.cuda.set_device(d.device)
         return d.view(ctx.shape), None, None, None, None
 
 
-def _head(
-    n: Any, targets: Tensor, head: FusedLinear, scale: float, softcap: float | None, gradient: bool
+def _head_loss(
+    n: Tensor | RowwiseFp8,
+    targets: Tensor,
+    head: Any,
+    scale: float,
+    softcap: float | None,
+    gradient: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Losses of some tokens, the gradient of n times `scale` and what its rows are yet to be multiplied by.
+    """Losses (tokens,), `scale` times the gradient of n, and a factor per row still to be applied to that.
 
-    The head's own gradient is added to `.grad`.
+    With `gradient` the head's own gradient is added to `.grad`.
     """
     if isinstance(n, Tensor):
         kernels = kernels_for(n)
-        if kernels.has_odds(n, head.weight):
-            losses, parts = kernels.odds(n, head.weight, targets, scale, softcap, gradient=gradient)
-            if parts is None:
+        if kernels.supports_fused_linear_cross_entropy(n, head.weight):
+            losses, logit_gradient = kernels.fused_linear_cross_entropy(
+                n, head.weight, targets, scale, softcap, gradient=gradient
+            )
+            if logit_gradient is None:
                 return losses, None, None
-            odds, factor, scaled = parts
-            head.wgrad(odds, scaled)
-            return losses, head.dgrad(odds), factor
+            head.wgrad(logit_gradient.exp_differences, logit_gradient.scaled_input)
+            return losses, head.dgrad(logit_gradient.exp_differences), logit_gradient.row_factor
+        losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap)
     else:
-        kernels = kernels_for(n.small, eight=True)
-    losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap)
+        losses, d = block_kernels_for(n.data, fp8=True).cross_entropy_(head(n), targets, scale, softcap)
     return losses, head.backward(d, n) if gradient else None, None
 
 
 class FusedNetwork:
-    """What `Network` hands its work to once `speed_up` has been called on it."""
+    """The fused embedding, boundary, loss and blocks of a `Network` (its `FusedForward`)."""
 
-    def __init__(self, network: Network, make: Make) -> None:
-        self.network, self.make = network, make
+    def __init__(self, network: Network, make_linear: MakeLinear) -> None:
+        self.network, self.make_linear = network, make_linear
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
-        self.head = make(network.head, network.multipliers.output, head=True)
-        self.products: list[FusedLinear] = []
+        self.head: FusedLinear = make_linear(network.head, network.multipliers.output, head=True)
+        self.linears: list[FusedLinear] = []
         self.adopt_new_blocks()
 
     def adopt_new_blocks(self) -> None:
-        """Take in blocks the network has gained."""
-        from steepen.model.block import TransformerBlock
-
-        self.products = [self.head]
+        """Install a `FusedBlock` in every built-in block that has none yet."""
+        self.linears = [self.head]
         for block in self.network.blocks():
             if type(block) is TransformerBlock:
                 if not isinstance(block.fused_forward, FusedBlock):
-                    block.fused_forward = FusedBlock(block, self.make)
-                self.products += block.fused_forward.products()
+                    block.fused_forward = FusedBlock(block, self.make_linear)
+                self.linears += block.fused_forward.linears()
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the weights anew: due whenever they have changed."""
-        rounded(self.products)
-        quantised(self.products)
+        """Cast and quantise the weights again; call it whenever they have changed."""
+        cast_weights(self.linears)
+        quantize_weights(self.linears)
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        """The stream's beginning."""
+        """RMSNorm of the token embeddings, in `dtype`."""
         return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype)
 
     def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
@@ -294,7 +304,7 @@ class FusedNetwork:
         return _apply(_Loss, hidden.to(self.head.weight.dtype), targets, self.head, loss_scale, self)
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
-        """The boundary operator."""
+        """The boundary operator RMSNorm(h) + alpha·e."""
         return _apply(_NormInject, h, e, alpha, self.eps)
 
 
@@ -302,6 +312,6 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-def install_fused_gpu(network: Network, make: Make) -> None:
-    """Have a network compute on its fast path: built-in blocks, embedding, boundary and loss."""
-    network.fused = FusedNetwork(network, make)
+def install_fused_gpu(network: Network, make_linear: MakeLinear) -> None:
+    """Run a network's built-in blocks, embedding, boundary and loss on the fused path."""
+    network.fused = FusedNetwork(network, make_linear)

@@ -1,6 +1,6 @@
-"""Products with a weight on the fast path: forward, to the input, to the weight."""
+"""Bias-free linear layers of the fused path: forward, dgrad and wgrad GEMMs in the compute dtype."""
 
-# The multi-tensor operators carry an underscore in torch, and are what its own optimizers are made of.
+# torch's multi-tensor (foreach) operators have no public name.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from steepen.kernels.cublaslt_gemm import multiply, multiply_and_add
+from steepen.kernels.cublaslt_gemm import gemm, gemm_add
 
 
 class FusedLinear:
-    """A matrix (or a stack of matrices, side by side) times a fixed factor, in the compute precision.
+    """y = factor · x @ weightᵀ, with a copy of the weight in the compute dtype.
 
-    `head` says that logits come out.
+    The parameter is (out, in) or a stack (count, out, in) whose outputs are concatenated. wgrad is
+    accumulated into the parameter's `.grad` in fp32. `head` marks the LM head.
     """
 
     def __init__(
@@ -22,55 +23,54 @@ class FusedLinear:
     ) -> None:
         self.parameter, self.factor, self.head = parameter, factor, head
         self.rows = parameter.numel() // parameter.shape[-1]
-        self.weight = torch.empty(
-            self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device
-        )  # filled by `rounded`
+        # Filled by `cast_weights` with the parameter times the factor.
+        self.weight = torch.empty(self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x times the transposed matrix."""
-        return multiply(x, self.weight.t())
+        """x @ weightᵀ, (tokens, in) → (tokens, out)."""
+        return gemm(x, self.weight.t())
 
     def add_to_(self, total: Tensor, x: Tensor) -> Tensor:
-        """Add x times the transposed matrix to `total`, rounding once."""
-        return multiply(x, self.weight.t(), onto=total)
+        """total += x @ weightᵀ in place, rounded once."""
+        return gemm(x, self.weight.t(), accumulate_into=total)
 
-    def plus(self, total: Tensor, x: Tensor) -> Tensor | None:
-        """Total and x times the transposed matrix, rounded once; None where that takes a pass of its own."""
-        return multiply_and_add(x, self.weight.t(), total)
+    def added_to(self, total: Tensor, x: Tensor) -> Tensor | None:
+        """total + x @ weightᵀ, rounded once; None where that would take a separate pass over the total."""
+        return gemm_add(x, self.weight.t(), total)
 
     def dgrad(self, d: Tensor) -> Tensor:
-        """The gradient of x."""
-        return multiply(d, self.weight)
+        """Gradient of x from the gradient d of the output."""
+        return gemm(d, self.weight)
 
     def wgrad(self, d: Tensor, x: Tensor) -> None:
-        """Add the weight's gradient to the parameter's, summing in fp32 throughout; the first is written."""
-        parameter, kept = self.parameter, 1.0
+        """Add the weight's gradient to `parameter.grad` in fp32; where that is None, write it."""
+        parameter, beta = self.parameter, 1.0
         if parameter.grad is None:
-            parameter.grad, kept = torch.empty_like(parameter), 0.0
-        accumulate_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor, kept)
+            parameter.grad, beta = torch.empty_like(parameter), 0.0
+        accumulate_gemm_(parameter.grad.view(self.rows, -1), d.t(), x, self.factor, beta)
 
     def backward(self, d: Tensor, x: Tensor) -> Tensor:
-        """Both: returns the gradient of x, adds that of the weight."""
+        """wgrad, then dgrad."""
         self.wgrad(d, x)
         return self.dgrad(d)
 
 
-def accumulate_(total: Tensor, a: Tensor, b: Tensor, factor: float, kept: float = 1.0) -> None:
-    """total ← kept·total + factor·(a @ b), summed in total's precision whatever that of a and b.
+def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float = 1.0) -> None:
+    """total ← beta·total + alpha·(a @ b), accumulated in total's dtype whatever that of a and b.
 
-    With `kept` at 0 it does not matter what the total was, not even if that was no number.
+    With beta = 0 the old total is ignored, even if it is NaN.
     """
     if total.dtype == a.dtype:
-        total.addmm_(a, b, beta=kept, alpha=factor)
+        total.addmm_(a, b, beta=beta, alpha=alpha)
     elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, beta=kept, alpha=factor, out=total)
-    else:  # only a GPU's library mixes precisions in one product
-        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=kept, alpha=factor)
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, alpha=alpha, out=total)
+    else:  # a GEMM with mixed dtypes exists only on a GPU
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta, alpha=alpha)
 
 
-def rounded(products: list[FusedLinear]) -> None:
-    """Bring the products' weights up to date with their parameters, all at once."""
-    torch._foreach_copy_([p.weight for p in products], [p.parameter.view(p.rows, -1) for p in products])
-    scaled = [p for p in products if p.factor != 1.0]
+def cast_weights(linears: list[FusedLinear]) -> None:
+    """Copy all parameters, times their factors, into the weights in the compute dtype."""
+    torch._foreach_copy_([x.weight for x in linears], [x.parameter.view(x.rows, -1) for x in linears])
+    scaled = [linear for linear in linears if linear.factor != 1.0]
     if scaled:
-        torch._foreach_mul_([p.weight for p in scaled], [p.factor for p in scaled])
+        torch._foreach_mul_([x.weight for x in scaled], [x.factor for x in scaled])

@@ -13,7 +13,7 @@ from steepen.execution.cpu_fused import install_fused_cpu
 from steepen.execution.float8_linear import float8_linear_where_aligned
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
-from steepen.kernels import has_kernels
+from steepen.kernels.triton_backend import has_triton_kernels
 from steepen.model.network import Network
 
 # Larger steps keep the GPU busy however they are launched, and a graph would only hold memory.
@@ -43,7 +43,7 @@ def choose_execution_mode(
     `block` is the arm's block name. Raises UsageError where the device cannot run what is asked for.
     """
     on_gpu = device.type == "cuda"
-    has_triton = has_kernels(device)
+    has_triton = has_triton_kernels(device)
     built_in = block == "transformer"
     # The Triton kernels compute in bf16. The fused form leaves nothing of the built-in block to compile, so
     # --compile excludes it there.

@@ -1,164 +1,218 @@
-"""Cross-entropy that turns logits into their gradient in place: each is read and written once.
+"""Cross-entropy that overwrites logits with their gradient, so that each logit is read and written once.
 
-A short row waits in the registers of its program between the two. A long one is read again, from the cache:
-few rows are under way at once, and each tile is asked for while the one before it is worked on. For products
-in eight bits, whose largest number is MOST, the gradient is written in them too.
+A short row stays in its program's registers in between. A long row is read a second time, from the L2 cache:
+few rows are in flight at once, and each tile is prefetched while the one before it is processed.
 """
 
-# Triton's language is untyped.
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false, reportGeneralTypeIssues=false
+# Triton kernels are untyped.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from steepen.kernels.eager8 import MARGIN
-from steepen.kernels.eight_rows import TOGETHER, factors
+from steepen.kernels.fp8 import (
+    FP8_STORE_ELEMENTS,
+    LOGIT_GRADIENT_DTYPE,
+    RowwiseFp8,
+    empty_rowwise,
+    fp8_row_scale,
+    quantize_rows_reference,
+)
+from steepen.kernels.norm import at_least_fp32
+from steepen.kernels.triton_backend import tl, triton
 
-SPARE = tl.constexpr(MARGIN)
+PROBABILITY_MARGIN = 2.0**-20  # what fp32 rounding may have taken from 1 − p
+
+
+def cross_entropy_reference_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of each row (rows,); the logits are overwritten with `scale` times their gradient.
+
+    Returns (losses, gradient). With `softcap` a logit x counts as softcap·tanh(x/softcap).
+    """
+    raw = at_least_fp32(logits)
+    x = raw if softcap is None else softcap * torch.tanh(raw / softcap)
+    losses = functional.cross_entropy(x, targets, reduction="none")
+    gradient = torch.softmax(x, dim=-1)
+    gradient[torch.arange(len(x), device=x.device), targets] -= 1
+    if softcap is not None:
+        gradient = gradient * (1 - (x / softcap).square())
+    return losses, logits.copy_(gradient * scale)
+
+
+def cross_entropy_fp8_reference_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, RowwiseFp8]:
+    """`cross_entropy_reference_` with the gradient also quantised.
+
+    A row's amax is known from its loss: it is at the target, 1 − p with p = exp(−loss).
+    """
+    losses, d = cross_entropy_reference_(logits, targets, scale, softcap)
+    amax = abs(scale) * (PROBABILITY_MARGIN - torch.expm1(-losses))
+    return losses, RowwiseFp8(d, *quantize_rows_reference(d, LOGIT_GRADIENT_DTYPE, amax))
+
+
+TL_PROBABILITY_MARGIN = tl.constexpr(PROBABILITY_MARGIN)
 
 
 @triton.jit
-def capped(raw, cap, CAPPED: tl.constexpr):
-    """A logit, softly capped where that is asked for."""
+def softcapped(raw, softcap, SOFTCAP: tl.constexpr):
+    """softcap·tanh(raw/softcap), or raw without SOFTCAP."""
     # tanh(z) = 2·sigmoid(2z) − 1
-    if CAPPED:
-        return cap * (2 * tl.sigmoid(2 * raw / cap) - 1)
+    if SOFTCAP:
+        return softcap * (2 * tl.sigmoid(2 * raw / softcap) - 1)
     return raw
 
 
 @triton.jit
-def uncapped(d, x, cap, CAPPED: tl.constexpr):
-    """The gradient before the cap, where there is one, from that after it: x is what came out."""
-    if CAPPED:
-        return d * (1 - (x / cap) * (x / cap))
+def softcap_backward(d, x, softcap, SOFTCAP: tl.constexpr):
+    """Gradient of a raw logit from the gradient d of the capped logit x."""
+    if SOFTCAP:
+        return d * (1 - (x / softcap) * (x / softcap))
     return d
 
 
 @triton.jit
-def _factor(size_ptr, loss, scale, MOST: tl.constexpr):
-    """What brings a row's gradient into eight bits, known before the gradient is.
+def _gradient_multiplier(scale_ptr, loss, scale, FP8_MAX: tl.constexpr):
+    """Store a row's fp8 scale and return its multiplier, both known from the loss before the gradient is.
 
-    The largest is the target's, 1 − p with p = exp(−loss): the others add up to it.
+    The gradient's amax is at the target, 1 − p with p = exp(−loss): all others add up to it.
     """
-    factor = 1.0
-    if MOST is not None:
-        factor, size = factors(tl.abs(scale) * (1 - tl.exp(-loss) + SPARE), MOST)
-        tl.store(size_ptr, size)
-    return factor
+    multiplier = 1.0
+    if FP8_MAX is not None:
+        amax = tl.abs(scale) * (1 - tl.exp(-loss) + TL_PROBABILITY_MARGIN)
+        multiplier, row_scale = fp8_row_scale(amax, FP8_MAX)
+        tl.store(scale_ptr, row_scale)
+    return multiplier
 
 
 @triton.jit
-def _write(place, small, d, factor, inside, MOST: tl.constexpr):
-    d = d.to(place.dtype.element_ty)
-    tl.store(place, d, mask=inside)
-    if MOST is not None:
-        tl.store(small, (d.to(tl.float32) * factor).to(small.dtype.element_ty), mask=inside)
+def _store_gradient(pointer, fp8_pointer, d, multiplier, mask, FP8_MAX: tl.constexpr):
+    d = d.to(pointer.dtype.element_ty)
+    tl.store(pointer, d, mask=mask)
+    if FP8_MAX is not None:
+        tl.store(fp8_pointer, (d.to(tl.float32) * multiplier).to(fp8_pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _short_cross_entropy_kernel(
-    x_ptr, target_ptr, loss_ptr, small_ptr, size_ptr, scale, cap,
-    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, target_ptr, loss_ptr, fp8_ptr, scale_ptr, scale, softcap,
+    VOCABULARY: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """One row per program, held in registers."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
-    small_ptr += row * VOCABULARY
+    fp8_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
-    right = capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
+    target_logit = softcapped(tl.load(x_ptr + target).to(tl.float32), softcap, SOFTCAP)
     column = tl.arange(0, BLOCK)
-    inside = column < VOCABULARY
-    x = tl.load(x_ptr + column, mask=inside, other=-float("inf")).to(tl.float32)
-    x = tl.where(inside, capped(x, cap, CAPPED), -float("inf"))
-    top = tl.max(x)
-    whole = tl.log(tl.sum(tl.exp(x - top))) + top
-    tl.store(loss_ptr + row, whole - right)
-    factor = _factor(size_ptr + row, whole - right, scale, MOST)
-    d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
-    d = uncapped(d, x, cap, CAPPED)
-    small = tl.max_contiguous(small_ptr + column, TOGETHER)
-    _write(x_ptr + column, small, d * scale, factor, inside, MOST)
+    mask = column < VOCABULARY
+    x = tl.load(x_ptr + column, mask=mask, other=-float("inf")).to(tl.float32)
+    x = tl.where(mask, softcapped(x, softcap, SOFTCAP), -float("inf"))
+    row_max = tl.max(x)
+    logsumexp = tl.log(tl.sum(tl.exp(x - row_max))) + row_max
+    tl.store(loss_ptr + row, logsumexp - target_logit)
+    multiplier = _gradient_multiplier(scale_ptr + row, logsumexp - target_logit, scale, FP8_MAX)
+    d = tl.exp(x - logsumexp) - tl.where(column == target, 1.0, 0.0)
+    d = softcap_backward(d, x, softcap, SOFTCAP)
+    fp8_pointer = tl.max_contiguous(fp8_ptr + column, FP8_STORE_ELEMENTS)
+    _store_gradient(x_ptr + column, fp8_pointer, d * scale, multiplier, mask, FP8_MAX)
 
 
 @triton.jit
 def _long_cross_entropy_kernel(
-    x_ptr, target_ptr, loss_ptr, small_ptr, size_ptr, scale, cap,
-    VOCABULARY: tl.constexpr, CAPPED: tl.constexpr, MOST: tl.constexpr,
-    LANES: tl.constexpr, EACH: tl.constexpr,
+    x_ptr, target_ptr, loss_ptr, fp8_ptr, scale_ptr, scale, softcap,
+    VOCABULARY: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr,
+    LANES: tl.constexpr, PER_LANE: tl.constexpr,
 ):  # fmt: skip
+    """One row per program, read tile by tile, twice."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
-    small_ptr += row * VOCABULARY
+    fp8_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
-    right = capped(tl.load(x_ptr + target).to(tl.float32), cap, CAPPED)
-    offset = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-    STEP: tl.constexpr = LANES * EACH
-    # Each lane keeps its own running maximum and sum: no lane waits for another until the end.
-    most = tl.full([LANES], -3.0e38, tl.float32)
-    total = tl.zeros([LANES], tl.float32)
-    following = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=-float("inf"))
+    target_logit = softcapped(tl.load(x_ptr + target).to(tl.float32), softcap, SOFTCAP)
+    offset = tl.arange(0, LANES)[:, None] * PER_LANE + tl.arange(0, PER_LANE)[None, :]
+    STEP: tl.constexpr = LANES * PER_LANE
+    # Each lane has its own running maximum and sum, so lanes only wait for each other at the end.
+    lane_max = tl.full([LANES], -3.0e38, tl.float32)
+    lane_sum = tl.zeros([LANES], tl.float32)
+    prefetched = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=-float("inf"))
     for start in range(0, VOCABULARY, STEP):
-        x = capped(following.to(tl.float32), cap, CAPPED)
-        if CAPPED:
+        x = softcapped(prefetched.to(tl.float32), softcap, SOFTCAP)
+        if SOFTCAP:
             x = tl.where(start + offset < VOCABULARY, x, -float("inf"))
         column = start + STEP + offset
-        following = tl.load(x_ptr + column, mask=column < VOCABULARY, other=-float("inf"))
-        higher = tl.maximum(most, tl.max(x, axis=1))
-        total = total * tl.exp(most - higher) + tl.sum(tl.exp(x - higher[:, None]), axis=1)
-        most = higher
-    top = tl.max(most)
-    whole = tl.log(tl.sum(total * tl.exp(most - top))) + top
-    tl.store(loss_ptr + row, whole - right)
-    factor = _factor(size_ptr + row, whole - right, scale, MOST)
-    tl.debug_barrier()  # the target's logit has been read by all before anyone overwrites it
-    following = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=0.0)
+        prefetched = tl.load(x_ptr + column, mask=column < VOCABULARY, other=-float("inf"))
+        new_max = tl.maximum(lane_max, tl.max(x, axis=1))
+        lane_sum = lane_sum * tl.exp(lane_max - new_max) + tl.sum(tl.exp(x - new_max[:, None]), axis=1)
+        lane_max = new_max
+    row_max = tl.max(lane_max)
+    logsumexp = tl.log(tl.sum(lane_sum * tl.exp(lane_max - row_max))) + row_max
+    tl.store(loss_ptr + row, logsumexp - target_logit)
+    multiplier = _gradient_multiplier(scale_ptr + row, logsumexp - target_logit, scale, FP8_MAX)
+    tl.debug_barrier()  # all threads have read the target's logit before one overwrites it
+    prefetched = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=0.0)
     for start in range(0, VOCABULARY, STEP):
-        x = capped(following.to(tl.float32), cap, CAPPED)
+        x = softcapped(prefetched.to(tl.float32), softcap, SOFTCAP)
         column = start + STEP + offset
-        following = tl.load(x_ptr + column, mask=column < VOCABULARY, other=0.0)
+        prefetched = tl.load(x_ptr + column, mask=column < VOCABULARY, other=0.0)
         column = start + offset
-        d = tl.exp(x - whole) - tl.where(column == target, 1.0, 0.0)
-        d = uncapped(d, x, cap, CAPPED)
-        small = tl.max_contiguous(small_ptr + column, [1, TOGETHER])
-        _write(x_ptr + column, small, d * scale, factor, column < VOCABULARY, MOST)
+        d = tl.exp(x - logsumexp) - tl.where(column == target, 1.0, 0.0)
+        d = softcap_backward(d, x, softcap, SOFTCAP)
+        fp8_pointer = tl.max_contiguous(fp8_ptr + column, [1, FP8_STORE_ELEMENTS])
+        _store_gradient(x_ptr + column, fp8_pointer, d * scale, multiplier, column < VOCABULARY, FP8_MAX)
 
 
-SHORT = 16_384  # a longer row would take a processor's registers for itself, and nothing would overlap
-LONG = {"LANES": 1024, "EACH": 8, "num_warps": 32}
+# A longer row would fill the registers of a streaming multiprocessor, and no second program could overlap it.
+SHORT_ROW_MAX_VOCABULARY = 16_384
+LONG_ROW_OPTIONS = {"LANES": 1024, "PER_LANE": 8, "num_warps": 32}
 
 
-def cross_entropy_(
+def cross_entropy_triton_(
     logits: Tensor, targets: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """As `eager.cross_entropy_`."""
-    return launch(logits, targets, scale, softcap), logits
+    """`cross_entropy_reference_` in Triton."""
+    return _launch(logits, targets, scale, softcap), logits
 
 
-def launch(
+def cross_entropy_fp8_triton_(
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, RowwiseFp8]:
+    """`cross_entropy_fp8_reference_` in Triton."""
+    data, row_scale = empty_rowwise(*logits.shape, LOGIT_GRADIENT_DTYPE, logits.device)
+    losses = _launch(logits, targets, scale, softcap, (data, row_scale))
+    return losses, RowwiseFp8(logits, data, row_scale)
+
+
+def _launch(
     logits: Tensor,
     targets: Tensor,
     scale: float,
     softcap: float | None,
-    eight: tuple[Tensor, Tensor] | None = None,
+    fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The losses; the gradient is written over the logits, and in eight bits where there is room for it."""
+    """Losses; the gradient overwrites the logits and, with `fp8` (data, scale), is also quantised there."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    small, sizes = eight or (logits, losses)
-    common = {
+    data, row_scale = fp8 or (logits, losses)
+    options: dict[str, Any] = {
         "VOCABULARY": vocabulary,
-        "CAPPED": softcap is not None,
-        "MOST": torch.finfo(small.dtype).max if eight else None,
+        "SOFTCAP": softcap is not None,
+        "FP8_MAX": torch.finfo(data.dtype).max if fp8 else None,
     }
-    arguments = (logits, targets, losses, small, sizes, scale, softcap or 1.0)
-    if vocabulary <= SHORT:
+    arguments = (logits, targets, losses, data, row_scale, scale, softcap or 1.0)
+    if vocabulary <= SHORT_ROW_MAX_VOCABULARY:
         warps = 8 if vocabulary > 2048 else 4
         block = max(128, triton.next_power_of_2(vocabulary))
-        _short_cross_entropy_kernel[(rows,)](*arguments, **common, BLOCK=block, num_warps=warps)
+        _short_cross_entropy_kernel[(rows,)](*arguments, **options, BLOCK=block, num_warps=warps)
     else:
-        _long_cross_entropy_kernel[(rows,)](*arguments, **common, **LONG)
+        _long_cross_entropy_kernel[(rows,)](*arguments, **options, **LONG_ROW_OPTIONS)
     return losses

@@ -1,10 +1,10 @@
-"""Products with a weight in bf16, by cuBLAS as ever, but in tiles that suit a GPU at its power limit.
+"""bf16 GEMMs through cuBLASLt with explicit algorithm selection, for Hopper GPUs at their power limit.
 
-Where a product's sum is short, the tiles cuBLAS puts first are so large that a processor adds up and writes
-out by turns. Smaller ones fit a processor twice, and one is written while the other is added up. On a GPU at
-its power limit these are faster (docs/performance.md has the numbers; a cool one was not asked). cuBLAS
-offers them too, after others. So it is asked here for what it has, and the smaller are taken. What comes out
-is the same product, summed in fp32.
+For a short contraction, cuBLAS's first choice is a tile so large that a multiprocessor alternates between
+accumulating and storing. Of smaller tiles two fit on a multiprocessor, and one is stored while the other
+accumulates, which is faster on a GPU at its power limit (docs/performance.md; a cool GPU was not measured).
+cuBLASLt's heuristic returns such algorithms too, further down its list; this module requests the list and
+selects them. The result is the same product, accumulated in fp32. Everywhere else torch runs the GEMM.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, 
 import torch
 from torch import Tensor
 
-# cuBLAS's numbers for tiles, and their rows and columns (of the transposed result). They have 18,432 to
-# 22,528 sums, which is what fits a processor of Hopper's twice. The first that is offered is taken.
-TILES = {29: (128, 160), 201: (176, 128), 197: (168, 128), 184: (144, 128)}
-LONGEST = 4096  # terms in a sum: beyond, there is too little to write for tiles to matter
-CANDIDATES = 16  # to ask for; cuBLAS 13 has offered 8
-ALIGNED = 256  # bytes: what cuBLAS supposes of where tensors begin
+# cublasLtMatmulTile_t → rows and columns of the (transposed) result, in order of preference. They hold 18,432
+# to 22,528 accumulators, of which a Hopper multiprocessor's registers hold two tiles.
+PREFERRED_TILES = {29: (128, 160), 201: (176, 128), 197: (168, 128), 184: (144, 128)}
+MAX_CONTRACTION = 4096  # beyond, a tile accumulates for so long that storing it does not matter
+MAX_CANDIDATES = 16  # to request from the heuristic; cuBLAS 13 returned 8
+ALIGNMENT = 256  # bytes: the alignment cuBLASLt assumes of its operands
 HOPPER = (9, 0)
 
-BF16, FP32, SUMS_IN_FP32 = 14, 0, 68  # cuBLAS's numbers for types
-TURN_A, TURN_B = 3, 4  # … for a product's attributes
-TILE = 1  # … for an attribute of a candidate
+# Enumeration values of cublasLt.h and library_types.h.
+CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F = 14, 0, 68
+CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB = 3, 4
+CUBLASLT_ALGO_CONFIG_TILE_ID = 1
 
 
 class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
     _fields_ = [("data", c_uint64 * 8)]
 
 
-class _Candidate(ctypes.Structure):
+class _HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
     _fields_ = [
         ("algorithm", _Algorithm),
         ("workspace", c_size_t),
@@ -45,89 +50,93 @@ class _Candidate(ctypes.Structure):
     ]
 
 
-def preferred(offered: Iterable[tuple[int, int]]) -> int | None:
-    """Which of these candidates, by tile and bytes of scratch memory, to take; None: leave it to torch.
+def select_algorithm(candidates: Iterable[tuple[int, int]]) -> int | None:
+    """Index of the candidate (tile id, workspace bytes) to use, or None to leave the choice to torch.
 
-    One that needs scratch memory adds up its sums in parts; and there is none for it here.
+    Candidates that need workspace (split-K) are skipped: no workspace is allocated here.
     """
-    found = {tile: place for place, (tile, scratch) in reversed(list(enumerate(offered))) if scratch == 0}
-    return next((found[tile] for tile in TILES if tile in found), None)
+    without_workspace = {
+        tile: index for index, (tile, workspace) in reversed(list(enumerate(candidates))) if workspace == 0
+    }
+    return next((without_workspace[tile] for tile in PREFERRED_TILES if tile in without_workspace), None)
 
 
-def multiply(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """x times weight; with `onto`, added to it, in place."""
-    plan = _plan_for(x, weight, onto)
+def gemm(x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None) -> Tensor:
+    """x @ weight; with `accumulate_into`, added to that tensor in place."""
+    plan = _plan_for(x, weight, accumulate_into)
     if plan is not None:
-        out = x.new_empty(len(x), weight.shape[1]) if onto is None else onto
+        out = x.new_empty(len(x), weight.shape[1]) if accumulate_into is None else accumulate_into
         if plan.run(x, weight, out, out):
             return out
-    return x @ weight if onto is None else onto.addmm_(x, weight)
+    return x @ weight if accumulate_into is None else accumulate_into.addmm_(x, weight)
 
 
-def multiply_and_add(x: Tensor, weight: Tensor, total: Tensor) -> Tensor | None:
-    """x times weight plus the total, rounded once; None where torch would copy the total first."""
-    plan = _plan_for(x, weight, total)
+def gemm_add(x: Tensor, weight: Tensor, addend: Tensor) -> Tensor | None:
+    """x @ weight + addend, rounded once; None where torch would have to copy the addend first."""
+    plan = _plan_for(x, weight, addend)
     if plan is None or plan.algorithm is None:
         return None
-    out = torch.empty_like(total)
-    return out if plan.run(x, weight, total, out) else None
+    out = torch.empty_like(addend)
+    return out if plan.run(x, weight, addend, out) else None
 
 
-def tile_of(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> tuple[int, int] | None:
-    """The tile such a product is made in, of the transposed result; None: which one is left to torch."""
-    plan = _plan_for(x, weight, onto)
-    return None if plan is None or plan.algorithm is None else TILES[plan.tile(plan.algorithm)]
+def selected_tile(
+    x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None
+) -> tuple[int, int] | None:
+    """Tile (of the transposed result) that `gemm` uses for these operands; None where torch chooses."""
+    plan = _plan_for(x, weight, accumulate_into)
+    return None if plan is None or plan.algorithm is None else PREFERRED_TILES[plan.tile(plan.algorithm)]
 
 
-def _plan_for(x: Tensor, weight: Tensor, onto: Tensor | None) -> _Plan | None:
-    if not (x.is_cuda and x.ndim == weight.ndim == 2 and x.shape[1] == len(weight) <= LONGEST):
+def _plan_for(x: Tensor, weight: Tensor, addend: Tensor | None) -> _Plan | None:
+    if not (x.is_cuda and x.ndim == weight.ndim == 2 and x.shape[1] == len(weight) <= MAX_CONTRACTION):
         return None
-    turned = not weight.is_contiguous()
-    tensors = [x, weight.t() if turned else weight]
-    if onto is not None:
-        if onto.shape != (len(x), weight.shape[1]):
+    transposed = not weight.is_contiguous()
+    tensors = [x, weight.t() if transposed else weight]
+    if addend is not None:
+        if addend.shape != (len(x), weight.shape[1]):
             return None
-        tensors.append(onto)
-    fit = all(
+        tensors.append(addend)
+    supported = all(
         t.dtype == torch.bfloat16
         and t.device == x.device
         and t.is_contiguous()
-        and t.data_ptr() % ALIGNED == 0
+        and t.data_ptr() % ALIGNMENT == 0
         for t in tensors
     )
-    if not fit or x.device.index != torch.cuda.current_device():
+    if not supported or x.device.index != torch.cuda.current_device():
         return None
-    return _plan(x.device, len(x), weight.shape[1], len(weight), turned, onto is not None)
+    return _plan(x.device, len(x), weight.shape[1], len(weight), transposed, addend is not None)
 
 
 @functools.cache
 def _plan(
-    device: torch.device, rows: int, columns: int, inner: int, turned: bool, adds: bool
+    device: torch.device, rows: int, columns: int, inner: int, transposed: bool, adds: bool
 ) -> _Plan | None:
     library = _library(device)
     if library is None:
         return None
-    plan = _Plan(library, rows, columns, inner, turned=turned, adds=adds)
+    plan = _Plan(library, rows, columns, inner, transposed=transposed, adds=adds)
     return plan if plan.algorithm else None
 
 
 @functools.cache
 def _library(device: torch.device) -> _Library | None:
-    """cuBLAS, by the name torch has it under, where tiles were measured to matter."""
+    """The cuBLASLt that torch has loaded, on Hopper, where the tiles were measured; None elsewhere."""
     if torch.version.cuda is None or torch.cuda.get_device_capability(device) != HOPPER:
         return None
     try:
         return _Library(ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}"), device)
-    except (OSError, AttributeError, _Refused):
+    except (OSError, AttributeError, _CublasError):
         return None
 
 
-class _Refused(Exception):
-    """A call of cuBLAS's that gave an error."""
+class _CublasError(Exception):
+    """A cuBLASLt call that returned an error status."""
 
 
 class _Library:
-    """cuBLAS on one GPU."""
+    """cuBLASLt with a handle for one GPU."""
 
     def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
         self.library, self.handle = library, c_void_p()
@@ -135,55 +144,61 @@ class _Library:
             self.call("Create", byref(self.handle))
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function; any failure is raised."""
-        if self.try_to(name, *arguments):
-            raise _Refused(name)
+        """Call cublasLt`name`; raises _CublasError on failure."""
+        if self.status(name, *arguments):
+            raise _CublasError(name)
 
-    def try_to(self, name: str, *arguments: object) -> int:
-        """Call a function and return its status: 0 for success."""
+    def status(self, name: str, *arguments: object) -> int:
+        """Call cublasLt`name` and return its status: 0 for success."""
         return getattr(self.library, f"cublasLt{name}")(*arguments)
 
 
 class _Plan:
-    """One size of product. cuBLAS counts down columns: it sees all matrices, the product too, transposed."""
+    """A GEMM of one shape. cuBLAS is column-major, so it sees every matrix, the result too, transposed."""
 
     def __init__(
-        self, library: _Library, rows: int, columns: int, inner: int, *, turned: bool, adds: bool
+        self, library: _Library, rows: int, columns: int, inner: int, *, transposed: bool, adds: bool
     ) -> None:
         self.library = library
         self.algorithm: _Algorithm | None = None
-        self.product = c_void_p()
-        self.one, self.kept = c_float(1.0), c_float(1.0 if adds else 0.0)
+        self.descriptor = c_void_p()
+        self.alpha, self.beta = c_float(1.0), c_float(1.0 if adds else 0.0)
         try:
-            library.call("MatmulDescCreate", byref(self.product), c_int(SUMS_IN_FP32), c_int(FP32))
-            for side, turn in ((TURN_A, turned), (TURN_B, False)):
-                turn_it = c_int32(turn)
-                library.call("MatmulDescSetAttribute", self.product, c_int(side), byref(turn_it), c_size_t(4))
-            self.weight = self._layout(inner, columns) if turned else self._layout(columns, inner)
+            library.call(
+                "MatmulDescCreate", byref(self.descriptor), c_int(CUBLAS_COMPUTE_32F), c_int(CUDA_R_32F)
+            )
+            for attribute, value in (
+                (CUBLASLT_MATMUL_DESC_TRANSA, c_int32(transposed)),
+                (CUBLASLT_MATMUL_DESC_TRANSB, c_int32(False)),
+            ):
+                library.call(
+                    "MatmulDescSetAttribute", self.descriptor, c_int(attribute), byref(value), c_size_t(4)
+                )
+            self.weight = self._layout(inner, columns) if transposed else self._layout(columns, inner)
             self.x, self.out = self._layout(inner, rows), self._layout(columns, rows)
             self.algorithm = self._choose()
-        except _Refused:  # a size that cuBLAS does not take, for one
+        except _CublasError:  # for example a shape that cuBLASLt does not support
             return
 
-    def run(self, x: Tensor, weight: Tensor, total: Tensor, out: Tensor) -> bool:
-        """Compute on torch's stream; False where cuBLAS refused, and nothing was done.
+    def run(self, x: Tensor, weight: Tensor, addend: Tensor, out: Tensor) -> bool:
+        """Launch on torch's current stream; False where cuBLAS refused and nothing was computed.
 
-        `total` is what a plan that adds adds to, and may be `out` itself.
+        `addend` is only read by a plan that adds, and may be `out` itself.
         """
         algorithm = self.algorithm
         if algorithm is None:
             return False
-        status = self.library.try_to(
+        status = self.library.status(
             "Matmul",
             self.library.handle,
-            self.product,
-            byref(self.one),
+            self.descriptor,
+            byref(self.alpha),
             c_void_p(weight.data_ptr()),
             self.weight,
             c_void_p(x.data_ptr()),
             self.x,
-            byref(self.kept),
-            c_void_p(total.data_ptr()),
+            byref(self.beta),
+            c_void_p(addend.data_ptr()),
             self.out,
             c_void_p(out.data_ptr()),
             self.out,
@@ -195,7 +210,8 @@ class _Plan:
         if status:
             self.algorithm = None
             warnings.warn(
-                f"cuBLAS refused a product it had offered (status {status}); torch chooses from now on.",
+                f"cuBLASLt failed to run an algorithm of its own heuristic (status {status}); "
+                "torch chooses the algorithm from now on.",
                 stacklevel=3,
             )
         return status == 0
@@ -203,41 +219,46 @@ class _Plan:
     def _layout(self, rows: int, columns: int) -> c_void_p:
         layout = c_void_p()
         self.library.call(
-            "MatrixLayoutCreate", byref(layout), c_int(BF16), c_uint64(rows), c_uint64(columns), c_int64(rows)
+            "MatrixLayoutCreate",
+            byref(layout),
+            c_int(CUDA_R_16BF),
+            c_uint64(rows),
+            c_uint64(columns),
+            c_int64(rows),
         )
         return layout
 
     def _choose(self) -> _Algorithm | None:
         preference, returned = c_void_p(), c_int()
-        candidates = (_Candidate * CANDIDATES)()
+        results = (_HeuristicResult * MAX_CANDIDATES)()
         self.library.call("MatmulPreferenceCreate", byref(preference))
         try:
             self.library.call(
                 "MatmulAlgoGetHeuristic",
                 self.library.handle,
-                self.product,
+                self.descriptor,
                 self.weight,
                 self.x,
                 self.out,
                 self.out,
                 preference,
-                c_int(CANDIDATES),
-                candidates,
+                c_int(MAX_CANDIDATES),
+                results,
                 byref(returned),
             )
         finally:
             self.library.call("MatmulPreferenceDestroy", preference)
-        offered = [c for c in candidates[: returned.value] if c.status == 0]
-        place = preferred((self.tile(c.algorithm), c.workspace) for c in offered)
-        return None if place is None else _Algorithm.from_buffer_copy(offered[place].algorithm)
+        candidates = [c for c in results[: returned.value] if c.status == 0]
+        index = select_algorithm((self.tile(c.algorithm), c.workspace) for c in candidates)
+        return None if index is None else _Algorithm.from_buffer_copy(candidates[index].algorithm)
 
     def tile(self, algorithm: _Algorithm) -> int:
-        """cuBLAS's number for the tile an algorithm works in."""
+        """The cublasLtMatmulTile_t of an algorithm."""
         tile, written = c_int32(), c_size_t()
         self.library.call(
             "MatmulAlgoConfigGetAttribute",
             byref(algorithm),
-            c_int(TILE),
+            c_int(CUBLASLT_ALGO_CONFIG_TILE_ID),
             byref(tile),
             c_size_t(sizeof(tile)),
             byref(written),

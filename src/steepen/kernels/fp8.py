@@ -1,49 +1,346 @@
-"""A matrix in eight bits, with a scale for each row, beside what it was rounded from; and one yet to be."""
+"""fp8 quantisation and GEMMs: the number formats, the quantised matrices and every scale in one place.
+
+Activations, weights and gradients are e4m3, gradients of logits e5m2. A forward or dgrad GEMM contracts over
+features, so each row of its operands has its own scale (rowwise scaling): a power of two, so that
+requantising to another scale only loses values that become subnormal. A wgrad GEMM contracts over tokens, so
+its operands are transposed and requantised with one scale per matrix (tensorwise scaling). Kernels of other
+modules that quantise their own output call `fp8_row_scale` and `store_rows_fp8`.
+"""
+
+# Triton kernels are untyped, and torch's fp8 GEMM has no public name.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportReturnType=false, reportPrivateUsage=false
+# pyright: reportPrivateImportUsage=false, reportIndexIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-ACTIVATION = torch.float8_e4m3fn  # four bits of precision, up to 448; weights too
-GRADIENT = torch.float8_e4m3fn  # each row has a scale of its own, so bits serve better than range
-LOGITS = torch.float8_e5m2  # for the gradient of logits: three bits, a range that holds a softmax's tails
-TINY = 1e-30  # the least a row's largest number counts for, so that a row of zeros has a scale
+from steepen.kernels.row_launch import row_grid, row_tile
+from steepen.kernels.triton_backend import tl, triton
+
+ACTIVATION_DTYPE = torch.float8_e4m3fn  # 3 mantissa bits, largest value 448; for weights too
+GRADIENT_DTYPE = torch.float8_e4m3fn  # rows have their own scales, so precision matters more than range
+LOGIT_GRADIENT_DTYPE = torch.float8_e5m2  # 2 mantissa bits, but a range that holds the tails of a softmax
+AMAX_MIN = 1e-30  # lower bound on a row's amax, so that a row of zeros has a finite scale
+WGRAD_TOKEN_MULTIPLE = 16  # an fp8 GEMM contracts over a multiple of 16; tokens are padded with zeros
+
+
+def fp8_max(dtype: torch.dtype) -> float:
+    """Largest finite value of a dtype."""
+    return torch.finfo(dtype).max
 
 
 @dataclass(frozen=True)
 class RowwiseFp8:
-    """`small` times `scale` (a column, fp32) is `exact`, rounded; None where no one needs the exact one."""
+    """A (rows, columns) matrix in fp8 with one fp32 scale per row, (rows, 1): original ≈ data · scale.
 
-    exact: Tensor | None
-    small: Tensor
+    `original` is the matrix before quantisation, or None where only the quantised form is needed.
+    """
+
+    original: Tensor | None
+    data: Tensor
     scale: Tensor
 
     def __getitem__(self, rows: slice) -> RowwiseFp8:
-        """Some of the rows."""
-        return RowwiseFp8(
-            None if self.exact is None else self.exact[rows], self.small[rows], self.scale[rows]
-        )
+        """A slice of the rows."""
+        original = None if self.original is None else self.original[rows]
+        return RowwiseFp8(original, self.data[rows], self.scale[rows])
 
 
 @dataclass(frozen=True)
 class TensorwisePending:
-    """A matrix yet to be rounded to eight bits, and the one scale (fp32, no dimensions) that fits it."""
+    """A matrix still to be quantised, with the one scale (fp32 scalar) that its largest value fits."""
 
-    exact: Tensor
-    size: Tensor
+    original: Tensor
+    scale: Tensor
 
 
-def exact(x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
-    """The matrix before it was rounded to eight bits, where it was."""
+def unquantized(x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
+    """The matrix before quantisation, or the tensor itself."""
     if isinstance(x, Tensor):
         return x
-    assert x.exact is not None, "this matrix was kept in eight bits only"
-    return x.exact
+    assert x.original is not None, "only the fp8 form of this matrix was kept"
+    return x.original
 
 
-def most(dtype: torch.dtype) -> float:
-    """The largest number of a type."""
-    return torch.finfo(dtype).max
+# --- rowwise quantisation -----------------------------------------------------------------------------------
+
+
+def quantize_rows_reference(
+    x: Tensor, dtype: torch.dtype, amax: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Quantise each row to fp8; returns (data, scale). `amax` bounds each row, where a bound is known."""
+    wide = x.float()
+    amax = (wide.abs().amax(-1) if amax is None else amax.float()).clamp_min(AMAX_MIN)
+    exact = fp8_max(dtype) / amax
+    multiplier = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 1)
+    multiplier = multiplier.where(exact != 0, 0.0)[:, None]  # a row with an infinity becomes NaN
+    return (wide * multiplier).to(dtype), 1 / multiplier
+
+
+def quantize_activation_reference(x: Tensor) -> RowwiseFp8:
+    """Quantise a (tokens, features) activation for a forward GEMM."""
+    return RowwiseFp8(x, *quantize_rows_reference(x, ACTIVATION_DTYPE))
+
+
+def quantize_gradient_reference(d: Tensor) -> RowwiseFp8:
+    """Quantise a (tokens, features) gradient for a dgrad GEMM."""
+    return RowwiseFp8(d, *quantize_rows_reference(d, GRADIENT_DTYPE))
+
+
+TL_AMAX_MIN = tl.constexpr(AMAX_MIN)
+FP32_EXPONENT_BITS = tl.constexpr(0x7F800000)
+# A thread stores as many neighbouring fp8 values as it loads bf16 values: 8, a 16-byte load. Without this
+# hint the compiler also makes the store 16 bytes wide and moves every value to another thread for it.
+FP8_STORE_ELEMENTS = tl.constexpr(8)
+
+
+@triton.jit
+def fp8_row_scale(amax, FP8_MAX: tl.constexpr):
+    """The power of two that scales a row with this amax into fp8, and its reciprocal."""
+    multiplier = (FP8_MAX / tl.maximum(amax, TL_AMAX_MIN)).to(tl.int32, bitcast=True) & FP32_EXPONENT_BITS
+    multiplier = multiplier.to(tl.float32, bitcast=True)
+    return multiplier, 1.0 / multiplier
+
+
+@triton.jit
+def store_rows_fp8(x, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX: tl.constexpr):
+    """Quantise a tile of whole rows and store it with its scales."""
+    multiplier, scale = fp8_row_scale(tl.max(tl.abs(x), axis=1), FP8_MAX)
+    tl.store(scale_ptr + row, scale, mask=row < rows)
+    target = tl.max_contiguous(fp8_ptr + offset, [1, FP8_STORE_ELEMENTS])
+    tl.store(target, (x * multiplier[:, None]).to(fp8_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr, fp8_ptr, scale_ptr, rows, width, FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row[:, None] < rows) & (column < width)
+    offset = row[:, None] * width + column
+    x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    store_rows_fp8(x, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
+
+
+def empty_rowwise(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Uninitialised fp8 data (rows, width) and fp32 scales (rows, 1)."""
+    data = torch.empty(rows, width, dtype=dtype, device=device)
+    return data, torch.empty(rows, 1, dtype=torch.float32, device=device)
+
+
+def _quantize_rows_triton(x: Tensor, dtype: torch.dtype) -> RowwiseFp8:
+    assert x.is_contiguous(), "the matrix must be contiguous"
+    rows, width = x.shape
+    data, scale = empty_rowwise(rows, width, dtype, x.device)
+    tile = row_tile(width)
+    _quantize_rows_kernel[row_grid(rows, tile)](x, data, scale, rows, width, FP8_MAX=fp8_max(dtype), **tile)
+    return RowwiseFp8(x, data, scale)
+
+
+def quantize_activation_triton(x: Tensor) -> RowwiseFp8:
+    """`quantize_activation_reference` in Triton."""
+    return _quantize_rows_triton(x, ACTIVATION_DTYPE)
+
+
+def quantize_gradient_triton(d: Tensor) -> RowwiseFp8:
+    """`quantize_gradient_reference` in Triton."""
+    return _quantize_rows_triton(d, GRADIENT_DTYPE)
+
+
+# --- weights ------------------------------------------------------------------------------------------------
+
+
+def quantize_weight_reference_(
+    data: Tensor, scale: Tensor, transposed: Tensor, transposed_scale: Tensor, amax: Tensor, weight: Tensor
+) -> None:
+    """Quantise a (rows, columns) weight rowwise into `data`, and its transpose rowwise into `transposed`.
+
+    Scales are (1, rows) and (1, columns), as the second operand of a GEMM has them. `amax` is int32 workspace
+    of rows + columns elements.
+    """
+    del amax
+    for target, target_scale, matrix in (
+        (data, scale, weight),
+        (transposed, transposed_scale, weight.t()),
+    ):
+        values, scales = quantize_rows_reference(matrix, ACTIVATION_DTYPE)
+        target.copy_(values)
+        target_scale.copy_(scales.t())
+
+
+WEIGHT_TILE = 64  # rows and columns of a tile: loads run along one side, stores along both
+
+
+@triton.jit
+def _weight_amax_kernel(weight_ptr, amax_ptr, rows, columns, TILE: tl.constexpr):
+    """The amax of each row, then of each column, as int32: positive floats order as their bit patterns do."""
+    tiles_across = tl.cdiv(columns, TILE)
+    row = (tl.program_id(0) // tiles_across) * TILE + tl.arange(0, TILE)
+    column = (tl.program_id(0) % tiles_across) * TILE + tl.arange(0, TILE)
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    offset = row[:, None].to(tl.int64) * columns + column[None, :]
+    magnitude = tl.abs(tl.load(weight_ptr + offset, mask=mask, other=0.0).to(tl.float32))
+    row_amax = tl.max(magnitude, axis=1).to(tl.int32, bitcast=True)
+    tl.atomic_max(amax_ptr + row, row_amax, mask=row < rows, sem="relaxed")
+    column_amax = tl.max(magnitude, axis=0).to(tl.int32, bitcast=True)
+    tl.atomic_max(amax_ptr + rows + column, column_amax, mask=column < columns, sem="relaxed")
+
+
+@triton.jit
+def _quantize_weight_kernel(
+    weight_ptr, amax_ptr, fp8_ptr, scale_ptr, transposed_ptr, transposed_scale_ptr, rows, columns,
+    FP8_MAX: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    tiles_across = tl.cdiv(columns, TILE)
+    row = (tl.program_id(0) // tiles_across) * TILE + tl.arange(0, TILE)
+    column = (tl.program_id(0) % tiles_across) * TILE + tl.arange(0, TILE)
+    mask = (row[:, None] < rows) & (column[None, :] < columns)
+    offset = row[:, None].to(tl.int64) * columns + column[None, :]
+    weight = tl.load(weight_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    dtype = fp8_ptr.dtype.element_ty
+
+    amax = tl.load(amax_ptr + row, mask=row < rows, other=0).to(tl.float32, bitcast=True)
+    multiplier, scale = fp8_row_scale(amax, FP8_MAX)
+    tl.store(fp8_ptr + offset, (weight * multiplier[:, None]).to(dtype), mask=mask)
+    tl.store(scale_ptr + row, scale, mask=(row < rows) & (tl.program_id(0) % tiles_across == 0))
+
+    amax = tl.load(amax_ptr + rows + column, mask=column < columns, other=0).to(tl.float32, bitcast=True)
+    multiplier, scale = fp8_row_scale(amax, FP8_MAX)
+    transposed = tl.trans(weight * multiplier[None, :]).to(dtype)
+    offset = column[:, None].to(tl.int64) * rows + row[None, :]
+    mask = (column[:, None] < columns) & (row[None, :] < rows)
+    tl.store(transposed_ptr + offset, transposed, mask=mask)
+    first_row = tl.program_id(0) < tiles_across
+    tl.store(transposed_scale_ptr + column, scale, mask=(column < columns) & first_row)
+
+
+def quantize_weight_triton_(
+    data: Tensor, scale: Tensor, transposed: Tensor, transposed_scale: Tensor, amax: Tensor, weight: Tensor
+) -> None:
+    """`quantize_weight_reference_` in Triton."""
+    rows, columns = weight.shape
+    grid = (triton.cdiv(rows, WEIGHT_TILE) * triton.cdiv(columns, WEIGHT_TILE),)
+    amax.zero_()
+    _weight_amax_kernel[grid](weight, amax, rows, columns, TILE=WEIGHT_TILE)
+    _quantize_weight_kernel[grid](
+        weight, amax, data, scale, transposed, transposed_scale, rows, columns,
+        FP8_MAX=fp8_max(ACTIVATION_DTYPE), TILE=WEIGHT_TILE,
+    )  # fmt: skip
+
+
+# --- forward and dgrad GEMM ---------------------------------------------------------------------------------
+
+
+def fp8_gemm_reference(
+    x: RowwiseFp8, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, *, fast_accumulation: bool
+) -> Tensor:
+    """x @ weightᵀ in `dtype`, for an fp8 weight with one scale per row, (1, rows).
+
+    `fast_accumulation` lets the GPU accumulate in fewer bits than fp32.
+    """
+    del fast_accumulation
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    product = (x.data.to(wide) * x.scale) @ (weight.to(wide) * weight_scale.t()).t()
+    return product.to(dtype)
+
+
+def fp8_gemm_cublas(
+    x: RowwiseFp8, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, *, fast_accumulation: bool
+) -> Tensor:
+    """`fp8_gemm_reference` on fp8 tensor cores."""
+    return torch._scaled_mm(
+        x.data, weight.t(), x.scale, weight_scale, out_dtype=dtype, use_fast_accum=fast_accumulation
+    )
+
+
+# --- wgrad GEMM ---------------------------------------------------------------------------------------------
+
+
+def tensor_scale(x: RowwiseFp8) -> Tensor:
+    """The largest row scale, which fits the whole matrix (fp32 scalar)."""
+    return x.scale.amax()
+
+
+def pending_activation(x: Tensor, scale: Tensor) -> TensorwisePending:
+    """Mark an activation for quantisation in its wgrad GEMM; `scale` is its `tensor_scale`."""
+    return TensorwisePending(x, scale)
+
+
+def pending_normed(n: Tensor) -> TensorwisePending:
+    """`pending_activation` of an RMSNorm output, whose amax is at most √width."""
+    scale = n.shape[1] ** 0.5 / fp8_max(ACTIVATION_DTYPE)
+    return TensorwisePending(n, torch.full((), scale, device=n.device))
+
+
+def padded_tokens(tokens: int) -> int:
+    """Number of tokens rounded up to what a wgrad GEMM contracts over."""
+    return math.ceil(tokens / WGRAD_TOKEN_MULTIPLE) * WGRAD_TOKEN_MULTIPLE
+
+
+def transpose_quantize_reference(x: RowwiseFp8 | TensorwisePending, scale: Tensor) -> Tensor:
+    """Transpose a (tokens, features) matrix and quantise it to fp8 with one scale, as the wgrad GEMM needs.
+
+    Returns (features, padded_tokens); the padding is zero.
+    """
+    if isinstance(x, TensorwisePending):
+        wide, dtype = x.original, ACTIVATION_DTYPE
+    else:
+        wide, dtype = x.data.float() * x.scale, x.data.dtype
+    return functional.pad((wide.float() / scale).t(), (0, padded_tokens(len(wide)) - len(wide))).to(dtype)
+
+
+TRANSPOSE_TILE = {"ROWS": 128, "COLUMNS": 64, "num_warps": 4}
+
+
+@triton.jit
+def _transpose_quantize_kernel(
+    x_ptr, row_scale_ptr, scale_ptr, out_ptr, rows, columns, padded_rows,
+    ROWWISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    tiles_across = tl.cdiv(columns, COLUMNS)
+    row = (tl.program_id(0) // tiles_across) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(0) % tiles_across) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    x = tl.load(x_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
+    multiplier = 1 / tl.load(scale_ptr)
+    if ROWWISE:
+        multiplier *= tl.load(row_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
+    quantized = (x.to(tl.float32) * multiplier).to(out_ptr.dtype.element_ty)
+    mask = (column < columns)[:, None] & (row < padded_rows)[None, :]
+    target = out_ptr + column.to(tl.int64)[:, None] * padded_rows + row[None, :]
+    tl.store(target, tl.trans(quantized), mask=mask)
+
+
+def transpose_quantize_triton(x: RowwiseFp8 | TensorwisePending, scale: Tensor) -> Tensor:
+    """`transpose_quantize_reference` in Triton."""
+    if isinstance(x, TensorwisePending):
+        matrix, row_scale, dtype = x.original, scale, ACTIVATION_DTYPE
+    else:
+        matrix, row_scale, dtype = x.data, x.scale, x.data.dtype
+    assert matrix.is_contiguous(), "the matrix must be contiguous"
+    rows, columns = matrix.shape
+    out = torch.empty(columns, padded_tokens(rows), dtype=dtype, device=matrix.device)
+    tile = TRANSPOSE_TILE
+    grid = (triton.cdiv(out.shape[1], tile["ROWS"]) * triton.cdiv(columns, tile["COLUMNS"]),)
+    _transpose_quantize_kernel[grid](
+        matrix, row_scale, scale, out, rows, columns, out.shape[1], ROWWISE=isinstance(x, RowwiseFp8), **tile
+    )
+    return out
+
+
+def fp8_wgrad_gemm_reference(d: Tensor, x: Tensor, d_scale: Tensor, x_scale: Tensor) -> Tensor:
+    """d @ xᵀ in fp32, for (features, padded_tokens) matrices that `transpose_quantize` returned."""
+    return (d.float() @ x.float().t()) * (d_scale * x_scale)
+
+
+def fp8_wgrad_gemm_cublas(d: Tensor, x: Tensor, d_scale: Tensor, x_scale: Tensor) -> Tensor:
+    """`fp8_wgrad_gemm_reference` on fp8 tensor cores, accumulated in fp32."""
+    return torch._scaled_mm(d, x.t(), d_scale, x_scale, out_dtype=torch.float32, use_fast_accum=False)

@@ -1,163 +1,225 @@
-"""The head's product and its cross-entropy in one: out of the product come odds, never logits.
+"""LM head and cross-entropy in one GEMM, which writes exponentiated logit differences instead of logits.
 
-The odds of a token are exp(its logit − the target's). With s the sum of all but the target's, a row's loss is
-log(1 + s) and the gradient of its logits is its odds over 1 + s, where −s stands for the target's own. So the
-pass over the logits that a softmax takes is gone: the division waits for products that are made anyway.
+With x the logits of a token and t its target, the GEMM's epilogue computes r_j = exp(x_j − x_t) for j ≠ t.
+With s = Σ r_j the loss is log(1 + s), and the gradient of the logits is r_j / (1 + s), with −s in the place
+of r_t. The separate softmax pass over the logits disappears: the division by 1 + s is a factor per row, which
+the wgrad GEMM applies to its other operand and the RMSNorm backward kernel to the dgrad GEMM's result.
 """
 
-# Triton's language is untyped.
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportReturnType=false, reportGeneralTypeIssues=false
+# Triton kernels are untyped.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
 import functools
+import math
+from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from steepen.kernels.cross_entropy import capped, uncapped
-from steepen.kernels.eager import MOST_NATS
+from steepen.kernels.cross_entropy import softcap_backward, softcapped
+from steepen.kernels.norm import at_least_fp32
+from steepen.kernels.triton_backend import TensorDescriptor, tl, triton
 
-PER_NAT = tl.constexpr(1.4426950408889634)  # bits: the GPU raises two to a power, not e
-LIMIT = tl.constexpr(MOST_NATS * PER_NAT.value)
-# A tile of the result and the columns of the factors taken at a time. One program to a processor: it fetches
-# for the next tile while it raises and stores this one, for which three steps' factors must fit beside it.
-TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
-SHARED_MEMORY = 214_100  # bytes that takes, on Hopper and on Blackwell
+# Logit differences are clamped here, in nats: e^60 times the tokens of a batch and the size of a vocabulary
+# is still finite in fp32, and so is its reciprocal.
+MAX_LOGIT_DIFFERENCE = 60.0
+
+
+class LogitGradient(NamedTuple):
+    """The logits' gradient in factored form: exp_differences · row_factor."""
+
+    exp_differences: Tensor  # (tokens, vocabulary), compute dtype
+    row_factor: Tensor  # (tokens,), fp32
+    scaled_input: Tensor  # (tokens, width): n · row_factor, the other operand of the wgrad GEMM
+
+
+def supports_fused_linear_cross_entropy_reference(n: Tensor, weight: Tensor) -> bool:
+    """Whether `fused_linear_cross_entropy` accepts these operands: always, in the reference."""
+    del n, weight
+    return True
+
+
+def fused_linear_cross_entropy_reference(
+    n: Tensor, weight: Tensor, targets: Tensor, scale: float, softcap: float | None, *, gradient: bool
+) -> tuple[Tensor, LogitGradient | None]:
+    """Cross-entropy (tokens,) of the logits n @ weightᵀ, and with `gradient` `scale` times their gradient.
+
+    The loss of a target is at most about `MAX_LOGIT_DIFFERENCE`: larger logit differences are clamped.
+    """
+    x = at_least_fp32(n) @ at_least_fp32(weight).t()
+    if softcap is not None:
+        x = softcap * torch.tanh(x / softcap)
+    target = targets[:, None]
+    differences = (x - x.gather(1, target)).clamp(max=MAX_LOGIT_DIFFERENCE)
+    exp_differences = torch.exp(differences).scatter(1, target, 0.0)
+    total = exp_differences.sum(-1)
+    losses = torch.log1p(total)
+    if not gradient:
+        return losses, None
+    exp_differences = exp_differences.scatter(1, target, -total[:, None])
+    if softcap is not None:
+        exp_differences = exp_differences * (1 - (x / softcap).square())
+    row_factor = scale / (1 + total)
+    scaled_input = (at_least_fp32(n) * row_factor[:, None]).to(n.dtype)
+    return losses, LogitGradient(exp_differences.to(n.dtype), row_factor, scaled_input)
+
+
+BITS_PER_NAT = 1 / math.log(2)
+TL_BITS_PER_NAT = tl.constexpr(BITS_PER_NAT)  # the GPU computes 2^x
+TL_MAX_DIFFERENCE_BITS = tl.constexpr(MAX_LOGIT_DIFFERENCE * BITS_PER_NAT)
+# Tile of the result, and DEPTH columns of the operands per step. One program per streaming multiprocessor: it
+# loads the operands of the next tile while it exponentiates and stores this one, so the shared memory must
+# hold the operands of three steps beside the tile.
+HEAD_TILE = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64}
+HEAD_SHARED_MEMORY = 214_100  # bytes of shared memory the kernel needs, on Hopper and on Blackwell
 
 
 @triton.jit
-def _target_kernel(
-    n_ptr, weight_ptr, target_ptr, right_ptr, rows, width, cap,
-    CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def _target_logit_kernel(
+    n_ptr, weight_ptr, target_ptr, target_logit_ptr, rows, width, softcap,
+    SOFTCAP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The targets' logits."""
+    """The logit of each row's target."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
-    target = tl.load(target_ptr + row, mask=inside, other=0).to(tl.int64)
+    row_mask = row < rows
+    target = tl.load(target_ptr + row, mask=row_mask, other=0).to(tl.int64)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
-        there = inside[:, None] & (column < width)
-        n = tl.load(n_ptr + row.to(tl.int64)[:, None] * width + column, mask=there, other=0.0)
-        weight = tl.load(weight_ptr + target[:, None] * width + column, mask=there, other=0.0)
+        mask = row_mask[:, None] & (column < width)
+        n = tl.load(n_ptr + row.to(tl.int64)[:, None] * width + column, mask=mask, other=0.0)
+        weight = tl.load(weight_ptr + target[:, None] * width + column, mask=mask, other=0.0)
         total += n.to(tl.float32) * weight.to(tl.float32)
-    tl.store(right_ptr + row, capped(tl.sum(total, axis=1), cap, CAPPED), mask=inside)
+    tl.store(target_logit_ptr + row, softcapped(tl.sum(total, axis=1), softcap, SOFTCAP), mask=row_mask)
 
 
 @triton.jit
-def _odds_kernel(
-    n_tiles, weight_tiles, odds_tiles, part_ptr, right_ptr, target_ptr, rows, vocabulary, width, cap,
-    CAPPED: tl.constexpr, STORE: tl.constexpr, EVEN: tl.constexpr, PROGRAMS: tl.constexpr,
+def _exp_difference_kernel(
+    n_tiles, weight_tiles, out_tiles, partial_sum_ptr, target_logit_ptr, target_ptr, rows, vocabulary, width,
+    softcap,
+    SOFTCAP: tl.constexpr, STORE: tl.constexpr, EVEN: tl.constexpr, PROGRAMS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Odds, the target's left out, and their sums over each tile's columns."""
-    down, across = tl.cdiv(rows, ROWS), tl.cdiv(vocabulary, COLUMNS)
-    for tile in tl.range(tl.program_id(0), down * across, PROGRAMS, flatten=True):
-        # GROUP tiles below each other, then the next column of them: neighbours in time share factors.
-        first = tile // (GROUP * across) * GROUP
-        height = min(down - first, GROUP)
-        i = first + tile % (GROUP * across) % height
-        j = tile % (GROUP * across) // height
+    """Persistent GEMM: exp(logit differences), zero at the target, and their sums per column tile."""
+    tiles_down, tiles_across = tl.cdiv(rows, ROWS), tl.cdiv(vocabulary, COLUMNS)
+    for tile in tl.range(tl.program_id(0), tiles_down * tiles_across, PROGRAMS, flatten=True):
+        # GROUP row tiles of one column tile, then the next column tile: tiles close in time share operands.
+        first = tile // (GROUP * tiles_across) * GROUP
+        height = min(tiles_down - first, GROUP)
+        i = first + tile % (GROUP * tiles_across) % height
+        j = tile % (GROUP * tiles_across) // height
         x = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, width, DEPTH):
             n = n_tiles.load([i * ROWS, start])
             weight = weight_tiles.load([j * COLUMNS, start])
             x = tl.dot(n, weight.T, x)
-        x = capped(x, cap, CAPPED)
+        x = softcapped(x, softcap, SOFTCAP)
         row = i * ROWS + tl.arange(0, ROWS)
-        right = tl.load(right_ptr + row, mask=row < rows, other=0.0) * PER_NAT
+        target_logit = tl.load(target_logit_ptr + row, mask=row < rows, other=0.0) * TL_BITS_PER_NAT
         target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int32)
         column = j * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        # What is done here is done for every logit, while the products wait: few instructions matter. What
-        # is no token has odds of zero, by its limit; of the target only the others' odds are wanted.
-        limit = LIMIT if EVEN else tl.where(column < vocabulary, LIMIT, float("-inf"))
-        above = tl.minimum(x * PER_NAT - right[:, None], limit, propagate_nan=tl.PropagateNan.ALL)
-        odds = tl.where(column == target[:, None], 0.0, tl.exp2(above))
-        tl.store(part_ptr + j * rows + row, tl.sum(odds, axis=1), mask=row < rows)
+        # This runs for every logit while the tensor cores wait, so every instruction counts. Columns beyond
+        # the vocabulary become zero through their limit of −inf; the target's own term is set to zero.
+        limit = (
+            TL_MAX_DIFFERENCE_BITS
+            if EVEN
+            else tl.where(column < vocabulary, TL_MAX_DIFFERENCE_BITS, float("-inf"))
+        )
+        difference = tl.minimum(
+            x * TL_BITS_PER_NAT - target_logit[:, None], limit, propagate_nan=tl.PropagateNan.ALL
+        )
+        exp_difference = tl.where(column == target[:, None], 0.0, tl.exp2(difference))
+        tl.store(partial_sum_ptr + j * rows + row, tl.sum(exp_difference, axis=1), mask=row < rows)
         if STORE:
-            odds_tiles.store([i * ROWS, j * COLUMNS], uncapped(odds, x, cap, CAPPED).to(odds_tiles.dtype))
+            out = softcap_backward(exp_difference, x, softcap, SOFTCAP).to(out_tiles.dtype)
+            out_tiles.store([i * ROWS, j * COLUMNS], out)
 
 
 @triton.jit
 def _finish_kernel(
-    part_ptr, right_ptr, target_ptr, n_ptr, loss_ptr, odds_ptr, factor_ptr, scaled_ptr,
-    parts, rows, vocabulary, width, scale, cap,
-    CAPPED: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    partial_sum_ptr, target_logit_ptr, target_ptr, n_ptr, loss_ptr, out_ptr, factor_ptr, scaled_ptr,
+    parts, rows, vocabulary, width, scale, softcap,
+    SOFTCAP: tl.constexpr, STORE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What is known once a row's odds are summed: its loss, the target's own, the divisor."""
+    """Per row: add the partial sums, then the loss, the target's gradient, the row factor and scaled n."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < rows
-    total = tl.zeros([PARTS, ROWS], tl.float32)
+    row_mask = row < rows
+    sums = tl.zeros([PARTS, ROWS], tl.float32)
     for start in range(0, parts, PARTS):
         part = start + tl.arange(0, PARTS)[:, None]
-        total += tl.load(part_ptr + part * rows + row[None, :], mask=(part < parts) & inside, other=0.0)
-    others = tl.sum(total, axis=0)
-    tl.store(loss_ptr + row, tl.log(1 + others), mask=inside)
+        source = partial_sum_ptr + part * rows + row[None, :]
+        sums += tl.load(source, mask=(part < parts) & row_mask, other=0.0)
+    total = tl.sum(sums, axis=0)
+    tl.store(loss_ptr + row, tl.log(1 + total), mask=row_mask)
     if STORE:
-        wide = row.to(tl.int64)
-        target = tl.load(target_ptr + row, mask=inside, other=0)
-        right = tl.load(right_ptr + row, mask=inside, other=0.0)
-        own = uncapped(-others, right, cap, CAPPED)
-        tl.store(odds_ptr + wide * vocabulary + target, own.to(odds_ptr.dtype.element_ty), mask=inside)
-        factor = scale / (1 + others)
-        tl.store(factor_ptr + row, factor, mask=inside)
+        row64 = row.to(tl.int64)
+        target = tl.load(target_ptr + row, mask=row_mask, other=0)
+        target_logit = tl.load(target_logit_ptr + row, mask=row_mask, other=0.0)
+        target_value = softcap_backward(-total, target_logit, softcap, SOFTCAP)
+        target_pointer = out_ptr + row64 * vocabulary + target
+        tl.store(target_pointer, target_value.to(out_ptr.dtype.element_ty), mask=row_mask)
+        factor = scale / (1 + total)
+        tl.store(factor_ptr + row, factor, mask=row_mask)
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)[None, :]
-            place = wide[:, None] * width + column
-            there = inside[:, None] & (column < width)
-            n = tl.load(n_ptr + place, mask=there, other=0.0).to(tl.float32)
-            tl.store(scaled_ptr + place, (n * factor[:, None]).to(scaled_ptr.dtype.element_ty), mask=there)
+            offset = row64[:, None] * width + column
+            mask = row_mask[:, None] & (column < width)
+            n = tl.load(n_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            tl.store(scaled_ptr + offset, (n * factor[:, None]).to(scaled_ptr.dtype.element_ty), mask=mask)
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
-    """How many there are on a GPU that can: with a copy engine, and memory for a tile. On others none."""
+def _usable_multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU with TMA and shared memory for a tile; 0 on other GPUs."""
     if device.type != "cuda":
         return 2  # Triton's interpreter
     found = torch.cuda.get_device_properties(device)
-    able = found.major >= 9 and found.shared_memory_per_block_optin >= SHARED_MEMORY
-    return found.multi_processor_count if able else 0
+    supported = found.major >= 9 and found.shared_memory_per_block_optin >= HEAD_SHARED_MEMORY
+    return found.multi_processor_count if supported else 0
 
 
-def has_odds(n: Tensor, weight: Tensor) -> bool:
-    """Whether `odds` takes these: in bf16, in rows that the copy engine of this GPU can fetch."""
-    # Odds overflow fp16; but Triton's interpreter multiplies that and not bf16.
-    kind = torch.bfloat16 if n.is_cuda else torch.float16
-    fits = all(side % 8 == 0 for side in weight.shape) and n.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-    return n.dtype == kind and fits and _processors(n.device) > 0
+def supports_fused_linear_cross_entropy_triton(n: Tensor, weight: Tensor) -> bool:
+    """Whether `fused_linear_cross_entropy_triton` accepts these: bf16, aligned for TMA, on a GPU with TMA."""
+    # fp16 would overflow, but Triton's interpreter multiplies fp16 and not bf16.
+    dtype = torch.bfloat16 if n.is_cuda else torch.float16
+    aligned = all(side % 8 == 0 for side in weight.shape) and n.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+    return n.dtype == dtype and aligned and _usable_multiprocessors(n.device) > 0
 
 
-def odds(
+def fused_linear_cross_entropy_triton(
     n: Tensor, weight: Tensor, targets: Tensor, scale: float, softcap: float | None, *, gradient: bool
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-    """As `eager.odds`."""
+) -> tuple[Tensor, LogitGradient | None]:
+    """`fused_linear_cross_entropy_reference` in Triton."""
     (rows, width), vocabulary, device = n.shape, len(weight), n.device
-    parts = triton.cdiv(vocabulary, TILE["COLUMNS"])
-    losses, right, factor = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(3))
-    sums = torch.empty(parts, rows, dtype=torch.float32, device=device)
-    raised = torch.empty(rows, vocabulary, dtype=n.dtype, device=device) if gradient else n
-    scaled = torch.empty_like(n) if gradient else n
-    cap, options = softcap or 1.0, {"CAPPED": softcap is not None}
-    _target_kernel[(triton.cdiv(rows, 8),)](
-        n, weight, targets, right, rows, width, cap, **options, ROWS=8, BLOCK=256, num_warps=4
+    parts = triton.cdiv(vocabulary, HEAD_TILE["COLUMNS"])
+    losses, target_logits, row_factor = (
+        torch.empty(rows, dtype=torch.float32, device=device) for _ in range(3)
+    )
+    partial_sums = torch.empty(parts, rows, dtype=torch.float32, device=device)
+    out = torch.empty(rows, vocabulary, dtype=n.dtype, device=device) if gradient else n
+    scaled_input = torch.empty_like(n) if gradient else n
+    cap, options = softcap or 1.0, {"SOFTCAP": softcap is not None}
+    _target_logit_kernel[(triton.cdiv(rows, 8),)](
+        n, weight, targets, target_logits, rows, width, cap, **options, ROWS=8, BLOCK=256, num_warps=4
     )
     options["STORE"] = gradient
-    programs = min(_processors(device), triton.cdiv(rows, TILE["ROWS"]) * parts)
-    _odds_kernel[(programs,)](
-        TensorDescriptor.from_tensor(n, [TILE["ROWS"], TILE["DEPTH"]]),
-        TensorDescriptor.from_tensor(weight, [TILE["COLUMNS"], TILE["DEPTH"]]),
-        TensorDescriptor.from_tensor(raised, [TILE["ROWS"], TILE["COLUMNS"]]),
-        sums, right, targets, rows, vocabulary, width, cap,
-        **options, **TILE, EVEN=vocabulary % TILE["COLUMNS"] == 0,
+    tile: dict[str, Any] = HEAD_TILE
+    programs = min(_usable_multiprocessors(device), triton.cdiv(rows, tile["ROWS"]) * parts)
+    _exp_difference_kernel[(programs,)](
+        TensorDescriptor.from_tensor(n, [tile["ROWS"], tile["DEPTH"]]),
+        TensorDescriptor.from_tensor(weight, [tile["COLUMNS"], tile["DEPTH"]]),
+        TensorDescriptor.from_tensor(out, [tile["ROWS"], tile["COLUMNS"]]),
+        partial_sums, target_logits, targets, rows, vocabulary, width, cap,
+        **options, **tile, EVEN=vocabulary % tile["COLUMNS"] == 0,
         PROGRAMS=programs, GROUP=8, num_warps=8, num_stages=3,
     )  # fmt: skip
     _finish_kernel[(triton.cdiv(rows, 16),)](
-        sums, right, targets, n, losses, raised, factor, scaled, parts, rows, vocabulary, width, scale, cap,
+        partial_sums, target_logits, targets, n, losses, out, row_factor, scaled_input,
+        parts, rows, vocabulary, width, scale, cap,
         **options, ROWS=16, PARTS=32, BLOCK=128, num_warps=4,
     )  # fmt: skip
-    return losses, (raised, factor, scaled) if gradient else None
+    return losses, LogitGradient(out, row_factor, scaled_input) if gradient else None

@@ -1,26 +1,62 @@
-"""The passes of Muon over weights, gradients and momentum, each number read and written once.
+"""Elementwise passes of the Muon optimizer: momentum, Frobenius normalisation, weight decay and update.
 
-The plain twins in `eager` have the same names.
+Each element of gradients, momentum and weights is read and written once.
 """
 
-# Inside a kernel the names are Triton's own language, which carries no types for a checker to follow,
-# and a launch takes options that the kernel's signature does not have.
+# Triton kernels are untyped, and torch's multi-tensor (foreach) operators have no public name.
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportCallIssue=false
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportReturnType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-AT_ONCE, PARTS = 2048, 128  # numbers a program takes at a time, and the most programs for a matrix
-EDGE = 64  # a tile is read along one side and may be written along the other: both must be long enough
+from steepen.kernels.triton_backend import tl, triton
+
+
+def update_momentum_reference(
+    out: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], beta: float, nesterov: bool
+) -> None:
+    """momentum ← lerp(momentum, gradient, 1 − beta) in place; write the update direction into `out`.
+
+    The direction is the momentum, or with `nesterov` lerp(gradient, momentum, beta).
+    """
+    torch._foreach_lerp_(momenta, gradients, 1 - beta)
+    directions = torch._foreach_lerp(gradients, momenta, beta) if nesterov else momenta
+    torch._foreach_copy_(out, directions)
+
+
+def frobenius_normalize_reference(matrices: Tensor, factor: float, eps: float) -> Tensor:
+    """Each matrix of a (count, m, n) stack divided by factor·(its Frobenius norm) + eps."""
+    wide = torch.promote_types(matrices.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=wide)
+    return torch.div(matrices, norm * factor + eps, out=torch.empty_like(matrices))
+
+
+def apply_update_reference(
+    parameters: list[Tensor],
+    updates: list[Tensor],
+    scales: list[float],
+    lr: float | Tensor,
+    weight_decay: float,
+) -> None:
+    """p ← (1 − lr·weight_decay)·p − lr·scale·update for each parameter, in the parameter's dtype."""
+    steps = [u.to(p.dtype) * (lr * -scale) for p, u, scale in zip(parameters, updates, scales, strict=True)]
+    torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+    torch._foreach_add_(parameters, steps)
+
+
+NORM_BLOCK = 2048  # elements a program of the norm kernels processes per iteration
+NORM_MAX_PROGRAMS = 128  # programs per matrix
+# Rows and columns of a tile: it is loaded along one side and may be stored along the other (transposed), so
+# both sides must be long enough for coalesced access.
+UPDATE_TILE = 64
 
 
 @triton.jit
-def _momentum_into(
+def _update_momentum_kernel(
     gradient_ptr,
     momentum_ptr,
     out_ptr,
@@ -29,29 +65,29 @@ def _momentum_into(
     stride_matrix,
     stride_row,
     stride_column,
-    follow,
+    one_minus_beta,
     NESTEROV: tl.constexpr,
-    EDGE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    across = tl.cdiv(columns, EDGE)
-    row = (tl.program_id(0) // across) * EDGE + tl.arange(0, EDGE)[:, None]
-    column = (tl.program_id(0) % across) * EDGE + tl.arange(0, EDGE)[None, :]
-    inside = (row < rows) & (column < columns)
+    tiles_across = tl.cdiv(columns, TILE)
+    row = (tl.program_id(0) // tiles_across) * TILE + tl.arange(0, TILE)[:, None]
+    column = (tl.program_id(0) % tiles_across) * TILE + tl.arange(0, TILE)[None, :]
+    mask = (row < rows) & (column < columns)
     matrix = tl.program_id(1).to(tl.int64)
-    here = matrix * rows * columns + row * columns + column
-    gradient = tl.load(gradient_ptr + here, mask=inside).to(tl.float32)
-    momentum = tl.load(momentum_ptr + here, mask=inside)
-    momentum += follow * (gradient - momentum)
-    tl.store(momentum_ptr + here, momentum, mask=inside)
+    offset = matrix * rows * columns + row * columns + column
+    gradient = tl.load(gradient_ptr + offset, mask=mask).to(tl.float32)
+    momentum = tl.load(momentum_ptr + offset, mask=mask)
+    momentum += one_minus_beta * (gradient - momentum)
+    tl.store(momentum_ptr + offset, momentum, mask=mask)
     direction = momentum
     if NESTEROV:
-        direction += follow * (gradient - momentum)
-    there = out_ptr + matrix * stride_matrix + row * stride_row + column * stride_column
-    tl.store(there, direction.to(out_ptr.dtype.element_ty), mask=inside)
+        direction += one_minus_beta * (gradient - momentum)
+    target = out_ptr + matrix * stride_matrix + row * stride_row + column * stride_column
+    tl.store(target, direction.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _decay_and_add(
+def _apply_update_kernel(
     parameter_ptr,
     update_ptr,
     lr_ptr,
@@ -62,77 +98,67 @@ def _decay_and_add(
     stride_column,
     scale,
     weight_decay,
-    EDGE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    across = tl.cdiv(columns, EDGE)
-    row = (tl.program_id(0) // across) * EDGE + tl.arange(0, EDGE)[:, None]
-    column = (tl.program_id(0) % across) * EDGE + tl.arange(0, EDGE)[None, :]
-    inside = (row < rows) & (column < columns)
+    tiles_across = tl.cdiv(columns, TILE)
+    row = (tl.program_id(0) // tiles_across) * TILE + tl.arange(0, TILE)[:, None]
+    column = (tl.program_id(0) % tiles_across) * TILE + tl.arange(0, TILE)[None, :]
+    mask = (row < rows) & (column < columns)
     matrix = tl.program_id(1).to(tl.int64)
     lr = tl.load(lr_ptr)
-    there = update_ptr + matrix * stride_matrix + row * stride_row + column * stride_column
-    update = tl.load(there, mask=inside).to(tl.float32)
-    here = parameter_ptr + matrix * rows * columns + row * columns + column
-    parameter = tl.load(here, mask=inside)
+    source = update_ptr + matrix * stride_matrix + row * stride_row + column * stride_column
+    update = tl.load(source, mask=mask).to(tl.float32)
+    target = parameter_ptr + matrix * rows * columns + row * columns + column
+    parameter = tl.load(target, mask=mask)
     parameter = (1.0 - lr * weight_decay) * parameter - (lr * scale) * update
-    tl.store(here, parameter, mask=inside)
+    tl.store(target, parameter, mask=mask)
 
 
 @triton.jit
-def _squares(x_ptr, squares_ptr, size, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The sum of squares of a part of a matrix, added up by each thread for itself until the end."""
+def _sum_squares_kernel(x_ptr, squares_ptr, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of squares of one program's part of a matrix; threads accumulate separately until the end."""
     matrix, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    total = tl.zeros((AT_ONCE,), dtype=tl.float32)
-    for first in range(part * AT_ONCE, size, tl.num_programs(1) * AT_ONCE):
-        place = first + tl.arange(0, AT_ONCE)
-        x = tl.load(x_ptr + matrix * size + place, mask=place < size, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(part * BLOCK, size, tl.num_programs(1) * BLOCK):
+        offset = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + matrix * size + offset, mask=offset < size, other=0.0).to(tl.float32)
         total += x * x
-    tl.store(squares_ptr + matrix * PARTS + part, tl.sum(total))
+    tl.store(squares_ptr + matrix * PROGRAMS + part, tl.sum(total))
 
 
 @triton.jit
-def _normalised(x_ptr, squares_ptr, out_ptr, size, factor, least, PARTS: tl.constexpr, AT_ONCE: tl.constexpr):
+def _frobenius_normalize_kernel(
+    x_ptr, squares_ptr, out_ptr, size, factor, eps, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
+):
     matrix, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    parts = tl.arange(0, PARTS)
-    squares = tl.load(squares_ptr + matrix * PARTS + parts, mask=parts < tl.num_programs(1), other=0.0)
-    divisor = tl.sqrt(tl.sum(squares)) * factor + least
-    for first in range(part * AT_ONCE, size, tl.num_programs(1) * AT_ONCE):
-        place = first + tl.arange(0, AT_ONCE)
-        x = tl.load(x_ptr + matrix * size + place, mask=place < size).to(tl.float32)
-        tl.store(
-            out_ptr + matrix * size + place, (x / divisor).to(out_ptr.dtype.element_ty), mask=place < size
-        )
-
-
-def normalised(matrices: Tensor, factor: float, least: float) -> Tensor:
-    """As `eager.normalised`, but in fp32 at most."""
-    count, size = len(matrices), matrices.shape[-2] * matrices.shape[-1]
-    x, out = matrices.contiguous(), torch.empty_like(matrices, memory_format=torch.contiguous_format)
-    squares = torch.empty(count, PARTS, dtype=torch.float32, device=x.device)
-    grid = count, min(PARTS, triton.cdiv(size, AT_ONCE))
-    _squares[grid](x, squares, size, PARTS=PARTS, AT_ONCE=AT_ONCE)
-    _normalised[grid](x, squares, out, size, factor, least, PARTS=PARTS, AT_ONCE=AT_ONCE)
-    return out
+    parts = tl.arange(0, PROGRAMS)
+    squares = tl.load(squares_ptr + matrix * PROGRAMS + parts, mask=parts < tl.num_programs(1), other=0.0)
+    divisor = tl.sqrt(tl.sum(squares)) * factor + eps
+    for first in range(part * BLOCK, size, tl.num_programs(1) * BLOCK):
+        offset = first + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + matrix * size + offset, mask=offset < size).to(tl.float32)
+        target = out_ptr + matrix * size + offset
+        tl.store(target, (x / divisor).to(out_ptr.dtype.element_ty), mask=offset < size)
 
 
 def _grid(stack: Tensor) -> tuple[int, int]:
     count, rows, columns = stack.shape
-    return -(-rows // EDGE) * -(-columns // EDGE), count
+    return -(-rows // UPDATE_TILE) * -(-columns // UPDATE_TILE), count
 
 
-def _stack(x: Tensor) -> Tensor:
+def _as_stack(x: Tensor) -> Tensor:
     """A view of a parameter as (count, rows, columns)."""
     return x.view(-1, *x.shape[-2:])
 
 
-def momentum_into(
+def update_momentum_triton(
     out: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], beta: float, nesterov: bool
 ) -> None:
-    """Let each momentum follow its gradient, and write where it points (Nesterov's way or not) into `out`."""
+    """`update_momentum_reference` in Triton."""
     for target, gradient, momentum in zip(out, gradients, momenta, strict=True):
         assert momentum.is_contiguous(), "momentum must be contiguous"
-        stack = _stack(target)
-        _momentum_into[_grid(stack)](
+        stack = _as_stack(target)
+        _update_momentum_kernel[_grid(stack)](
             gradient.contiguous(),
             momentum,
             stack,
@@ -140,23 +166,35 @@ def momentum_into(
             *stack.stride(),
             1 - beta,
             NESTEROV=nesterov,
-            EDGE=EDGE,
+            TILE=UPDATE_TILE,
         )
 
 
-def decay_and_add(
+def frobenius_normalize_triton(matrices: Tensor, factor: float, eps: float) -> Tensor:
+    """`frobenius_normalize_reference` in Triton, computed in fp32."""
+    count, size = len(matrices), matrices.shape[-2] * matrices.shape[-1]
+    x, out = matrices.contiguous(), torch.empty_like(matrices, memory_format=torch.contiguous_format)
+    squares = torch.empty(count, NORM_MAX_PROGRAMS, dtype=torch.float32, device=x.device)
+    grid = count, min(NORM_MAX_PROGRAMS, triton.cdiv(size, NORM_BLOCK))
+    options = {"PROGRAMS": NORM_MAX_PROGRAMS, "BLOCK": NORM_BLOCK}
+    _sum_squares_kernel[grid](x, squares, size, **options)
+    _frobenius_normalize_kernel[grid](x, squares, out, size, factor, eps, **options)
+    return out
+
+
+def apply_update_triton(
     parameters: list[Tensor],
     updates: list[Tensor],
     scales: list[float],
     lr: float | Tensor,
     weight_decay: float,
 ) -> None:
-    """p ← (1 − lr·wd)·p − lr·scale·update for each parameter, in its own precision."""
+    """`apply_update_reference` in Triton."""
     rate = lr if isinstance(lr, Tensor) else torch.full((), lr, device=parameters[0].device)
     for parameter, update, scale in zip(parameters, updates, scales, strict=True):
         assert parameter.is_contiguous(), "parameters must be contiguous"
-        stack = _stack(update)
-        _decay_and_add[_grid(stack)](
+        stack = _as_stack(update)
+        _apply_update_kernel[_grid(stack)](
             parameter,
             stack,
             rate,
@@ -164,5 +202,5 @@ def decay_and_add(
             *stack.stride(),
             scale,
             weight_decay,
-            EDGE=EDGE,
+            TILE=UPDATE_TILE,
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
-from steepen.kernels import eager, kernels_for
+from steepen.kernels.dispatch import REFERENCE, kernels_for
 from steepen.optim.adamw import apply_weight_decay
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.state import OptimizerState
@@ -46,9 +46,9 @@ MAX_STREAMS = 6  # CUDA streams for the parameters of one shape; torch has 32 in
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
     """Bring the singular values of each matrix near 1: (count, rows, columns) → same, rows ≤ columns."""
-    x = kernels_for(matrices).normalised(matrices, SAFETY[method], NORM_EPS)
+    x = kernels_for(matrices).frobenius_normalize(matrices, SAFETY[method], NORM_EPS)
     table = COEFFICIENTS[method]
-    kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_MIN_ROWS else eager
+    kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_MIN_ROWS else REFERENCE
     gram = polynomial = None
     for step in range(steps):
         a, b, c = table[min(step, len(table) - 1)]
@@ -115,15 +115,15 @@ class Muon:
         batch = torch.empty(sum(counts), rows, columns, dtype=dtype, device=parameters[0].device)
         streams = self.streams[rows, columns] if parallel else None
         update_momentum = functools.partial(
-            kernels.momentum_into, beta=config.momentum, nesterov=config.nesterov
+            kernels.update_momentum, beta=config.momentum, nesterov=config.nesterov
         )
         run_split(streams, update_momentum, _split_batch(batch, counts, parameters), gradients, momenta)
         orthogonal = orthogonalise(batch, config.orthogonalisation, config.orthogonalisation_steps)
         updates = _split_batch(orthogonal, counts, parameters)
         scales = [max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5 for p in parameters]
         if not config.neuron_norm and not config.cautious_decay:
-            decay_and_add = functools.partial(kernels.decay_and_add, lr=lr, weight_decay=weight_decay)
-            run_split(streams, decay_and_add, parameters, updates, scales)
+            apply_update = functools.partial(kernels.apply_update, lr=lr, weight_decay=weight_decay)
+            run_split(streams, apply_update, parameters, updates, scales)
             return
         updates = [update.to(p.dtype) for update, p in zip(updates, parameters, strict=True)]
         if config.neuron_norm:

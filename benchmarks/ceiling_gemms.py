@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from steepen.execution.gpu_fused import piece_rows
-from steepen.execution.linear import accumulate_
-from steepen.kernels.cublaslt_gemm import multiply
+from steepen.execution.gpu_fused import logit_chunk_tokens
+from steepen.execution.linear import accumulate_gemm_
+from steepen.kernels.cublaslt_gemm import gemm
 from steepen.model.shape import Shape
 
-Multiply = Callable[..., Tensor]
+Gemm = Callable[..., Tensor]
 
 
 def normal(*size: int) -> Tensor:
     return torch.randn(size, dtype=torch.bfloat16, device=DEVICE)
 
 
-def multiply_as_torch(x: Tensor, weight: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """As `steepen.kernels.cublaslt_gemm.multiply`, with the algorithm that torch has cuBLAS choose."""
-    return x @ weight if onto is None else onto.addmm_(x, weight)
+def torch_gemm(x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None) -> Tensor:
+    """As `steepen.kernels.cublaslt_gemm.gemm`, with the algorithm that torch has cuBLAS choose."""
+    return x @ weight if accumulate_into is None else accumulate_into.addmm_(x, weight)
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Matrix:
         """Of each of the three."""
         return 2 * len(self.x) * self.weight.numel()
 
-    def forward(self, multiply: Multiply = multiply) -> None:
-        multiply(self.x, self.weight.t(), onto=self.stream)
+    def forward(self, run: Gemm = gemm) -> None:
+        run(self.x, self.weight.t(), accumulate_into=self.stream)
 
-    def to_input(self, multiply: Multiply = multiply) -> None:
-        multiply(self.d, self.weight)
+    def dgrad(self, run: Gemm = gemm) -> None:
+        run(self.d, self.weight)
 
-    def to_weight(self) -> None:
-        accumulate_(self.total, self.d.t(), self.x, 1.0)
+    def wgrad(self) -> None:
+        accumulate_gemm_(self.total, self.d.t(), self.x, 1.0)
 
 
 class MicroBatch:
@@ -89,7 +89,7 @@ class MicroBatch:
             for _ in range(blocks)
         ]
         head = weight_and_total(shape.vocabulary, w)
-        rows = piece_rows(tokens, shape.vocabulary * x[w].element_size())
+        rows = logit_chunk_tokens(tokens, shape.vocabulary * x[w].element_size())
         d_logits = normal(rows, shape.vocabulary)
         self.head = [Matrix(*head, piece, d_logits[: len(piece)]) for piece in x[w].split(rows)]
 

@@ -1,4 +1,4 @@
-"""Muon's passes over weights and momentum against their plain twins: any shape, tall or wide."""
+"""Muon's elementwise passes in Triton equal the reference: any shape, tall or wide."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from steepen.kernels import eager
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.muon import Muon
 
 pytest.importorskip("triton")
-from steepen.kernels import fused
+from steepen.kernels.dispatch import REFERENCE, TRITON
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there on Triton's interpreter
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU runs Triton's interpreter
 SHAPES = [(1, 1), (64, 64), (3, 70, 40), (130, 65), (2, 2, 5, 100)]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
@@ -26,57 +25,53 @@ def draw(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in SHAPES]
 
 
-def turned(tensors: list[Tensor]) -> list[Tensor]:
-    """The same values, laid out in memory as their transposes."""
+def stored_transposed(tensors: list[Tensor]) -> list[Tensor]:
+    """The same values, with the memory layout of their transposes."""
     return [x.mT.contiguous().mT for x in tensors]
 
 
 @DTYPES
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_and_direction_equal_their_plain_twin(
-    nesterov: bool, transposed: bool, dtype: torch.dtype
-) -> None:
+def test_momentum_and_direction_equal_reference(nesterov: bool, transposed: bool, dtype: torch.dtype) -> None:
     gradients, (ours, theirs) = draw(0), (draw(1), draw(1))
     out, expected = draw(2, dtype), draw(2, dtype)
     if transposed:
-        out, gradients = turned(out), turned(gradients)
-    fused.momentum_into(out, gradients, ours, 0.95, nesterov)
-    eager.momentum_into(expected, gradients, theirs, 0.95, nesterov)
+        out, gradients = stored_transposed(out), stored_transposed(gradients)
+    TRITON.update_momentum(out, gradients, ours, 0.95, nesterov)
+    REFERENCE.update_momentum(expected, gradients, theirs, 0.95, nesterov)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(out, expected, rtol=TOLERANCE[dtype], atol=1e-6)
 
 
 @DTYPES
 @pytest.mark.parametrize("size", [(1, 1, 1), (3, 70, 40), (2, 2048, 1), (2, 700, 900)])
-def test_matrices_are_normalised_as_by_their_plain_twin(
-    size: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    """Each by its own norm; one of zeros stays what it is."""
+def test_frobenius_normalize_equals_reference(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Each matrix is divided by its own norm; a matrix of zeros stays zero."""
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
     x *= 1e-3 * torch.arange(1, len(x) + 1, device=DEVICE)[:, None, None]
-    ours = fused.normalised(x, 1.02, 1e-7)
+    ours = TRITON.frobenius_normalize(x, 1.02, 1e-7)
     assert ours.dtype == dtype
-    torch.testing.assert_close(ours, eager.normalised(x, 1.02, 1e-7), rtol=TOLERANCE[dtype], atol=1e-7)
-    sizes = ours.float().norm(dim=(1, 2))
-    # The interpreter cuts bf16 off where a GPU rounds.
-    torch.testing.assert_close(sizes, torch.full_like(sizes, 1 / 1.02), rtol=5e-3, atol=0)
-    assert not fused.normalised(torch.zeros_like(x), 1.02, 1e-7).any()
+    torch.testing.assert_close(
+        ours, REFERENCE.frobenius_normalize(x, 1.02, 1e-7), rtol=TOLERANCE[dtype], atol=1e-7
+    )
+    norms = ours.float().norm(dim=(1, 2))
+    # The interpreter truncates to bf16 where a GPU rounds.
+    torch.testing.assert_close(norms, torch.full_like(norms, 1 / 1.02), rtol=5e-3, atol=0)
+    assert not TRITON.frobenius_normalize(torch.zeros_like(x), 1.02, 1e-7).any()
 
 
 @DTYPES
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("lr", [0.3, torch.tensor(0.3)])
-def test_decayed_steps_equal_their_plain_twin(
-    lr: float | Tensor, transposed: bool, dtype: torch.dtype
-) -> None:
+def test_apply_update_equals_reference(lr: float | Tensor, transposed: bool, dtype: torch.dtype) -> None:
     updates, (ours, theirs) = draw(0, dtype), (draw(1), draw(1))
     if transposed:
-        updates = turned(updates)
+        updates = stored_transposed(updates)
     lr = lr.to(DEVICE) if isinstance(lr, Tensor) else lr
     scales = [0.5 + k for k in range(len(SHAPES))]
-    fused.decay_and_add(ours, updates, scales, lr, 0.2)
-    eager.decay_and_add(theirs, updates, scales, lr, 0.2)
+    TRITON.apply_update(ours, updates, scales, lr, 0.2)
+    REFERENCE.apply_update(theirs, updates, scales, lr, 0.2)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
     exact = [
         (1 - 0.3 * 0.2) * p - 0.3 * s * u.float() for p, u, s in zip(draw(1), updates, scales, strict=True)
@@ -88,7 +83,7 @@ def test_decayed_steps_equal_their_plain_twin(
     torch.cuda.is_available(), reason="on a GPU the optimizer's own tests go through the kernels"
 )
 @pytest.mark.parametrize("method", ["newton-schulz", "polar-express"])
-def test_muon_steps_through_the_kernels_as_without_them(
+def test_muon_steps_with_triton_equal_steps_with_the_reference(
     method: Literal["newton-schulz", "polar-express"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stepped() -> list[Tensor]:
@@ -100,9 +95,9 @@ def test_muon_steps_through_the_kernels_as_without_them(
             muon.step(0.1, 0.2)
         return [p.detach() for p in parameters.values()]
 
-    plain = stepped()
-    asked: list[Tensor] = []
+    reference = stepped()
+    calls: list[Tensor] = []
     monkeypatch.setattr("steepen.optim.muon.SYMMETRIC_MIN_ROWS", 1)
-    monkeypatch.setattr("steepen.optim.muon.kernels_for", lambda x: asked.append(x) or fused)
-    torch.testing.assert_close(stepped(), plain, rtol=1e-4, atol=1e-5)
-    assert asked
+    monkeypatch.setattr("steepen.optim.muon.kernels_for", lambda x: calls.append(x) or TRITON)
+    torch.testing.assert_close(stepped(), reference, rtol=1e-4, atol=1e-5)
+    assert calls

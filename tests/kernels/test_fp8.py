@@ -1,0 +1,244 @@
+"""fp8 Triton kernels equal their references, and the references quantise to fp8 as documented."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.kernels.cross_entropy import PROBABILITY_MARGIN
+from steepen.kernels.dispatch import (
+    REFERENCE,
+    REFERENCE_FP8_BLOCK,
+    REFERENCE_FP8_GEMM,
+    TRITON_FP8_BLOCK,
+    TRITON_FP8_GEMM,
+    Fp8GemmKernels,
+)
+from steepen.kernels.fp8 import (
+    ACTIVATION_DTYPE,
+    GRADIENT_DTYPE,
+    LOGIT_GRADIENT_DTYPE,
+    RowwiseFp8,
+    TensorwisePending,
+    fp8_max,
+    pending_normed,
+    quantize_activation_reference,
+    quantize_gradient_reference,
+    quantize_rows_reference,
+    tensor_scale,
+    unquantized,
+)
+
+pytest.importorskip("triton", reason="needs Triton (its interpreter runs on a CPU)")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+supported = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+pytestmark = pytest.mark.skipif(not supported, reason="needs a GPU with fp8 tensor cores, or none")
+EPS = 1.2e-7
+# Largest relative rounding error of a value that is not subnormal.
+ROUNDING = {ACTIVATION_DTYPE: 2.0**-4, LOGIT_GRADIENT_DTYPE: 2.0**-3}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Rows whose magnitudes differ by up to 1000×, as those of gradients do."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    magnitudes = 10 ** (3 * torch.rand((shape[0],) + (1,) * (len(shape) - 1), generator=generator))
+    return (x * magnitudes).to(DEVICE, torch.bfloat16)
+
+
+def nearly_equal(ours: Tensor, theirs: Tensor) -> None:
+    """Equal except for ties, which the last bit of a row's multiplier breaks one way or the other."""
+    one, two = ours.float(), theirs.float()
+    torch.testing.assert_close(one, two, rtol=2 * ROUNDING[ours.dtype], atol=2.0**-9)
+    assert (one != two).float().mean() < 0.01
+
+
+def check(ours: RowwiseFp8, theirs: RowwiseFp8, dtype: torch.dtype, amax: Tensor | None = None) -> None:
+    """The originals agree, and the fp8 data is the original quantised as the reference does it."""
+    assert ours.data.dtype == theirs.data.dtype == dtype
+    assert ours.data.shape == theirs.data.shape and ours.scale.shape == theirs.scale.shape
+    torch.testing.assert_close(ours.scale, theirs.scale, rtol=2**-6, atol=0)
+    if theirs.original is not None:
+        size = theirs.original.float().abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        assert (unquantized(ours).float() - theirs.original.float()).abs().div(size).max() <= 2**-6
+        data, scale = quantize_rows_reference(unquantized(ours), dtype, amax)
+        torch.testing.assert_close(ours.scale, scale, rtol=1e-6 if amax is None else 1e-3, atol=0)
+        if amax is None:
+            nearly_equal(ours.data, data)
+    values, wanted = (t.data.float() * t.scale for t in (ours, theirs))
+    size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    assert (values - wanted).abs().div(size).max() <= 2 * ROUNDING[dtype]
+    assert (values - wanted).norm() <= 0.1 * wanted.norm()  # ties may round to the other neighbour
+
+
+@pytest.mark.parametrize("dtype", [ACTIVATION_DTYPE, LOGIT_GRADIENT_DTYPE], ids=str)
+def test_rowwise_quantisation_error_does_not_depend_on_the_row_s_magnitude(dtype: torch.dtype) -> None:
+    x = draw(40, 96).float()
+    x[3] = 0
+    data, scale = quantize_rows_reference(x, dtype)
+    back = data.float() * scale
+    assert torch.isfinite(back).all() and (back[3] == 0).all()
+    amax = data.float().abs().amax(-1)
+    assert (amax >= fp8_max(dtype) / 2).sum() == 39 and amax[3] == 0  # all but the row of zeros
+    assert torch.equal(torch.frexp(scale).mantissa, torch.full_like(scale, 0.5))  # powers of two
+    large = x.abs() > 2e-5 * x.abs().amax(-1, keepdim=True) * (1000 if dtype == ACTIVATION_DTYPE else 1)
+    assert ((back - x).abs()[large] / x.abs()[large]).max() <= ROUNDING[dtype] * 1.001
+
+
+@pytest.mark.parametrize("width", [64, 384, 80])
+def test_norms(width: int) -> None:
+    x, y, d = (draw(5, width, seed=seed) for seed in range(3))
+    (n, rstd), (want, want_rstd) = (k.rms_norm(x, EPS) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK))
+    check(n, want, ACTIVATION_DTYPE)
+    torch.testing.assert_close(rstd, want_rstd)
+    (total, n, rstd), (want_total, want, want_rstd) = (
+        k.add_rms_norm(x, y, EPS) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
+    )
+    check(n, want, ACTIVATION_DTYPE)
+    torch.testing.assert_close(total, want_total, rtol=2**-7, atol=0)
+    torch.testing.assert_close(rstd, want_rstd, rtol=2**-6, atol=0)
+    normed = unquantized(want)
+    for residual in (None, y):
+        check(
+            *(
+                k.rms_norm_backward(d, normed, rstd, residual)
+                for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
+            ),
+            GRADIENT_DTYPE,
+        )
+
+
+@pytest.mark.parametrize("width", [48, 1536])
+def test_rowwise_quantisation(width: int) -> None:
+    x = draw(7, width)
+    x[2] = 0
+    check(TRITON_FP8_BLOCK.quantize_activation(x), quantize_activation_reference(x), ACTIVATION_DTYPE)
+    check(TRITON_FP8_BLOCK.quantize_gradient(x), quantize_gradient_reference(x), GRADIENT_DTYPE)
+
+
+@pytest.mark.parametrize("hidden", [256, 304])
+def test_swiglu(hidden: int) -> None:
+    gate_up, dh = draw(11, 2 * hidden), draw(11, hidden, seed=1)
+    forward = TRITON_FP8_BLOCK.swiglu(gate_up)
+    check(forward, REFERENCE_FP8_BLOCK.swiglu(gate_up), ACTIVATION_DTYPE)
+    results: list[tuple[RowwiseFp8, RowwiseFp8]] = []
+    for kernels in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK):
+        results.append(kernels.swiglu_backward_(gate_up.clone(), dh.clone()))
+    check(results[0][0], results[1][0], GRADIENT_DTYPE)
+    check(results[0][1], results[1][1], ACTIVATION_DTYPE)
+    assert torch.equal(results[0][1].data.float(), forward.data.float()), "backward recomputes it exactly"
+
+
+@pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32)])
+def test_rope_and_qk_norm(heads: int, size: int) -> None:
+    batch, time = 2, 7
+    angle = draw(time, size // 2).float()
+    table = torch.stack([angle.cos(), angle.sin()])
+    qkv = draw(batch, time, 3, heads, size)
+    rstd = REFERENCE.rotate_norm_(qkv, table, EPS)
+    dq, dv = (draw(batch, heads, time, size, seed=seed).transpose(1, 2) for seed in (1, 2))
+    dk = draw(batch, heads, size, time, seed=3).permute(0, 3, 1, 2)  # as attention's math backend returns it
+    ours, theirs = (
+        k.rotate_norm_backward(dq, dk, dv, qkv, rstd, table) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
+    )
+    check(ours, theirs, GRADIENT_DTYPE)
+
+
+@pytest.mark.parametrize("softcap", [None, 15.0])
+@pytest.mark.parametrize("vocabulary", [256, 1008, 19_312])
+def test_cross_entropy(vocabulary: int, softcap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(6, vocabulary, generator=generator)).to(DEVICE, torch.bfloat16)
+    targets = torch.randint(0, vocabulary, (6,), generator=generator).to(DEVICE)
+    logits[0, targets[0]] = 40  # a confident prediction, whose gradient is almost zero
+    logits[1, (targets[1] + 1) % vocabulary] = 40  # confidently wrong
+    scale = 1 / 3000
+    found: list[tuple[Tensor, RowwiseFp8]] = []
+    for kernels in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK):
+        x = logits.clone()
+        found.append(kernels.cross_entropy_(x, targets, scale, softcap))
+        assert unquantized(found[-1][1]).data_ptr() == x.data_ptr()
+    (losses, ours), (want, theirs) = found
+    torch.testing.assert_close(losses, want, rtol=1e-4, atol=1e-5)
+    check(ours, theirs, LOGIT_GRADIENT_DTYPE, scale * (PROBABILITY_MARGIN - torch.expm1(-want)))
+    # The amax derived from the loss is an upper bound, and tight without a softcap.
+    assert (
+        ours.data.float().abs().max() <= fp8_max(LOGIT_GRADIENT_DTYPE)
+        and torch.isfinite(ours.data.float()).all()
+    )
+    if softcap is None:
+        assert (ours.data.float().abs().amax(-1)[1:] > 0.45 * fp8_max(LOGIT_GRADIENT_DTYPE)).all()
+
+
+@pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
+@pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
+def test_transpose_quantize(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
+    x = draw(*shape)
+    given: RowwiseFp8 | TensorwisePending
+    if dtype is None:
+        given = pending_normed(REFERENCE.rms_norm(x, EPS)[0])
+        scale, bound = given.scale, ROUNDING[ACTIVATION_DTYPE]
+        wanted = given.original.float()
+    else:
+        given = RowwiseFp8(None, *quantize_rows_reference(x, dtype))
+        scale, bound = tensor_scale(given), 0.0  # from one power of two to another
+        wanted = given.data.float() * given.scale
+    ours, theirs = (k.transpose_quantize(given, scale) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
+    assert ours.shape == (shape[1], -(-shape[0] // 16) * 16)
+    assert torch.equal(ours.float(), theirs.float()) and (ours[:, shape[0] :].float() == 0).all()
+    back = ours[:, : shape[0]].float().t() * scale
+    large = wanted.abs() > 2.0**-6 * scale  # smaller values are subnormal
+    assert ((back - wanted).abs()[large] <= bound * 1.001 * wanted.abs()[large]).all()
+    assert torch.isfinite(back).all() and (back - wanted).abs().max() <= max(
+        bound * wanted.abs().max(), scale
+    )
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs fp8 tensor cores")
+def test_wgrad_gemm() -> None:
+    d, x = quantize_gradient_reference(draw(130, 96)), quantize_activation_reference(draw(130, 48, seed=1))
+    scales = tensor_scale(d), tensor_scale(x)
+    transposed = [REFERENCE_FP8_GEMM.transpose_quantize(m, s) for m, s in zip((d, x), scales, strict=True)]
+    want = REFERENCE_FP8_GEMM.wgrad_gemm(*transposed, *scales)
+    found = TRITON_FP8_GEMM.wgrad_gemm(*transposed, *scales)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+
+
+def quantized_weight(kernels: Fp8GemmKernels, weight: Tensor) -> list[Tensor]:
+    rows, columns = weight.shape
+    found = [
+        torch.empty(rows, columns, dtype=ACTIVATION_DTYPE, device=DEVICE),
+        torch.empty(1, rows, device=DEVICE),
+        torch.empty(columns, rows, dtype=ACTIVATION_DTYPE, device=DEVICE),
+        torch.empty(1, columns, device=DEVICE),
+    ]
+    amax = torch.full((rows + columns,), 2**30, dtype=torch.int32, device=DEVICE)
+    kernels.quantize_weight_(*found, amax, weight)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (96, 80), (48, 200)])
+def test_a_weight_and_its_transpose_are_quantised_with_separate_scales(shape: tuple[int, int]) -> None:
+    weight = draw(*shape)
+    weight[5] = 0
+    ours, theirs = (quantized_weight(k, weight) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
+    for index in (0, 2):
+        nearly_equal(ours[index], theirs[index])
+        torch.testing.assert_close(ours[index + 1], theirs[index + 1])
+    data, scale, transposed, transposed_scale = (t.float() for t in ours)
+    for back in (data * scale.t(), (transposed * transposed_scale.t()).t()):
+        assert (back - weight.float()).norm() <= 0.04 * weight.float().norm()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs fp8 tensor cores")
+def test_gemm() -> None:
+    for dtype in (ACTIVATION_DTYPE, LOGIT_GRADIENT_DTYPE):
+        x = RowwiseFp8(None, *quantize_rows_reference(draw(130, 96), dtype))
+        weight, scale, _, _ = quantized_weight(REFERENCE_FP8_GEMM, draw(48, 96, seed=1))
+        want = REFERENCE_FP8_GEMM.gemm(x, weight, scale, torch.bfloat16, fast_accumulation=False)
+        for fast in (False, True):
+            found = TRITON_FP8_GEMM.gemm(x, weight, scale, torch.bfloat16, fast_accumulation=fast)
+            torch.testing.assert_close(found, want, rtol=2**-6, atol=2**-6 * want.abs().max().item())
