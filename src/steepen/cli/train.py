@@ -16,83 +16,169 @@ if TYPE_CHECKING:
     from steepen.runs.spec import RunSpec
 
 
-# What decides the result: with --spec the file does.
-DECIDING = (
+# Options that are part of a spec, and so refused beside --spec.
+SPEC_OPTIONS = (
     "arm", "depth", "tokens", "flops", "seed", "rho", "context", "batch_tokens", "aspect", "head_dim",
     "mlp_multiple", "base_depth", "pool_tokens", "epochs", "precision", "validation_tokens",
 )  # fmt: skip
 
 
+# Panels of --help.
+RUN = "Run"
+SIZE = "Size and budget"
+DATA = "Data"
+EXECUTION = "Execution"
+CHECKPOINTS = "Validation, checkpoints and tracking"
+EVALUATION = "Evaluation of the finished run"
+OUTPUT = "Output"
+
+
 def train(
     context_: typer.Context,
-    data: Annotated[Path, typer.Option(help="A folder made by `steepen data prepare`.")],
-    arm: Annotated[str | None, typer.Option(help="An arm of `steepen arms`.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ.")] = None,
-    spec: Annotated[Path | None, typer.Option(help="A spec file (JSON or YAML) instead of --arm.")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Train on this many; the recipe's by default.")] = None,
-    flops: Annotated[float | None, typer.Option(help="Or spend this much compute.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, data order and random passes.")] = 0,
-    rho: Annotated[float | None, typer.Option(help="Share of tokens after growth.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens per sequence (2048).")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens per step (524,288).")] = None,
-    aspect: Annotated[int, typer.Option(help="Width per unit of depth.")] = 128,
-    head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = 128,
-    mlp_multiple: Annotated[int, typer.Option(help="The MLP's width is a multiple of this.")] = 256,
-    base_depth: Annotated[
-        int | None, typer.Option(help="Depth at which the learning rate is anchored (8).")
+    data: Annotated[
+        Path, typer.Option(help="Data directory made by `steepen data prepare`.", rich_help_panel=RUN)
+    ],
+    arm: Annotated[
+        str | None,
+        typer.Option(help="Arm: a name of `steepen arms`, or module:attribute.", rich_help_panel=RUN),
     ] = None,
-    pool_tokens: Annotated[int | None, typer.Option(help="Use only this many unique tokens.")] = None,
-    epochs: Annotated[int, typer.Option(help="How often the data may be repeated.")] = 1,
+    depth: Annotated[
+        int | None, typer.Option(help="Nominal depth ℓ; the width is aspect·ℓ.", rich_help_panel=RUN)
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(help="Spec file (JSON or YAML), instead of --arm and --depth.", rich_help_panel=RUN),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Tokens to train on (default: the recipe's).", rich_help_panel=SIZE)
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="Compute budget, instead of --tokens.", rich_help_panel=SIZE)
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights, data order and random passes.", rich_help_panel=RUN)
+    ] = 0,
+    rho: Annotated[
+        float | None,
+        typer.Option(help="Fraction of tokens after growth (default: the recipe's).", rich_help_panel=SIZE),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens per sequence (2048).", rich_help_panel=SIZE)
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step (524,288).", rich_help_panel=SIZE)
+    ] = None,
+    aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
+    head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
+    mlp_multiple: Annotated[
+        int, typer.Option(help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE)
+    ] = 256,
+    base_depth: Annotated[
+        int | None,
+        typer.Option(help="Depth at which the learning rate is anchored (8).", rich_help_panel=SIZE),
+    ] = None,
+    pool_tokens: Annotated[
+        int | None, typer.Option(help="Use only this many unique tokens.", rich_help_panel=DATA)
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option(help="Maximum number of passes over the data.", rich_help_panel=DATA)
+    ] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Change a hyperparameter or option: --set optimizer.learning_rate=0.03 (repeatable).",
+            help="Change a hyperparameter or option, by name or the paper's code: --set learning_rate=0.03, "
+            "--set GLR=0.03, --set optimizer.kind=adamw (repeatable).",
+            rich_help_panel=RUN,
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where run directories live.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
+    runs: Annotated[Path, typer.Option(help="Directory of all runs.", rich_help_panel=RUN)] = Path("runs"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.", rich_help_panel=EXECUTION)] = "auto",
     precision: Annotated[
         str,
         typer.Option(
-            help="Of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; validated and evaluated in "
-            "bf16), or auto (bf16 on a GPU, fp32 on a CPU)."
+            help="Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; validated and evaluated "
+            "in bf16), or auto (bf16 on a GPU, fp32 on a CPU).",
+            rich_help_panel=EXECUTION,
         ),
     ] = "bf16",
-    micro_batch: Annotated[str, typer.Option(help="Sequences at a time; auto finds what fits.")] = "auto",
+    micro_batch: Annotated[
+        str,
+        typer.Option(
+            help="Sequences per micro-batch; auto: the largest that fits.", rich_help_panel=EXECUTION
+        ),
+    ] = "auto",
     fused: Annotated[
         bool | None,
-        typer.Option(help="Use fused kernels and CUDA graphs (default: wherever the device has them)."),
+        typer.Option(
+            help="Use fused kernels and CUDA graphs (default: wherever the device has them).",
+            rich_help_panel=EXECUTION,
+        ),
     ] = None,
     fast: Annotated[bool | None, typer.Option(hidden=True, help="Former name of --fused.")] = None,
     compile: Annotated[
         bool | None,
-        typer.Option(help="Use torch.compile instead (default: on a GPU, for what has no fused kernels)."),
+        typer.Option(
+            help="Use torch.compile instead (default: on a GPU, for what has no fused kernels).",
+            rich_help_panel=EXECUTION,
+        ),
     ] = None,
-    validate_every: Annotated[int | None, typer.Option(help="Steps between validations.")] = None,
+    validate_every: Annotated[
+        int | None, typer.Option(help="Steps between validations.", rich_help_panel=CHECKPOINTS)
+    ] = None,
     validation_tokens: Annotated[
-        int | None, typer.Option(help="Size of the validation set (10,485,760, or what the data has).")
+        int | None,
+        typer.Option(
+            help="Size of the validation set (10,485,760, or what the data has).", rich_help_panel=DATA
+        ),
     ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints (a tenth).")] = None,
-    checkpoint_minutes: Annotated[float, typer.Option(help="And at least this often.")] = 10.0,
-    keep_last: Annotated[int, typer.Option(help="Checkpoints to keep while running.")] = 2,
-    keep_every: Annotated[int | None, typer.Option(help="Also keep those at multiples of this step.")] = None,
-    track: Annotated[list[str] | None, typer.Option(help="wandb or tensorboard (repeatable).")] = None,
-    wait: Annotated[bool, typer.Option(help="Wait where another process trains this run.")] = False,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between checkpoints (default: a tenth of the run).", rich_help_panel=CHECKPOINTS
+        ),
+    ] = None,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(help="Maximum minutes between checkpoints.", rich_help_panel=CHECKPOINTS)
+    ] = 10.0,
+    keep_last: Annotated[
+        int, typer.Option(help="Number of newest checkpoints to keep.", rich_help_panel=CHECKPOINTS)
+    ] = 2,
+    keep_every: Annotated[
+        int | None,
+        typer.Option(help="Also keep checkpoints at multiples of this step.", rich_help_panel=CHECKPOINTS),
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Tracker: wandb or tensorboard (repeatable).", rich_help_panel=CHECKPOINTS),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option(help="Wait while another process trains this run.", rich_help_panel=EXECUTION)
+    ] = False,
     write_spec: Annotated[
-        Path | None, typer.Option(help="Write the spec to a file and train nothing.")
+        Path | None, typer.Option(help="Write the spec to this file and do not train.", rich_help_panel=RUN)
     ] = None,
     core: Annotated[
-        Path | None, typer.Option(help="When done, score the run on this CORE bundle, into its record.")
+        Path | None,
+        typer.Option(help="CORE evaluation bundle to score the finished run on.", rich_help_panel=EVALUATION),
     ] = None,
-    core_examples: Annotated[int | None, typer.Option(help="At most so many examples per CORE task.")] = None,
-    depth_used: Annotated[bool, typer.Option("--depth-used", help="And measure KL effective depth.")] = False,
-    passes: Annotated[str | None, typer.Option(help="And the loss at these core passes, as 1..8.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON when done.")] = False,
+    core_examples: Annotated[
+        int | None, typer.Option(help="Maximum number of examples per CORE task.", rich_help_panel=EVALUATION)
+    ] = None,
+    depth_used: Annotated[
+        bool, typer.Option("--depth-used", help="Measure KL effective depth.", rich_help_panel=EVALUATION)
+    ] = False,
+    passes: Annotated[
+        str | None,
+        typer.Option(help="Measure the loss at these core passes, e.g. 1..8.", rich_help_panel=EVALUATION),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the record as JSON when done.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
-    """Train one run; the same command takes an interrupted run up again, and never repeats a finished one.
+    """Train one run. The same command resumes an interrupted run and returns a finished one at once.
 
-    Example: steepen train --arm untied-grow --depth 8 --data fineweb --set optimizer.learning_rate=0.03
+    Example: steepen train --arm untied-grow --depth 8 --data fineweb --set learning_rate=0.03
     """
     from steepen.data import Dataset
     from steepen.training.train_options import TrainOptions
@@ -112,7 +198,7 @@ def train(
     )
     dataset = Dataset.open(data)
     if spec is not None:
-        given = [name for name in DECIDING if _was_given(context_, name)]
+        given = [name for name in SPEC_OPTIONS if _was_given(context_, name)]
         if given:
             option = given[0].replace("_", "-")
             raise UsageError(f"--{option} is decided by the spec file; change the file, or use --set.")
