@@ -97,7 +97,7 @@ def train(
     precision: Annotated[
         str,
         typer.Option(
-            help="Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; validated and evaluated "
+            help="Precision of the GEMMs: bf16, fp32, fp8 (a GPU with fp8 tensor cores; evaluated "
             "in bf16), or auto (bf16 on a GPU, fp32 on a CPU).",
             rich_help_panel=EXECUTION,
         ),
