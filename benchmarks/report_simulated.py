@@ -442,7 +442,7 @@ def save(store: RunStore, record: RunRecord) -> None:
 def write_study(folder: Path, name: str, answer: Answer) -> Path:
     """A study's journal as driving it would have left it."""
     journal = Journal.open(folder / "studies", name, {"simulated": True}, folder / "runs")
-    journal.answer(answer)
+    journal.set_answer(answer)
     return journal.folder
 
 

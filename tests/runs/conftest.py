@@ -66,14 +66,14 @@ def store(tmp_path: Path) -> RunStore:
 
 
 @pytest.fixture
-def place(tmp_path: Path, store: RunStore) -> LaunchContext:
+def context(tmp_path: Path, store: RunStore) -> LaunchContext:
     """Where the stand-in trains."""
     return LaunchContext(tmp_path, store, program=(str(TRAINER),))
 
 
 @pytest.fixture
-def local(place: LaunchContext) -> LocalLauncher:
-    return LocalLauncher(place, 3)
+def local(context: LaunchContext) -> LocalLauncher:
+    return LocalLauncher(context, 3)
 
 
 class InstantLauncher:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from steepen.launch.subprocess_entry import follow_parent
+from steepen.launch.subprocess_entry import terminate_with_parent
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, expected_flops, read_spec
@@ -101,7 +101,7 @@ def train(spec: RunSpec, run: RunDirectory) -> None:
 
 
 if __name__ == "__main__":
-    follow_parent()
+    terminate_with_parent()
     parser = argparse.ArgumentParser()
     for option in ("--spec", "--data", "--runs"):
         parser.add_argument(option, type=Path, required=True)

@@ -150,8 +150,8 @@ def test_one_unreadable_journal_is_named_and_hides_no_other_study(
 def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
     store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = {"data": tmp_path, "runs": store.root, "studies": tmp_path / "studies"}
-    options: dict[str, Any] = {"name": "pair", "options": {}, "dry_run": True, **place}
+    context = {"data": tmp_path, "runs": store.root, "studies": tmp_path / "studies"}
+    options: dict[str, Any] = {"name": "pair", "options": {}, "dry_run": True, **context}
     assert launch_study(lambda: seeds(spec), dollars_per_hour=2.0, jobs=2, **options) is None
     text = capsys.readouterr().out
     assert spec(1).hash in text and spec(2).hash in text and "2 runs" in text and "Cost: $" in text
@@ -164,10 +164,10 @@ def test_a_dry_run_prints_the_runs_with_flops_time_and_cost(
 def test_a_wrong_budget_or_launcher_is_refused_before_anything_is_started(
     store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
-    place: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}
-    place["studies"] = tmp_path / "s"
+    context: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}
+    context["studies"] = tmp_path / "s"
     mistakes: list[dict[str, Any]] = [{"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}]
     for wrong in mistakes:
         with pytest.raises(UsageError):
-            launch_study(lambda: seeds(spec), **place, **wrong)
+            launch_study(lambda: seeds(spec), **context, **wrong)
     assert not (tmp_path / "s").exists()

@@ -90,7 +90,7 @@ def launch_study(
     from steepen.launch.base import LaunchContext
     from steepen.launch.batch_progress import BatchProgress
     from steepen.launch.budget import Budget
-    from steepen.launch.local import gpus
+    from steepen.launch.local import visible_gpus
     from steepen.launch.registry import make_launcher
     from steepen.runs.store import RunStore
     from steepen.studies.driver.drive import drive, look_ahead
@@ -104,9 +104,9 @@ def launch_study(
     launcher = make_launcher(on, LaunchContext(data, store, arguments), jobs, settings or [])
     speed = measured_speed(store, on, device, gpu, mfu)
     if dry_run:
-        rehearsal = look_ahead(make_study, store, stand_ins, gaps=gaps)
-        forecast = DryRunReport.of(rehearsal, store, speed, launcher.slots, dollars_per_hour)
-        cpu = gpu is None and mfu is None and on == "local" and (device == "cpu" or not gpus())
+        rehearsal = look_ahead(make_study, store, stand_ins, accept_diverged=gaps)
+        forecast = DryRunReport.from_step(rehearsal, store, speed, launcher.slots, dollars_per_hour)
+        cpu = gpu is None and mfu is None and on == "local" and (device == "cpu" or not visible_gpus())
         print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast, suggest_gpu=cpu))
         return None
     return drive(
@@ -115,7 +115,7 @@ def launch_study(
         launcher,
         journal=Journal.open(studies, name, options, runs),
         budget=limit,
-        gaps=gaps,
+        accept_diverged=gaps,
         retry_diverged=retry_diverged,
         progress=BatchProgress(store, speed=speed),
     )
@@ -138,11 +138,13 @@ def measured_speed(store: RunStore, on: str, device: str, gpu: str | None, mfu: 
     """How fast runs go: as given, or from finished runs of the hardware they will have, or assumed."""
     import platform
 
-    from steepen.launch.cost_estimate import Speed, here
+    from steepen.launch.cost_estimate import Speed, local_hardware_name
 
     # On a cluster any hardware may come: all finished runs count.
-    name = None if on != "local" else platform.node() if device == "cpu" else here()
-    return Speed.of(store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu)
+    name = None if on != "local" else platform.node() if device == "cpu" else local_hardware_name()
+    return Speed.from_records(
+        store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu
+    )
 
 
 def describe(forecast: DryRunReport, suggest_gpu: bool = False) -> str:

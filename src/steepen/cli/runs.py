@@ -79,12 +79,12 @@ def status(
     Example: steepen status ladder
     """
     from steepen.studies.driver.dry_run import study_status
-    from steepen.studies.driver.journal import Journal, find_study_folder, studies_in
+    from steepen.studies.driver.journal import Journal, find_study_folder, read_journals
 
     if study is None:
         if not studies.is_dir():
             raise UsageError(f"there is no folder {studies}; name the one with your studies with --studies.")
-        journals, unreadable = studies_in(studies)
+        journals, unreadable = read_journals(studies)
         every = [study_status(journal, runs) for journal in journals]
         if as_json:
             found = {"studies": [one.to_dict() for one in every], "unreadable": unreadable}
@@ -111,11 +111,11 @@ def _headline(study: StudyStatus) -> str:
 
     total = len(study.runs)
     counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
-    line = f"{study.name}: {study.stage}, batch {study.batches}; {total} runs asked for so far"
+    line = f"{study.name}: {study.state}, batch {study.batches}; {total} runs asked for so far"
     line += f" ({counts})" if counts else ""
     line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
     if study.flops_left and study.seconds_left is not None:
-        when = "ETA" if study.stage == "running" else "about"
+        when = "ETA" if study.state == "running" else "about"
         line += f", {when} {format_duration(study.seconds_left)}" + ("" if when == "ETA" else " of work")
     return line + "."
 

@@ -1,7 +1,7 @@
-"""What a launcher is, and the queue all of them share: start, notice the end, retry or report, never stop.
+"""The launcher interface, and the queue with retries that the built-in launchers share.
 
-A launcher takes specs and yields an outcome for each as it ends, in any order. It draws a spec only when it
-has room for it, so whoever supplies the specs may stop at any moment (a budget does).
+A launcher takes specs and yields an outcome for each run as it ends, in any order. It takes the next spec
+only when a slot is free, so the caller's iterator may stop at any moment (a budget does).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.json_io import write_json
 
-RETRIES = 3  # attempts after the first that may end without any progress
+MAX_RETRIES_WITHOUT_PROGRESS = 3  # retries in a row that saved no new checkpoint
 
 
 @dataclass(frozen=True)
@@ -31,43 +31,43 @@ class Failure:
 
     kind: str  # Diverged, OutOfMemory, UsageError, Killed, WorkerLost, …
     message: str  # one sentence
-    transient: bool = False  # the cause may be gone next time: another attempt can help
+    transient: bool = False  # another attempt may succeed (a lost worker, a kill)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run ended: with a record, or with a failure."""
+    """The result of one run: a record or a failure."""
 
     spec: RunSpec
     record: RunRecord | None = None
     failure: Failure | None = None
-    retried: int = 0
+    retries: int = 0
 
 
 class Launcher(Protocol):
-    """Somewhere to run specs."""
+    """Runs specs somewhere. A custom launcher implements this, or derives from `LauncherBase`."""
 
     @property
     def slots(self) -> int:
-        """Runs at a time."""
+        """Max runs at a time."""
         ...
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
-        """Run specs, yielding outcomes as runs end; closing the iterator stops what runs, resumably."""
+        """Run specs and yield outcomes as runs end; closing the iterator stops all runs, resumably."""
         ...
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What every launcher needs to know: where the data and the runs are, and how to train."""
+    """What every launcher needs: the prepared data, the run store and the training command."""
 
     data: Path
     store: RunStore
-    arguments: tuple[str, ...] = ()  # more options of `steepen train`, e.g. ("--device", "cpu")
+    arguments: tuple[str, ...] = ()  # further options of `steepen train`, e.g. ("--device", "cpu")
     program: tuple[str, ...] = PROGRAM
 
-    def task(self, spec: RunSpec, environment: dict[str, str] | None = None) -> TrainCommand:
-        """One attempt at a spec, ready to travel: paths are absolute, and the spec is in its directory."""
+    def train_command(self, spec: RunSpec, environment: dict[str, str] | None = None) -> TrainCommand:
+        """Write spec.json and return the command that trains it, with absolute paths for other machines."""
         run = self.store.run(spec)
         if not run.spec_file.exists():
             write_json(run.spec_file, spec.to_dict())
@@ -82,95 +82,97 @@ class LaunchContext:
 
 @dataclass
 class Job:
-    """A spec on its way through a launcher."""
+    """A spec in a launcher's queue."""
 
     spec: RunSpec
     run: RunDirectory
-    handle: Any = None  # the launcher's own
-    saved: int = -1  # step of the newest checkpoint when this attempt began
-    fruitless: int = 0  # attempts in a row that saved nothing new
-    retried: int = 0
+    handle: Any = None  # of the launcher's current attempt: a process, a Slurm job, a Ray task
+    saved_step: int = -1  # of the newest checkpoint when this attempt began
+    retries_without_progress: int = 0  # attempts in a row that saved no new checkpoint
+    retries: int = 0
 
 
 class LauncherBase(ABC):
-    """The queue; a launcher adds how to start an attempt, how to see that it ended and how to stop it."""
+    """A queue with retries; subclasses start attempts, poll for ended ones and stop them."""
 
-    def __init__(self, place: LaunchContext, slots: int) -> None:
-        self.place = place
+    def __init__(self, context: LaunchContext, slots: int) -> None:
+        self.context = context
         self._slots = slots
 
     @property
     def slots(self) -> int:
-        """Runs at a time."""
+        """Max runs at a time."""
         return self._slots
 
     @abstractmethod
     def start(self, jobs: Sequence[Job]) -> None:
-        """Begin an attempt at each job, and put what identifies it into `handle`."""
+        """Start an attempt at each job and store what identifies it in `job.handle`."""
 
     @abstractmethod
-    def ended(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Wait a moment for any to end."""
+    def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
+        """Return the jobs whose attempt has ended; sleep briefly where none has."""
 
     @abstractmethod
     def stop(self, running: Sequence[Job]) -> None:
-        """Ask all to save and stop, and wait until they have."""
+        """Make all save and stop, and wait until they have."""
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
-        """Run specs, yielding outcomes as runs end."""
-        source = iter(specs)
-        again: deque[Job] = deque()
+        """Run specs and yield outcomes as runs end."""
+        spec_iterator = iter(specs)
+        retry_queue: deque[Job] = deque()
         running: list[Job] = []
         exhausted = False
         try:
             while True:
                 new: list[Job] = []
                 while len(running) + len(new) < self.slots:
-                    if again:
-                        new.append(again.popleft())
+                    if retry_queue:
+                        new.append(retry_queue.popleft())
                         continue
-                    spec = None if exhausted else next(source, None)
+                    spec = None if exhausted else next(spec_iterator, None)
                     if spec is None:
                         exhausted = True
                         break
-                    new.append(Job(spec, self.place.store.run(spec)))
+                    new.append(Job(spec, self.context.store.run(spec)))
                 for job in new:
-                    job.saved = job.run.saved_step()
+                    job.saved_step = job.run.saved_step()
                 running += new
                 if new:
                     self.start(new)
                 if not running:
                     return
-                for job, attempt in self.ended(running):
+                for job, attempt in self.poll(running):
                     running.remove(job)
-                    outcome = self._judge(job, attempt)
+                    outcome = self._outcome(job, attempt)
                     if outcome is None:
-                        again.append(job)
+                        retry_queue.append(job)
                     else:
                         yield outcome
         finally:
             if running:
                 self.stop([job for job in running if job.handle is not None])
 
-    def _judge(self, job: Job, attempt: Attempt) -> Outcome | None:
-        """The outcome, or None where another attempt can help."""
-        result = judge(job.run, attempt)
+    def _outcome(self, job: Job, attempt: Attempt) -> Outcome | None:
+        """The outcome of an attempt, or None where the job is to be retried."""
+        result = attempt_result(job.run, attempt)
         if isinstance(result, RunRecord):
-            return Outcome(job.spec, record=result, retried=job.retried)
+            return Outcome(job.spec, record=result, retries=job.retries)
         if result.transient:
-            job.fruitless = 0 if job.run.saved_step() > job.saved else job.fruitless + 1
-            if job.fruitless <= RETRIES:
-                job.retried += 1
+            job.retries_without_progress = (
+                0 if job.run.saved_step() > job.saved_step else job.retries_without_progress + 1
+            )
+            if job.retries_without_progress <= MAX_RETRIES_WITHOUT_PROGRESS:
+                job.retries += 1
                 job.handle = None
                 return None
-        _remember(job.run, result)
-        return Outcome(job.spec, failure=result, retried=job.retried)
+        _write_failure(job.run, result)
+        return Outcome(job.spec, failure=result, retries=job.retries)
 
 
-def _remember(run: RunDirectory, failure: Failure) -> None:
-    """Have a failed run listed as failed, also where its process ended before it could say why.
+def _write_failure(run: RunDirectory, failure: Failure) -> None:
+    """Write failure.json for a run whose process ended before it could.
 
-    What a run said itself stays: that it diverged must not be forgotten.
+    A failure that the run wrote itself is not overwritten: a diverged run stays diverged.
     """
     if run.record_file.exists() or run.failure() is not None or run.busy():
         return
@@ -178,39 +180,41 @@ def _remember(run: RunDirectory, failure: Failure) -> None:
         write_json(run.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
-def judge(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:
-    """What an attempt came to: the record if there is one, or why not."""
+def attempt_result(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:
+    """The record that an attempt left, or the reason why there is none."""
     try:
         record = run.record()
     except SteepenError as error:
         return Failure("UnreadableRecord", str(error))
     if record is not None:
         return record
-    where = f" on {attempt.host}" if attempt.host else ""
-    if attempt.code is None:
-        return Failure("WorkerLost", f"its worker was lost{where}. {attempt.output}".strip(), transient=True)
-    number = -attempt.code if attempt.code < 0 else attempt.code - 128
+    host = f" on {attempt.host}" if attempt.host else ""
+    if attempt.exit_code is None:
+        return Failure("WorkerLost", f"its worker was lost{host}. {attempt.output}".strip(), transient=True)
+    number = -attempt.exit_code if attempt.exit_code < 0 else attempt.exit_code - 128
     if number in signal.valid_signals() and number > 0:
         name = signal.Signals(number).name
         hint = "; the machine may be short of memory" if number == signal.SIGKILL else ""
-        return Failure("Killed", f"it was stopped by {name}{where}{hint}.", transient=True)
-    if attempt.code == 0:
+        return Failure("Killed", f"it was stopped by {name}{host}{hint}.", transient=True)
+    if attempt.exit_code == 0:
         return Failure(
             "RecordMissing",
-            f"it ended{where}, but its record is not in {run.path}: all machines must share that directory.",
+            f"it ended{host}, but its record is not in {run.path}: all machines must share that directory.",
         )
-    return _reported(run, attempt)
+    return _failure_from_output(run, attempt)
 
 
-def _reported(run: RunDirectory, attempt: Attempt) -> Failure:
-    """The cause as the training process gave it: its last sentence, and its kind from failure.json."""
+def _failure_from_output(run: RunDirectory, attempt: Attempt) -> Failure:
+    """The failure that the training process reported: kind from failure.json, last line of its output."""
     lines = [line.strip() for line in attempt.output.splitlines() if line.strip()]
-    said = [line.removeprefix("steepen: ") for line in lines if line.startswith("steepen: ")]
-    message = said[-1] if said else (lines[-1] if lines else f"it ended with exit code {attempt.code}.")
+    errors = [line.removeprefix("steepen: ") for line in lines if line.startswith("steepen: ")]
+    message = (
+        errors[-1] if errors else (lines[-1] if lines else f"it ended with exit code {attempt.exit_code}.")
+    )
     known = run.failure()
-    if known is not None and known[1].strip() in attempt.output:  # not one left by an earlier attempt
+    if known is not None and known[1].strip() in attempt.output:  # not left by an earlier attempt
         return Failure(*known)
     if message.startswith("internal error: "):
         kind = message.removeprefix("internal error: ").partition(":")[0]
         return Failure(kind, message)
-    return Failure("UsageError" if attempt.code == 2 else "Failed", message)
+    return Failure("UsageError" if attempt.exit_code == 2 else "Failed", message)

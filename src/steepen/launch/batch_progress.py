@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from steepen.launch.base import Outcome
-from steepen.launch.cost_estimate import Speed, flops_left, makespan
+from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import last_metrics
@@ -31,61 +31,61 @@ class BatchProgress:
         quiet: bool = False,
     ) -> None:
         self.store, self.quiet = store, quiet
-        self.first_speed = speed
-        self.known: list[RunRecord] = []  # of the runs that ended here
+        self.initial_speed = speed
+        self.records: list[RunRecord] = []  # of runs that ended here
         self.batches = 0
         self.total: dict[str, RunSpec] = {}
-        self.left: dict[str, RunSpec] = {}  # not ended, in order
-        self.current: dict[str, RunSpec] = {}  # handed to the launcher, not ended
+        self.unfinished: dict[str, RunSpec] = {}  # in order
+        self.launched: dict[str, RunSpec] = {}  # given to the launcher, not ended
         self.failed = 0
-        self.guard = threading.RLock()  # the display polls from another thread
+        self.lock = threading.RLock()  # the display polls from another thread
         self.display = ProgressDisplay(quiet=True)
 
-    def batch(self, specs: Sequence[RunSpec], waiting: Sequence[RunSpec]) -> None:
-        """A batch begins; `waiting` are those not finished."""
-        with self.guard:
+    def start_batch(self, specs: Sequence[RunSpec], waiting: Sequence[RunSpec]) -> None:
+        """Start a batch; `waiting` are the specs that have not finished."""
+        with self.lock:
             self.batches += 1
             self.total = {spec.hash: spec for spec in specs}
-            self.left = {spec.hash: spec for spec in waiting}
-            self.current, self.failed = {}, 0
+            self.unfinished = {spec.hash: spec for spec in waiting}
+            self.launched, self.failed = {}, 0
         if waiting:
-            done = len(self.total) - len(self.left)
+            done = len(self.total) - len(self.unfinished)
             before = f", {done} already finished" if done else ""
             noun = "run" if len(self.total) == 1 else "runs"
-            cost = sum(flops_left(spec, self.store.run(spec)) for spec in waiting)
+            cost = sum(remaining_flops(spec, self.store.run(spec)) for spec in waiting)
             self.display.print(
                 f"batch {self.batches}: {len(self.total)} {noun}{before}, {cost:.3g} FLOPs to go."
             )
 
-    def started(self, spec: RunSpec) -> None:
-        """A run was handed to the launcher."""
-        with self.guard:
-            self.current[spec.hash] = spec
+    def run_started(self, spec: RunSpec) -> None:
+        """Note that a run was given to the launcher."""
+        with self.lock:
+            self.launched[spec.hash] = spec
 
-    def ended(self, outcome: Outcome) -> None:
-        """A run ended."""
+    def run_ended(self, outcome: Outcome) -> None:
+        """Note that a run ended, and print its loss or failure."""
         name, record, failure = outcome.spec.hash, outcome.record, outcome.failure
-        with self.guard:
-            self.left.pop(name, None)
-            self.current.pop(name, None)
+        with self.lock:
+            self.unfinished.pop(name, None)
+            self.launched.pop(name, None)
             if record is not None:
-                self.known.append(record)
+                self.records.append(record)
             self.failed += failure is not None
-            done = f"{len(self.total) - len(self.left)}/{len(self.total)}"
-        again = f" (retried {outcome.retried}×)" if outcome.retried else ""
+            done = f"{len(self.total) - len(self.unfinished)}/{len(self.total)}"
+        again = f" (retried {outcome.retries}×)" if outcome.retries else ""
         if record is not None:
             took = format_duration(record.seconds_total)
             self.display.print(
-                f"{done} {title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}"
+                f"{done} {run_title(outcome.spec)}: loss {record.validation_loss:.4f} in {took}{again}"
             )
         elif failure is not None:
-            self.display.print(f"{done} {title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
+            self.display.print(f"{done} {run_title(outcome.spec)}: {failure.kind}: {failure.message}{again}")
 
     def speed(self) -> Speed:
-        """How fast runs have been here, or, before the first has ended, were elsewhere."""
-        if not self.known and self.first_speed is not None:
-            return self.first_speed
-        return Speed.of(self.known)
+        """Speed of the runs that ended here, or, before the first has, the initial estimate."""
+        if not self.records and self.initial_speed is not None:
+            return self.initial_speed
+        return Speed.from_records(self.records)
 
     def __enter__(self) -> BatchProgress:
         self.display = ProgressDisplay(quiet=self.quiet, line_seconds=_LINE_SECONDS, poll=self._progress)
@@ -97,32 +97,32 @@ class BatchProgress:
         self.display.close()
 
     def summary(self) -> str:
-        """Done of total, what runs, and how long it will take."""
-        left, running = self._left(), self._running()
+        """Runs done, running and failed, and the ETA of the batch."""
+        left, running = self._unfinished_specs(), self._running_specs()
         text = f"{len(self.total) - len(left)}/{len(self.total)} runs done, {len(running)} running"
         if self.failed:
             text += f", {self.failed} failed"
         eta = self._eta(left, running) if left else None
         return text if eta is None else f"{text}, ETA {format_duration(eta)}"
 
-    def _left(self) -> list[RunSpec]:
-        with self.guard:
-            return list(self.left.values())
+    def _unfinished_specs(self) -> list[RunSpec]:
+        with self.lock:
+            return list(self.unfinished.values())
 
-    def _running(self) -> list[RunSpec]:
-        with self.guard:
-            current = list(self.current.values())
+    def _running_specs(self) -> list[RunSpec]:
+        with self.lock:
+            current = list(self.launched.values())
         return [spec for spec in current if self.store.run(spec).busy()]
 
     def _eta(self, left: Sequence[RunSpec], running: Sequence[RunSpec]) -> float | None:
-        """Time to the end of the batch: what runs by its own pace, what waits by that of those before it."""
+        """Seconds to the end of the batch: running runs at their own pace, waiting ones at `speed`."""
         known = {spec.hash: last_metrics(self.store.run(spec)) for spec in running}
         paces = [
             expected_flops(spec) / spec.tokens * known[spec.hash]["tokens_per_second"]
             for spec in running
             if known[spec.hash].get("tokens_per_second")
         ]
-        if not self.known and self.first_speed is None:
+        if not self.records and self.initial_speed is None:
             if not paces:
                 return None
             speed = Speed((), statistics.median(paces), "measured on the runs under way")
@@ -135,7 +135,7 @@ class BatchProgress:
             if pace:
                 seconds.append((1 - last["step"] / spec.steps) * spec.tokens / pace)
             else:
-                seconds.append(speed.seconds(spec, flops_left(spec, self.store.run(spec))))
+                seconds.append(speed.seconds(spec, remaining_flops(spec, self.store.run(spec))))
         return makespan(seconds, max(1, len(running)))
 
     def _progress(self) -> Progress:
@@ -143,17 +143,19 @@ class BatchProgress:
         if not self.total:
             return Progress((), "")
         rows: list[ProgressRow] = []
-        for spec in self._running()[:_MAX_ROWS]:
+        for spec in self._running_specs()[:_MAX_ROWS]:
             last = last_metrics(self.store.run(spec))
             step = int(last.get("step", 0))
             loss = f"loss {last['loss']:.4f}" if last else "starting"
-            rows.append(ProgressRow(title(spec), step, spec.steps, f"step {step:,}/{spec.steps:,} {loss}"))
-        summary, left = self.summary(), self._left()
+            rows.append(
+                ProgressRow(run_title(spec), step, spec.steps, f"step {step:,}/{spec.steps:,} {loss}")
+            )
+        summary, left = self.summary(), self._unfinished_specs()
         done = len(self.total) - len(left)
         rows.append(ProgressRow(f"batch {self.batches}", done, len(self.total), summary))
         return Progress(rows, summary if left else "")
 
 
-def title(spec: RunSpec) -> str:
-    """A run in a few words."""
+def run_title(spec: RunSpec) -> str:
+    """A run's arm, depth and seed."""
     return f"{spec.arm.name} d{spec.shape.depth} seed {spec.seed}"

@@ -1,4 +1,4 @@
-"""A limit on what one call may spend: FLOPs, or time."""
+"""A limit on what one command may spend: FLOPs or wall-clock time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class BudgetReached(SteepenError):
-    """The runs that are left do not fit into the budget; all that was started has been finished."""
+    """Some runs do not fit into the budget; those that were started have finished."""
 
     exit_code = 3
     resumable = True
@@ -22,22 +22,22 @@ class BudgetReached(SteepenError):
 
 @dataclass
 class Budget:
-    """Admits runs while they fit. Time counts from the budget's making, FLOPs from the runs it admitted."""
+    """Admits runs while they fit: time since construction, FLOPs of the runs admitted so far."""
 
     flops: float | None = None
     seconds: float | None = None
     spent: float = 0.0
-    began: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     @staticmethod
     def parse(text: str) -> Budget:
-        """`1e15` is FLOPs; `90s`, `30m`, `2h`, `1d` and `1h30m` are time."""
-        words = text.strip().lower().replace(" ", "")
-        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", words):
-            parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", words)
+        """Parse FLOPs (`1e15`) or time (`90s`, `30m`, `2h`, `1d`, `1h30m`)."""
+        compact = text.strip().lower().replace(" ", "")
+        if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
+            parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", compact)
             return Budget(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
         try:
-            value = float(words.removesuffix("flops"))
+            value = float(compact.removesuffix("flops"))
         except ValueError:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
@@ -47,28 +47,26 @@ class Budget:
         return Budget(flops=value)
 
     def admits(self, flops: float, seconds: float) -> bool:
-        """Whether a run of this cost fits; one that does is counted as spent."""
+        """Whether a run of this cost fits; if so, count it as spent."""
         if self.flops is not None and self.spent + flops > self.flops:
             return False
-        if self.seconds is not None and time.monotonic() - self.began + seconds > self.seconds:
+        if self.seconds is not None and time.monotonic() - self.started + seconds > self.seconds:
             return False
         self.spent += flops
         return True
 
-    def serves_again(self, flops: float, seconds: float) -> bool:
-        """Whether the same budget, given anew, admits a run of this cost."""
-        if self.spent == 0:  # nothing was begun under this one; another is no different
+    def admits_when_renewed(self, flops: float, seconds: float) -> bool:
+        """Whether the same budget, given to a new command, would admit a run of this cost."""
+        if self.spent == 0:  # it admitted nothing; a new one would not either
             return False
         return flops <= (self.flops or math.inf) and seconds <= (self.seconds or math.inf)
 
-    def needed(self, flops: float, seconds: float) -> str:
-        """What a budget of this kind must be to admit a run of this cost; rounded up, so that it does."""
+    def smallest_sufficient(self, flops: float, seconds: float) -> str:
+        """The smallest budget of this kind that admits a run of this cost, rounded up."""
         if self.flops is not None:
             size = 10.0 ** (math.floor(math.log10(flops)) - 2)
             return f"{math.ceil(flops / size) * size:.3g} FLOPs"
-        unit = (
-            1 if seconds < 3600 else 60 if seconds < 86400 else 3600
-        )  # the least that `format_duration` shows
+        unit = 1 if seconds < 3600 else 60 if seconds < 86400 else 3600  # format_duration's resolution
         return format_duration((math.floor(seconds / unit) + 1) * unit)
 
     def __str__(self) -> str:

@@ -1,43 +1,63 @@
-"""A launcher by name, from what a command line says."""
+"""Launchers by name: local, slurm, ray, or "module:attribute" of a custom launcher."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from steepen.errors import UsageError, nearest
 from steepen.launch.base import LaunchContext, Launcher
+from steepen.utils.imports import import_object, object_name
 from steepen.utils.yaml_io import load_yaml
 
-LAUNCHERS = ("local", "slurm", "ray")
+LAUNCHERS = {
+    "local": "steepen.launch.local:LocalLauncher",
+    "slurm": "steepen.launch.slurm:SlurmLauncher",
+    "ray": "steepen.launch.ray:RayLauncher",
+}
 
 
 def make_launcher(
-    on: str, place: LaunchContext, jobs: int | None = None, options: Sequence[str] = ()
+    launcher: str | Callable[..., Launcher],
+    context: LaunchContext,
+    jobs: int | None = None,
+    options: Sequence[str] = (),
 ) -> Launcher:
-    """The launcher `--on` names; options are KEY=VALUE, e.g. threads=4, partition=gpu, num_gpus=0.5."""
-    if on not in LAUNCHERS:
-        raise UsageError(f"--on {on!r} is not known: use {', '.join(LAUNCHERS[:-1])} or {LAUNCHERS[-1]}.")
+    """Make a launcher from its name or class, called as `launcher(context, jobs, **options)`.
+
+    `jobs` is the max number of runs at a time, None for the launcher's default. `options` are KEY=VALUE
+    texts: threads=4, partition=gpu, num_gpus=0.5.
+    """
+    name = launcher if isinstance(launcher, str) else object_name(launcher, "launcher")
+    if name not in LAUNCHERS and ":" not in name:
+        raise UsageError(
+            f'--on {name!r} is not known: use {", ".join(LAUNCHERS)} or "module:attribute" for a custom '
+            "launcher."
+        )
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs} is not valid: it must be at least 1.")
-    settings = dict(_setting(option) for option in options)
-    if on == "slurm":
-        from steepen.launch.slurm import SlurmLauncher
-
-        return SlurmLauncher(place, jobs, **settings)
-    from steepen.launch.local import LocalLauncher
-    from steepen.launch.ray import RayLauncher
-
-    kind = LocalLauncher if on == "local" else RayLauncher
-    known = [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in settings:
-        if name not in known:
-            raise UsageError(f"--with {name} is not an option of {on}; it knows {nearest(name, known)}.")
-    return kind(place, jobs, **settings)
+    factory = import_object(LAUNCHERS.get(name, name), "launcher")
+    if not callable(factory):
+        raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")
+    settings = dict(_parse_option(option) for option in options)
+    _check_options(name, factory, settings)
+    return factory(context, jobs, **settings)  # pyright: ignore[reportReturnType]  (a Protocol, by duck typing)
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _check_options(name: str, factory: Callable[..., Any], settings: dict[str, Any]) -> None:
+    """Refuse an option that the launcher does not have; one with **options accepts any."""
+    parameters = inspect.signature(factory).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in settings:
+        if option not in known:
+            choices = f"use {nearest(option, known)}" if known else "it has none"
+            raise UsageError(f"--with {option} is not an option of {name}: {choices}.")
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"--with {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")

@@ -1,4 +1,4 @@
-"""Runs as Slurm jobs, through submitit: one job per run, submitted together as an array."""
+"""Runs as Slurm jobs, through submitit: one job per run, submitted as job arrays."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.local import cores
-from steepen.launch.worker import Attempt, Child, TrainCommand, python_path
+from steepen.launch.local import available_cores
+from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_path
 
-_POLL = 0.2
-_RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
-_DAY = 1440  # minutes a job is given where nothing else is asked; at its end it saves and is queued again
-_IN_QUEUE = 500  # jobs submitted at a time; many clusters refuse more
-# What submitit calls the same on every cluster.
-_SHARED = {
+_POLL_SECONDS = 0.2
+_EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+_DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
+_MAX_QUEUED = 500  # many clusters refuse more jobs per user
+# Options that submitit names alike on every cluster.
+_SUBMITIT_OPTIONS = {
     "name",
     "timeout_min",
     "mem_gb",
@@ -32,39 +32,39 @@ _SHARED = {
 }
 
 
-class Work:
-    """What a Slurm job does: one attempt. Asked to leave (time limit, preemption) it saves and requeues."""
+class SlurmTask:
+    """The function of a Slurm job: one attempt. At a time limit or preemption it saves and requeues."""
 
-    def __init__(self, task: TrainCommand) -> None:
-        self.task = task
-        self.child: Child | None = None
+    def __init__(self, command: TrainCommand) -> None:
+        self.command = command
+        self.process: TrainProcess | None = None
 
     def __call__(self) -> Attempt:
-        """Make the attempt."""
-        child = self.child = Child(self.task)
+        """Run the attempt."""
+        process = self.process = TrainProcess(self.command)
         try:
-            return child.wait()
+            return process.wait()
         finally:
-            child.terminate()
+            process.terminate()
 
     def checkpoint(self) -> Any:
-        """Called by submitit before the job is taken away: have the run saved, and ask for a fresh job."""
+        """Called by submitit before the job is taken away: save the run and requeue it."""
         import submitit
 
-        if self.child is not None:
-            self.child.terminate()
-            self.child.process.wait()
-        return submitit.helpers.DelayedSubmission(Work(self.task))
+        if self.process is not None:
+            self.process.terminate()
+            self.process.process.wait()
+        return submitit.helpers.DelayedSubmission(SlurmTask(self.command))
 
 
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
-    A name that submitit does not share between clusters is given to Slurm itself (`slurm_` need not be
-    written). `cluster="local"` runs the same jobs as processes of this machine.
+    Options that only Slurm knows need no `slurm_` prefix. `cluster="local"` runs the same jobs as processes
+    of this machine.
     """
 
-    def __init__(self, place: LaunchContext, jobs: int | None = None, **options: Any) -> None:
+    def __init__(self, context: LaunchContext, jobs: int | None = None, **options: Any) -> None:
         try:
             import submitit
         except ImportError as error:
@@ -73,43 +73,45 @@ class SlurmLauncher(LauncherBase):
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = int(options.pop("threads", 1))
-        folder = Path(options.pop("folder", place.store.root / ".slurm")).absolute()
+        folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster)
-            self.executor.update_parameters(**_parameters({"timeout_min": _DAY, **options}))
+            self.executor.update_parameters(
+                **_submitit_parameters({"timeout_min": _DEFAULT_TIMEOUT_MINUTES, **options})
+            )
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
-            raise UsageError(f"submitit refuses this way of running: {_first_line(error)}") from error
-        usual = cores() if self.cluster == "local" else _IN_QUEUE
-        super().__init__(place, jobs or usual)
+            raise UsageError(f"submitit refuses these options: {_first_line(error)}") from error
+        default = available_cores() if self.cluster == "local" else _MAX_QUEUED
+        super().__init__(context, jobs or default)
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Submit, several as one array."""
+        """Submit the jobs as one array."""
         environment = {"OMP_NUM_THREADS": str(self.threads)}
-        work = [Work(self.place.task(job.spec, environment)) for job in jobs]
+        tasks = [SlurmTask(self.context.train_command(job.spec, environment)) for job in jobs]
         try:
             with _source_on_path():
-                handles = self.executor.submit_array(work)
-        except Exception as error:  # submitit passes on whatever sbatch said
+                handles = self.executor.submit_array(tasks)
+        except Exception as error:  # submitit raises what sbatch printed
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
         for job, handle in zip(jobs, handles, strict=True):
             job.handle = handle
 
-    def ended(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Those whose job is over."""
+    def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
+        """Jobs that have ended."""
         done = [(job, _attempt(job.handle)) for job in running if job.handle.done()]
         if not done:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
         return done
 
     def stop(self, running: Sequence[Job]) -> None:
-        """Cancel the jobs; Slurm asks them to stop first, and the runs save."""
+        """Cancel the jobs; Slurm sends SIGTERM first, on which the runs save."""
         for job in running:
-            with contextlib.suppress(Exception):  # one that has just ended
+            with contextlib.suppress(Exception):  # it has just ended
                 job.handle.cancel()
         deadline = time.monotonic() + 30
         while any(job.run.busy() for job in running) and time.monotonic() < deadline:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
 
 
 def _attempt(handle: Any) -> Attempt:
@@ -117,16 +119,16 @@ def _attempt(handle: Any) -> Attempt:
 
     try:
         return handle.result()
-    except FailedJobError as error:  # our own code raised on the node
-        return Attempt(70, f"steepen: the job failed on its node: {_raised(error)}")
+    except FailedJobError as error:  # steepen raised on the node
+        return Attempt(70, f"steepen: the job failed on its node: {_exception_line(error)}")
     except (UncompletedJobError, OSError) as error:
         return Attempt(None, _first_line(error))
 
 
-def _parameters(options: dict[str, Any]) -> dict[str, Any]:
-    """Options under the names submitit wants: Slurm's own have a prefix."""
+def _submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
+    """Options under submitit's names: those that only Slurm knows get the prefix `slurm_`."""
     return {
-        name if name in _SHARED or name.startswith("slurm_") else f"slurm_{name}": value
+        name if name in _SUBMITIT_OPTIONS or name.startswith("slurm_") else f"slurm_{name}": value
         for name, value in options.items()
     }
 
@@ -135,15 +137,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _raised(error: Exception) -> str:
-    """The line of a traceback, printed among other things, that says what was raised."""
-    lines = [line for line in str(error).splitlines() if _RAISED.match(line)]
+def _exception_line(error: Exception) -> str:
+    """The last line of a printed traceback that names an exception."""
+    lines = [line for line in str(error).splitlines() if _EXCEPTION_LINE.match(line)]
     return lines[-1] if lines else _first_line(error)
 
 
 @contextlib.contextmanager
 def _source_on_path() -> Generator[None]:
-    """Jobs inherit the environment they are submitted from; have them import this very source."""
+    """Put this source tree on PYTHONPATH, which jobs inherit from the process that submits them."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = python_path()
     try:

@@ -1,6 +1,6 @@
-"""One attempt at one run: the training process, on whatever machine a launcher has put it.
+"""One attempt at one run: the training process, on the machine that the launcher chose.
 
-This is all that travels to a worker, so it holds plain values only and returns plain values.
+`TrainCommand` and `Attempt` are pickled to and from workers, so they hold builtin values only.
 """
 
 from __future__ import annotations
@@ -15,104 +15,104 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from steepen.launch.subprocess_entry import PARENT
+from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
 
 PROGRAM = ("-m", "steepen.launch.subprocess_entry", "train")
-_TAIL = 4000  # characters of output that come back with an attempt
+_OUTPUT_TAIL = 4000  # characters of output that come back with an attempt
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """What to start: one run by its directory, which every machine sees under the same path."""
+    """The command of one attempt; every machine must see the run directory under the same path."""
 
-    run: str  # the run's directory; spec.json is in it
+    run_directory: str  # holds spec.json
     data: str
-    arguments: tuple[str, ...] = ()  # more options of `steepen train`
+    arguments: tuple[str, ...] = ()  # further options of `steepen train`
     environment: dict[str, str] = field(default_factory=dict[str, str])
-    program: tuple[str, ...] = PROGRAM  # what python is given
+    program: tuple[str, ...] = PROGRAM  # arguments of the Python interpreter
 
     @property
-    def command(self) -> list[str]:
+    def argv(self) -> list[str]:
         """The command line."""
-        run = Path(self.run)
-        place = ("--spec", str(run / "spec.json"), "--data", self.data, "--runs", str(run.parent), "--wait")
-        return [sys.executable, *self.program, *place, *self.arguments]
+        run = Path(self.run_directory)
+        options = ("--spec", str(run / "spec.json"), "--data", self.data, "--runs", str(run.parent), "--wait")
+        return [sys.executable, *self.program, *options, *self.arguments]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """How an attempt ended. No code: the worker itself was lost."""
+    """How an attempt ended; exit code None means that the worker was lost."""
 
-    code: int | None
-    output: str = ""  # the end of what it printed
+    exit_code: int | None
+    output: str = ""  # the last characters that it printed
     host: str = ""
 
 
-class Child:
-    """A training process, its output going to log.txt in the run's directory."""
+class TrainProcess:
+    """A training process whose output is appended to log.txt in the run directory."""
 
-    def __init__(self, task: TrainCommand) -> None:
-        path = Path(task.run) / "log.txt"
+    def __init__(self, command: TrainCommand) -> None:
+        path = Path(command.run_directory) / "log.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log: BinaryIO = path.open("ab+")
-        self.began = self.log.seek(0, os.SEEK_END)
+        self.log_start = self.log.seek(0, os.SEEK_END)
         self.attempt: Attempt | None = None
         self.process = subprocess.Popen(
-            task.command,
+            command.argv,
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
-            # Its own session: Ctrl-C in the terminal reaches the launcher alone, which then asks once.
+            # A new session: Ctrl-C in the terminal reaches only the launcher, which then sends one SIGTERM.
             start_new_session=True,
-            env={**_environment(), **task.environment, PARENT: str(os.getpid())},
+            env={**_environment(), **command.environment, PARENT_PID_VARIABLE: str(os.getpid())},
         )
 
-    def ended(self) -> Attempt | None:
-        """The attempt, once the process is gone; it may be asked for again."""
+    def poll(self) -> Attempt | None:
+        """The attempt once the process has ended, else None; may be called again."""
         code = self.process.poll()
         if code is not None and self.attempt is None:
-            self.log.seek(self.began)
-            output = self.log.read().decode(errors="replace")[-_TAIL:]
+            self.log.seek(self.log_start)
+            output = self.log.read().decode(errors="replace")[-_OUTPUT_TAIL:]
             self.log.close()
             self.attempt = Attempt(code, output, socket.gethostname())
         return self.attempt
 
     def wait(self) -> Attempt:
-        """The attempt, however long it takes."""
-        # Short sleeps rather than one long wait: a worker's interrupt must be able to come through.
-        while (attempt := self.ended()) is None:
+        """Block until the process has ended."""
+        # Short sleeps, not one long wait: an interrupt of the worker must be handled.
+        while (attempt := self.poll()) is None:
             time.sleep(0.05)
         return attempt
 
     def terminate(self) -> None:
-        """Ask it to save and stop."""
+        """Send SIGTERM, on which training saves a checkpoint and stops."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once; its last checkpoint stays."""
+        """Send SIGKILL; the last checkpoint stays."""
         if self.process.poll() is None:
             self.process.kill()
 
 
-def run_attempt(task: TrainCommand) -> Attempt:
-    """Make one attempt in this process; whatever interrupts it, the child is asked to save and stop."""
-    child = Child(task)
+def run_attempt(command: TrainCommand) -> Attempt:
+    """Run one attempt to its end; if this process is interrupted, the training process saves and stops."""
+    process = TrainProcess(command)
     try:
-        return child.wait()
+        return process.wait()
     finally:
-        child.terminate()
+        process.terminate()
 
 
 def python_path() -> str:
-    """PYTHONPATH with this very source first, so that a worker runs the code its launcher does."""
+    """PYTHONPATH with this source tree first, so that a worker runs the launcher's code."""
     source = str(Path(__file__).resolve().parents[2])
     paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.pathsep.join(dict.fromkeys(paths))
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with OpenMP kept from spinning while it waits: that starves the runs beside it."""
+    """This environment; OpenMP threads sleep while they wait, as spinning starves neighbouring runs."""
     return {
         **os.environ,
         "PYTHONPATH": python_path(),

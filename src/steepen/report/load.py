@@ -33,7 +33,7 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     entry = journal.entry
     if entry.answer is None:
         why = {"running": "it is still running", "killed": "it was killed"}.get(
-            journal.stage, f"it {entry.status}"
+            journal.state, f"it {entry.status}"
         )
         message = f": {entry.message.rstrip('.')}" if entry.message else ""
         raise SteepenError(

@@ -26,7 +26,7 @@ from steepen.studies.design.pass_families import (
     matched_compute_cuts,
     range_sentence,
 )
-from steepen.studies.driver.run_concurrently import Work, run_concurrently
+from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import line, points, shade_levels
 from steepen.utils.json_io import json_safe
 
@@ -62,7 +62,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
     wanted = parts or PARTS
     grid = context.preset.grids.data_constrained
     found = Findings()
-    works: list[Work] = []
+    works: list[RunGenerator] = []
     if "grid" in wanted:
         works.append(_grid(context, found))
     if "regimes" in wanted:
@@ -131,7 +131,7 @@ def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: i
 
 def _cells(
     context: StudyContext, family: Family, recipe: Recipe, epochs: int, passes: Sequence[int], decay: float
-) -> Work:
+) -> RunGenerator:
     depths = context.preset.grids.data_constrained.depths
     keys = [(depth, count) for depth in depths for count in sorted(passes)]
     specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
@@ -166,14 +166,14 @@ def _family(
     family: Family,
     recipe: Recipe,
     epochs: int,
-) -> Work:
+) -> RunGenerator:
     """One family of passes at one decay: its cuts, under a title and a key."""
     grid = context.preset.grids.data_constrained
     cells: list[Cell] = yield from _cells(context, family, recipe, epochs, grid.control_passes, grid.decay)
     _cut(found, names[0], cells, grid.budgets, names[1])
 
 
-def _grid(context: StudyContext, found: Findings) -> Work:
+def _grid(context: StudyContext, found: Findings) -> RunGenerator:
     grid = context.preset.grids.data_constrained
     epochs = grid.epochs[-1]
     decays = sorted(grid.decays)

@@ -14,7 +14,7 @@ from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
-from steepen.studies.driver.run_concurrently import Work, run_concurrently
+from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import line, points, shade_levels, sweep_series
 from steepen.utils.json_io import json_safe
 
@@ -55,7 +55,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     notes: list[str] = []
     values: dict[str, object] = {}
 
-    def measured(arm: Arm) -> Work:
+    def measured(arm: Arm) -> RunGenerator:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
         recipe = context.recipe(arm)

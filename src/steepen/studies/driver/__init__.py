@@ -1,1 +1,1 @@
-"""Drives a study: runs the specs it yields, sends records back, journals, dry runs."""
+"""Drive a study: run the specs it yields, send their records back, keep a journal, simulate dry runs."""

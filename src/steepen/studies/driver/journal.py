@@ -1,7 +1,7 @@
-"""A study's journal: studies/NAME/study.json remembers the question, the runs it asked for, and the answer.
+"""A study's journal, studies/NAME/study.json: its options, the runs it requested, and its answer.
 
-The journal is for people and for `steepen status`; a study that is run again does not need it, as finished
-runs come from the store.
+The journal is for people, `steepen status` and `steepen report`; resuming a study does not need it, as
+finished runs come from the store.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
 JOURNAL_VERSION = 1
-Stage = Literal["running", "finished", "failed", "stopped"]
+StudyState = Literal["running", "finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A run a study asked for, by what a table shows of it."""
+class RequestedRun:
+    """A run that a study requested, with the columns of a table."""
 
     run: str
     arm: str
@@ -38,21 +38,23 @@ class Asked:
     flops: float
 
     @staticmethod
-    def of(spec: RunSpec) -> Asked:
-        """From a spec."""
-        return Asked(spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, expected_flops(spec))
+    def of(spec: RunSpec) -> RequestedRun:
+        """The row of a spec."""
+        return RequestedRun(
+            spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, expected_flops(spec)
+        )
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """What study.json holds."""
 
     name: str
     options: dict[str, Any]
     runs_directory: str
-    runs: tuple[Asked, ...] = ()
+    runs: tuple[RequestedRun, ...] = ()
     batches: int = 0
-    status: Stage = "running"
+    status: StudyState = "running"
     message: str = ""
     answer: Any = None
     began: str = ""
@@ -62,9 +64,9 @@ class Entry:
 
 
 class Journal:
-    """The journal of one study. Several processes may drive the same study: they ask for the same runs."""
+    """The journal of one study. Several processes may drive a study: they request the same runs."""
 
-    def __init__(self, folder: Path, entry: Entry) -> None:
+    def __init__(self, folder: Path, entry: JournalEntry) -> None:
         self.folder, self.entry = folder, entry
 
     @property
@@ -76,33 +78,33 @@ class Journal:
     def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
         """The journal of a study that is about to be driven.
 
-        One of the same name that was begun with other options is not overwritten.
+        Refuses a name that is taken by a study with other options.
         """
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
-        plain: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
+        given: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
         folder = studies / name
         began = _now()
         if (folder / JOURNAL).exists():
             before = Journal.read(folder).entry
-            other = [
-                key for key in sorted({*before.options, *plain}) if before.options.get(key) != plain.get(key)
+            changed = [
+                key for key in sorted({*before.options, *given}) if before.options.get(key) != given.get(key)
             ]
-            if other:
-                was = ", ".join(f"{key} was {before.options.get(key)!r}" for key in other)
+            if changed:
+                was = ", ".join(f"{key} was {before.options.get(key)!r}" for key in changed)
                 raise UsageError(
                     f"the study {name} in {studies} was begun with other options ({was}); "
                     "give this one another name, or remove that folder (its runs stay)."
                 )
             began = before.began
-        return Journal(folder, Entry(name, plain, str(runs_directory.absolute()), began=began))
+        return Journal(folder, JournalEntry(name, given, str(runs_directory.absolute()), began=began))
 
     @staticmethod
     def read(folder: Path) -> Journal:
         """The journal in a study's folder."""
         file = folder / JOURNAL
         try:
-            return Journal(folder, from_builtins(Entry, json.loads(file.read_text()), "study"))
+            return Journal(folder, from_builtins(JournalEntry, json.loads(file.read_text()), "study"))
         except FileNotFoundError as error:
             raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
         except (OSError, ValueError, SteepenError) as error:
@@ -110,7 +112,7 @@ class Journal:
 
     @contextlib.contextmanager
     def driving(self) -> Generator[None]:
-        """Be seen as driving this study, until it ends."""
+        """Hold the study's lock while driving it, and write how it ended."""
         with file_lock(self.folder / "lock", shared=True, wait=True, poll_seconds=0.1):
             self._write()
             try:
@@ -123,27 +125,31 @@ class Journal:
                 )
                 raise
 
-    def ask(self, specs: Sequence[RunSpec]) -> None:
-        """Note a batch."""
-        known = {asked.run for asked in self.entry.runs}
-        new = {asked.run: asked for asked in map(Asked.of, specs) if asked.run not in known}
+    def add_batch(self, specs: Sequence[RunSpec]) -> None:
+        """Add a requested batch."""
+        known = {requested.run for requested in self.entry.runs}
+        new = {
+            requested.run: requested
+            for requested in map(RequestedRun.of, specs)
+            if requested.run not in known
+        }
         self._write(runs=(*self.entry.runs, *new.values()), batches=self.entry.batches + 1)
 
-    def answer(self, value: Any) -> None:
-        """Note the answer."""
-        plain = value.to_dict() if hasattr(value, "to_dict") else to_builtins(value)
-        self._write(status="finished", answer=plain, message="")
+    def set_answer(self, value: Any) -> None:
+        """Write the answer."""
+        answer = value.to_dict() if hasattr(value, "to_dict") else to_builtins(value)
+        self._write(status="finished", answer=answer, message="")
 
     @property
-    def driven(self) -> bool:
-        """Whether some process is driving this study now."""
+    def is_driven(self) -> bool:
+        """Whether some process is driving this study."""
         return is_locked(self.folder / "lock")
 
     @property
-    def stage(self) -> str:
-        """running, finished, failed, stopped; or killed, where the journal says running and nobody is."""
+    def state(self) -> str:
+        """running, finished, failed, stopped, or killed (running, but no process holds the lock)."""
         status = self.entry.status
-        return "killed" if status == "running" and not self.driven else status
+        return "killed" if status == "running" and not self.is_driven else status
 
     def _write(self, **changes: Any) -> None:
         self.entry = replace(self.entry, changed=_now(), **changes)
@@ -151,19 +157,19 @@ class Journal:
 
 
 def find_study_folder(study: str, studies: Path) -> Path:
-    """A study's folder: by path, by its name in `studies`, or by a beginning of it that only one has."""
+    """A study's folder: by path, by its name in `studies`, or by an unambiguous prefix of it."""
     path = Path(study)
     for folder in (studies / study, path, path.parent if path.name == JOURNAL else path):
         if (folder / JOURNAL).is_file():
             return folder
     known = sorted(file.parent.name for file in studies.glob(f"*/{JOURNAL}"))
-    begun = [name for name in known if name.startswith(study)]
-    if len(begun) == 1:
-        return studies / begun[0]
-    if begun:
+    matches = [name for name in known if name.startswith(study)]
+    if len(matches) == 1:
+        return studies / matches[0]
+    if matches:
         raise UsageError(
-            f"{study!r} is the beginning of {len(begun)} studies in {studies}: {', '.join(begun)}; "
-            "write more of the name."
+            f"{study!r} matches {len(matches)} studies in {studies}: {', '.join(matches)}; "
+            "give more of the name."
         )
     if path.is_dir():
         raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
@@ -173,8 +179,8 @@ def find_study_folder(study: str, studies: Path) -> Path:
     )
 
 
-def studies_in(folder: Path) -> tuple[list[Journal], dict[str, str]]:
-    """Every study of a folder; and those whose journal can't be read, by name, each with the reason."""
+def read_journals(folder: Path) -> tuple[list[Journal], dict[str, str]]:
+    """The journals of a folder's studies, and the reason for each that cannot be read, by name."""
     found: list[Journal] = []
     unreadable: dict[str, str] = {}
     for file in sorted(folder.glob(f"*/{JOURNAL}")):

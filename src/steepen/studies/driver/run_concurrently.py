@@ -1,4 +1,4 @@
-"""Parts of a study that do not need one another's results ask for their runs in one batch."""
+"""Run independent parts of a study concurrently: merge the batches that they request."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any, TypeAlias
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 
-Work: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
+RunGenerator: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Any]
 
 
-def run_concurrently(works: Sequence[Work]) -> Work:
-    """What each part returns, in their order.
+def run_concurrently(parts: Sequence[RunGenerator]) -> RunGenerator:
+    """Run the parts in lockstep and return their results in order.
 
-    The parts go in step: what they ask for at a time is one batch, so that a dry run can list it, and as many
-    runs as there are slots happen at once.
+    The batches that they yield at each step become one, so that a dry run lists them together and all slots
+    are used.
     """
-    results: list[Any] = [None] * len(works)
-    asked: dict[int, Sequence[RunSpec]] = {}
-    answers: dict[int, Sequence[RunRecord | None] | None] = dict.fromkeys(range(len(works)))
+    results: list[Any] = [None] * len(parts)
+    requested: dict[int, Sequence[RunSpec]] = {}
+    answers: dict[int, Sequence[RunRecord | None] | None] = dict.fromkeys(range(len(parts)))
     while True:
         for i, answer in answers.items():
             try:
-                asked[i] = next(works[i]) if answer is None else works[i].send(answer)
+                requested[i] = next(parts[i]) if answer is None else parts[i].send(answer)
             except StopIteration as end:
                 results[i] = end.value
-                asked.pop(i, None)
-        if not asked:
+                requested.pop(i, None)
+        if not requested:
             return results
-        records = yield [spec for specs in asked.values() for spec in specs]
+        records = yield [spec for specs in requested.values() for spec in specs]
         answers, start = {}, 0
-        for i, specs in asked.items():
+        for i, specs in requested.items():
             answers[i] = records[start : start + len(specs)]
             start += len(specs)

@@ -13,7 +13,7 @@ from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
-from steepen.studies.driver.run_concurrently import Work, run_concurrently
+from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import finite_or_none, optimum_star, parabola, points, shade_levels
 from steepen.utils.json_io import json_safe
 
@@ -35,7 +35,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
     runs: list[str] = []
     notes: list[str] = []
 
-    def measured(arm: Arm) -> Work:
+    def measured(arm: Arm) -> RunGenerator:
         if not arm.passes.grows:
             raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
         recipe = context.recipe(arm)

@@ -17,7 +17,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
-from steepen.studies.driver.run_concurrently import Work, run_concurrently
+from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, lr_rule_answer
 
 PARTS = ("drift", "screen")
@@ -52,8 +52,8 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
     rules: dict[str, float] = {}
     parts = parts or ("drift",)
 
-    def measured(arm: Arm) -> Work:
-        works: list[Work] = []
+    def measured(arm: Arm) -> RunGenerator:
+        works: list[RunGenerator] = []
         if "screen" in parts:
             names = [
                 name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
@@ -74,7 +74,7 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
     return lr_rule_answer(context, swept, rules)
 
 
-def _listed(work: Sweep) -> Work:
+def _listed(work: Sweep) -> RunGenerator:
     return [(yield from work)]
 
 

@@ -12,7 +12,7 @@ from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
-from steepen.studies.driver.run_concurrently import Work, run_concurrently
+from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import (
     censored_points,
     finite_or_none,
@@ -42,7 +42,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     runs: list[str] = []
     notes: list[str] = []
 
-    def measured(arm: Arm) -> Work:
+    def measured(arm: Arm) -> RunGenerator:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
         budgets = {anchor: context.flops_at_tpp(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}

@@ -19,7 +19,7 @@ import pytest
 from steepen.errors import UsageError
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
-from steepen.launch.cost_estimate import CPU_FLOPS, Speed, makespan
+from steepen.launch.cost_estimate import ASSUMED_CPU_FLOPS, Speed, makespan
 from steepen.launch.worker import python_path
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
@@ -76,16 +76,16 @@ def test_a_failed_run_is_one_sentence_after_the_others_are_done(
     assert instant.ran == [13, 1, 14, 2] and store.record(spec(2)) is not None
     sentence = str(error.value)
     assert spec(13).hash in sentence and "Diverged" in sentence and "1 more" in sentence
-    assert Journal.read(tmp_path / "s").stage == "failed"
+    assert Journal.read(tmp_path / "s").state == "failed"
 
 
 def test_where_gaps_are_accepted_a_diverged_run_is_none_and_other_failures_still_raise(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
-    found = drive(seeds_of([13, 1], spec=spec), store, instant, gaps=True)
+    found = drive(seeds_of([13, 1], spec=spec), store, instant, accept_diverged=True)
     assert found[0] is None and found[1].spec.seed == 1
     with pytest.raises(RunsFailed, match="OutOfMemory"):
-        drive(seeds_of([14], spec=spec), store, instant, gaps=True)
+        drive(seeds_of([14], spec=spec), store, instant, accept_diverged=True)
 
 
 def test_a_diverged_run_is_trained_again_only_when_asked(instant: Any, store: RunStore, spec: Spec) -> None:
@@ -150,9 +150,11 @@ def test_a_dry_run_names_the_next_runs_and_leaves_no_trace(
 
 
 def test_a_forecast_adds_up(instant: Any, store: RunStore, spec: Spec) -> None:
-    speed = Speed.of([])
-    assert f"{CPU_FLOPS:.0e}" in speed.source
-    forecast = DryRunReport.of(simulate_study(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6)
+    speed = Speed.from_records([])
+    assert f"{ASSUMED_CPU_FLOPS:.0e}" in speed.source
+    forecast = DryRunReport.from_step(
+        simulate_study(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6
+    )
     assert forecast.flops == pytest.approx(2 * expected_flops(spec(1)))
     assert forecast.seconds == pytest.approx(forecast.machine_seconds / 2)
     assert forecast.dollars == pytest.approx(forecast.machine_seconds / 1000)
@@ -165,12 +167,14 @@ def test_speed_is_measured_where_runs_have_finished_and_assumed_elsewhere(
     small, large = spec(1), spec(2, depth=6)
     slow = trainer.record_of(small, seconds_training=10.0, seconds_total=10.0)
     quick = trainer.record_of(large, seconds_training=20.0, seconds_total=20.0)
-    speed = Speed.of([slow, slow, slow, quick, quick, quick])
+    speed = Speed.from_records([slow, slow, slow, quick, quick, quick])
     # Each size at the pace of its own kind.
     assert speed.seconds(small) == pytest.approx(10 + 5) and speed.seconds(large) == pytest.approx(20 + 5)
-    assert Speed.of([slow], device="another machine").samples == ()
-    assert "H100" in Speed.of([slow], gpu="h100", mfu=0.5).source
-    assert Speed.of([], device="NVIDIA H200").assumed == pytest.approx(0.4 * 989.4e12)
+    assert Speed.from_records([slow], device="another machine").samples == ()
+    assert "H100" in Speed.from_records([slow], gpu="h100", mfu=0.5).source
+    assert Speed.from_records([], device="NVIDIA H200").assumed_flops_per_second == pytest.approx(
+        0.4 * 989.4e12
+    )
 
 
 def test_the_journal_says_how_far_a_study_is_and_survives_its_end(
@@ -183,14 +187,14 @@ def test_the_journal_says_how_far_a_study_is_and_survives_its_end(
         study = seeds_of([1, 2, 3], spec=spec)
         drive(study, store, instant, journal=journal, budget=Budget(flops=2.5 * cost))
     status = study_status(Journal.read(tmp_path / "s"))
-    assert status.stage == "stopped" and "budget" in status.message
+    assert status.state == "stopped" and "budget" in status.message
     assert (status.counts["finished"], status.counts["waiting"]) == (2, 1)
     assert status.flops_done == pytest.approx(2 * cost) and status.flops_left == pytest.approx(cost)
     assert status.seconds_left == pytest.approx(2.0)  # as long as each of the others took
     journal = Journal.open(tmp_path, "s", options, store.root)
     drive(seeds_of([1, 2, 3], spec=spec), store, instant, journal=journal)
     status = study_status(Journal.read(tmp_path / "s"))
-    assert status.stage == "finished" and len(status.answer) == 3 and status.flops_left == 0
+    assert status.state == "finished" and len(status.answer) == 3 and status.flops_left == 0
 
 
 def test_other_options_under_the_same_name_are_refused(
@@ -208,8 +212,8 @@ def test_a_killed_driver_is_seen_as_killed_and_a_living_one_as_running(
 ) -> None:
     journal = Journal.open(tmp_path, "s", {}, store.root)
     with journal.driving():
-        assert Journal.read(tmp_path / "s").stage == "running"
-    assert Journal.read(tmp_path / "s").stage == "killed"
+        assert Journal.read(tmp_path / "s").state == "running"
+    assert Journal.read(tmp_path / "s").state == "killed"
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,7 @@ def test_a_stopped_study_saves_its_runs_and_goes_on(number: int, code: int, tmp_
     store = RunStore(tmp_path / "runs")
     statuses = {row.status for row in store.rows()}
     assert "running" not in statuses and "failed" not in statuses
-    assert Journal.read(tmp_path / "studies" / "s").stage == "stopped"
+    assert Journal.read(tmp_path / "studies" / "s").state == "stopped"
 
 
 def test_a_spec_that_waits_is_listed_as_waiting(store: RunStore, spec: Spec) -> None:

@@ -46,9 +46,11 @@ def specs(data: Path, spec: Spec) -> list[RunSpec]:
 @pytest.fixture(scope="module")
 def expected(data: Path, specs: list[RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses as the local launcher finds them."""
-    place = LaunchContext(data, RunStore(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
+    context = LaunchContext(data, RunStore(tmp_path_factory.mktemp("local")), ("--device", "cpu"))
     bad = replace(specs[0], data=replace(specs[0].data, identity="another"))
-    found = {outcome.spec: outcome for outcome in make_launcher("local", place, 2, []).launch([bad, *specs])}
+    found = {
+        outcome.spec: outcome for outcome in make_launcher("local", context, 2, []).launch([bad, *specs])
+    }
     refused = found[bad].failure
     assert refused is not None and refused.kind == "UsageError" and "asks for data" in refused.message
     records = [found[spec].record for spec in specs]
@@ -82,25 +84,25 @@ def check(outcomes: list[Outcome], expected: dict[int, float]) -> None:
     assert {seed: one.failure for seed, one in found.items() if one.failure} == {}
     losses = {seed: one.record.validation_loss for seed, one in found.items() if one.record}
     assert losses == expected
-    assert found[1].retried == 1, "the killed worker was not noticed"
+    assert found[1].retries == 1, "the killed worker was not noticed"
     assert found[1].record is not None and found[1].record.resumed == 1
 
 
 def test_ray_gives_the_same_results_though_a_worker_is_killed(
     data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
 ) -> None:
-    place = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
-    launcher = make_launcher("ray", place, 2, [])
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    launcher = make_launcher("ray", context, 2, [])
     assert isinstance(launcher, RayLauncher)
-    killer = Killer(place.store.run(specs[0]))
+    killer = Killer(context.store.run(specs[0]))
     killer.start()
     try:
         check(list(launcher.launch(specs)), expected)
         assert killer.killed
         # Nothing finished is repeated, by whatever launcher.
-        before = place.store.run(specs[1]).record_file.stat()
-        (again,) = make_launcher("local", place, 1, []).launch([specs[1]])
-        assert again.record is not None and place.store.run(specs[1]).record_file.stat() == before
+        before = context.store.run(specs[1]).record_file.stat()
+        (again,) = make_launcher("local", context, 1, []).launch([specs[1]])
+        assert again.record is not None and context.store.run(specs[1]).record_file.stat() == before
     finally:
         launcher.close()
 
@@ -116,8 +118,8 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
 
     # How long submitit waits for a slow file system before it calls a job lost.
     monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
-    place = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
-    killer = Killer(place.store.run(specs[0]))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    killer = Killer(context.store.run(specs[0]))
     killer.start()
-    check(list(make_launcher("slurm", place, 2, ["cluster=local"]).launch(specs)), expected)
+    check(list(make_launcher("slurm", context, 2, ["cluster=local"]).launch(specs)), expected)
     assert killer.killed

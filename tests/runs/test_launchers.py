@@ -16,10 +16,10 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.launch import local as local_module
-from steepen.launch.base import RETRIES, Job, LaunchContext, Outcome
+from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext, Outcome
 from steepen.launch.local import LocalLauncher
 from steepen.launch.registry import make_launcher
-from steepen.launch.worker import Child, python_path
+from steepen.launch.worker import TrainProcess, python_path
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 
@@ -49,61 +49,67 @@ def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
     # Diverging again would be the same: it is not tried again.
     diverged = found[13].failure
     assert diverged is not None and (diverged.kind, diverged.message) == ("Diverged", trainer.DIVERGED)
-    assert found[13].retried == 0
+    assert found[13].retries == 0
     # Killed half-way, once: it goes on from what it had saved.
-    assert found[50].retried == 1 and found[50].record is not None and found[50].record.resumed == 1
+    assert found[50].retries == 1 and found[50].record is not None and found[50].record.resumed == 1
     # Killed at every start: given up after the retries that could have helped.
     killed = found[99].failure
     assert killed is not None and killed.kind == "Killed" and "SIGKILL" in killed.message
-    assert found[99].retried == RETRIES
+    assert found[99].retries == MAX_RETRIES_WITHOUT_PROGRESS
 
 
-def test_a_refusal_of_the_training_process_is_its_own_sentence(place: LaunchContext, spec: Spec) -> None:
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
+def test_a_refusal_of_the_training_process_is_its_own_sentence(context: LaunchContext, spec: Spec) -> None:
+    launcher = LocalLauncher(
+        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
+    )
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
-    assert "--no-such-option" in outcome.failure.message and outcome.retried == 0
+    assert "--no-such-option" in outcome.failure.message and outcome.retries == 0
 
 
 def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
-    place: LaunchContext, spec: Spec
+    context: LaunchContext, spec: Spec
 ) -> None:
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
+    launcher = LocalLauncher(
+        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
+    )
     assert [outcome.failure is None for outcome in launcher.launch([spec(1), spec(2)])] == [False, False]
-    rows = place.store.rows(status="failed")
+    rows = context.store.rows(status="failed")
     assert sorted(row.seed for row in rows) == [1, 2]
     assert all("UsageError: " in row.cause and "--no-such-option" in row.cause for row in rows)
-    list(LocalLauncher(place, 1).launch([spec(1)]))
-    assert [row.seed for row in place.store.rows(status="failed")] == [2]
+    list(LocalLauncher(context, 1).launch([spec(1)]))
+    assert [row.seed for row in context.store.rows(status="failed")] == [2]
 
 
-def test_a_refusal_does_not_make_a_diverged_run_forgotten(place: LaunchContext, spec: Spec) -> None:
-    run = place.store.run(spec(1))
+def test_a_refusal_does_not_make_a_diverged_run_forgotten(context: LaunchContext, spec: Spec) -> None:
+    run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
     list(
-        LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1).launch(
-            [spec(1)]
-        )
+        LocalLauncher(
+            LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
+        ).launch([spec(1)])
     )
     assert run.failure() == ("Diverged", "long ago.")
 
 
-def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(place: LaunchContext, spec: Spec) -> None:
-    run = place.store.run(spec(1))
+def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(context: LaunchContext, spec: Spec) -> None:
+    run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--no-such-option",), place.program), 1)
+    launcher = LocalLauncher(
+        LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
+    )
     (outcome,) = launcher.launch([spec(1)])
     assert outcome.failure is not None and outcome.failure.kind == "UsageError"
 
 
-def test_two_launchers_on_one_directory_train_every_run_once(place: LaunchContext, spec: Spec) -> None:
+def test_two_launchers_on_one_directory_train_every_run_once(context: LaunchContext, spec: Spec) -> None:
     specs = [spec(seed) for seed in range(4)]
     found: list[dict[int, Outcome]] = []
     # Each in the main thread of a process would be the same; threads are quicker to start.
     threads = [
-        threading.Thread(target=lambda: found.append(by_seed(LocalLauncher(place, 2).launch(specs))))
+        threading.Thread(target=lambda: found.append(by_seed(LocalLauncher(context, 2).launch(specs))))
         for _ in range(2)
     ]
     for thread in threads:
@@ -113,14 +119,14 @@ def test_two_launchers_on_one_directory_train_every_run_once(place: LaunchContex
     assert len(found) == 2
     assert all(outcome.record is not None for one in found for outcome in one.values())
     for one in specs:
-        assert (place.store.run(one).path / "trained.txt").read_text() == "once\n"
+        assert (context.store.run(one).path / "trained.txt").read_text() == "once\n"
 
 
 def test_a_run_that_another_process_trains_is_waited_for(
     local: LocalLauncher, spec: Spec, trainer: ModuleType
 ) -> None:
     wanted = spec(1)
-    run = local.place.store.run(wanted)
+    run = local.context.store.run(wanted)
     outcomes: list[Outcome] = []
     with run.lock():
         thread = threading.Thread(target=lambda: outcomes.extend(local.launch([wanted])))
@@ -129,7 +135,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
         time.sleep(0.5)
         assert not outcomes and not run.checkpoints.exists()
     thread.join()
-    assert outcomes[0].record is not None and outcomes[0].retried == 0
+    assert outcomes[0].record is not None and outcomes[0].retries == 0
 
 
 def test_looking_at_a_run_never_turns_a_trainer_away(store: RunStore, spec: Spec) -> None:
@@ -144,7 +150,7 @@ def test_looking_at_a_run_never_turns_a_trainer_away(store: RunStore, spec: Spec
         pass
 
 
-def test_specs_are_drawn_only_when_there_is_room(place: LaunchContext, spec: Spec) -> None:
+def test_specs_are_drawn_only_when_there_is_room(context: LaunchContext, spec: Spec) -> None:
     drawn: list[int] = []
 
     def supply() -> Iterator[RunSpec]:
@@ -152,26 +158,26 @@ def test_specs_are_drawn_only_when_there_is_room(place: LaunchContext, spec: Spe
             drawn.append(seed)
             yield spec(seed)
 
-    outcomes = LocalLauncher(place, 1).launch(supply())
+    outcomes = LocalLauncher(context, 1).launch(supply())
     next(outcomes)
     assert drawn == [0]
     outcomes.close()
 
 
 def test_closing_a_launch_stops_its_runs_with_everything_saved(
-    place: LaunchContext, spec: Spec, trainer: ModuleType
+    context: LaunchContext, spec: Spec, trainer: ModuleType
 ) -> None:
     slow, quick = spec(1, steps=400), spec(2)
-    outcomes = LocalLauncher(place, 2).launch([slow, quick])
+    outcomes = LocalLauncher(context, 2).launch([slow, quick])
     next(outcomes)
-    run = place.store.run(slow)
+    run = context.store.run(slow)
     wait_for(run.checkpoints.exists)
     outcomes.close()
     assert not run.busy() and run.record() is None and any(run.checkpoints.iterdir())
 
 
 def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_before(
-    place: LaunchContext, spec: Spec, tmp_path: Path
+    context: LaunchContext, spec: Spec, tmp_path: Path
 ) -> None:
     slow = tmp_path / "slow.py"  # the one with seed 2 takes its time to stop
     slow.write_text(
@@ -182,20 +188,20 @@ def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_befor
         "(spec.parent / 'ready').touch()\n"
         "time.sleep(60)\n"
     )
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, program=(str(slow),)), 2)
-    jobs = [Job(one, place.store.run(one)) for one in (spec(1), spec(2))]
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, program=(str(slow),)), 2)
+    jobs = [Job(one, context.store.run(one)) for one in (spec(1), spec(2))]
     launcher.start(jobs)
     wait_for(lambda: all((job.run.path / "ready").exists() for job in jobs))
     launcher.stop(jobs)
-    assert [job.handle[0].ended().code for job in jobs] == [143, 143]
+    assert [job.handle[0].poll().exit_code for job in jobs] == [143, 143]
 
 
-def test_a_child_does_not_outlive_a_killed_launcher(place: LaunchContext, spec: Spec, tmp_path: Path) -> None:
+def test_training_ends_with_a_killed_launcher(context: LaunchContext, spec: Spec, tmp_path: Path) -> None:
     wanted = spec(1, steps=2000)
-    run = place.store.run(wanted)
-    task = place.task(wanted)
-    asked = f"TrainCommand({task.run!r}, {task.data!r}, program={task.program!r})"
-    code = f"from steepen.launch.worker import *; Child({asked}).wait()"
+    run = context.store.run(wanted)
+    task = context.train_command(wanted)
+    asked = f"TrainCommand({task.run_directory!r}, {task.data!r}, program={task.program!r})"
+    code = f"from steepen.launch.worker import *; TrainProcess({asked}).wait()"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()})
     try:
         wait_for(run.checkpoints.exists)
@@ -207,49 +213,49 @@ def test_a_child_does_not_outlive_a_killed_launcher(place: LaunchContext, spec: 
 
 
 def test_gpus_are_shared_out_one_run_each_or_as_asked(
-    place: LaunchContext, monkeypatch: pytest.MonkeyPatch
+    context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_module, "gpus", lambda: [("0", "H100"), ("1", "H100")])
-    assert LocalLauncher(place).devices == ["0", "1"]
-    assert LocalLauncher(place, runs_per_gpu=2).devices == ["0", "1", "0", "1"]
-    assert LocalLauncher(place, 3).devices == ["0", "1", "0"]
-    on_cpu = LaunchContext(place.data, place.store, ("--device", "cpu"))
-    monkeypatch.setattr(local_module, "cores", lambda: 8)
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("0", "H100"), ("1", "H100")])
+    assert LocalLauncher(context).devices == ["0", "1"]
+    assert LocalLauncher(context, runs_per_gpu=2).devices == ["0", "1", "0", "1"]
+    assert LocalLauncher(context, 3).devices == ["0", "1", "0"]
+    on_cpu = LaunchContext(context.data, context.store, ("--device", "cpu"))
+    monkeypatch.setattr(local_module, "available_cores", lambda: 8)
     assert LocalLauncher(on_cpu).devices == [None] * 8
     assert LocalLauncher(on_cpu, threads=3).slots == 2
 
 
 def test_a_gpu_asked_for_by_number_is_the_only_one_used_and_the_first_its_runs_see(
-    place: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
+    context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_module, "gpus", lambda: [("4", "H100"), ("7", "H100")])
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--device", "cuda:1")), 2)
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda:1")), 2)
     assert launcher.devices == ["7", "7"]
-    assert launcher.place.task(spec(1)).command[-2:] == ["--device", "cuda"]
-    launcher = LocalLauncher(LaunchContext(place.data, place.store, ("--device", "cuda")))
+    assert launcher.context.train_command(spec(1)).argv[-2:] == ["--device", "cuda"]
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda")))
     assert launcher.devices == ["4", "7"]
 
 
 def test_a_run_sees_only_its_gpu_and_its_threads(
-    place: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
+    context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_module, "gpus", lambda: [("7", "H100")])
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("7", "H100")])
     seen: list[dict[str, str]] = []
-    start = Child.__init__
+    start = TrainProcess.__init__
 
-    def note(self: Child, task: object) -> None:
+    def note(self: TrainProcess, task: object) -> None:
         seen.append(task.environment)  # type: ignore[attr-defined]
         start(self, task)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Child, "__init__", note)
-    list(LocalLauncher(place, 2).launch([spec(1), spec(2)]))
+    monkeypatch.setattr(TrainProcess, "__init__", note)
+    list(LocalLauncher(context, 2).launch([spec(1), spec(2)]))
     assert seen == [{"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "7"}] * 2
 
 
 @pytest.mark.parametrize(
     ("on", "options", "says"),
     [
-        ("cloud", [], "local, slurm or ray"),
+        ("cloud", [], "local, slurm, ray or"),
         ("local", ["threds=2"], "threads"),
         ("local", ["threads"], "KEY=VALUE"),
         ("local", ["threads=0"], "at least 1"),
@@ -259,17 +265,17 @@ def test_a_run_sees_only_its_gpu_and_its_threads(
     ],
 )
 def test_a_wrong_way_of_running_is_refused_by_name(
-    on: str, options: list[str], says: str, place: LaunchContext
+    on: str, options: list[str], says: str, context: LaunchContext
 ) -> None:
     with pytest.raises(UsageError) as error:
-        make_launcher(on, place, 2, options)
+        make_launcher(on, context, 2, options)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("on", "package"), [("slurm", "submitit"), ("ray", "ray")])
 def test_a_missing_package_is_one_sentence(
-    on: str, package: str, place: LaunchContext, monkeypatch: pytest.MonkeyPatch
+    on: str, package: str, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(Exception, match=f"pip install 'steepen\\[{on}\\]'"):
-        make_launcher(on, place)
+        make_launcher(on, context)

@@ -40,7 +40,7 @@ def test_runs_that_fit_into_a_budget_are_made_behind_one_that_does_not(
         drive(asks(*specs), store, instant, budget=budget)
     assert instant.ran == [30, 2, 1]
     # The largest never fits: the same budget will not do, and what would is said.
-    assert "goes on from here" not in str(error.value) and "raise --budget" in str(error.value)
+    assert "command continues" not in str(error.value) and "raise --budget" in str(error.value)
 
 
 def test_runs_that_fit_into_the_time_are_made_behind_one_that_does_not(
@@ -86,7 +86,7 @@ def test_a_budget_too_small_for_any_run_says_what_the_smallest_needs_and_that_is
         drive(asks(*specs), store, instant, budget=budget)
     said = str(error.value)
     assert instant.ran == [] and "0 runs of this batch were made, 4 runs are left" in said
-    assert "goes on from here" not in said and error.value.exit_code == 3
+    assert "command continues" not in said and error.value.exit_code == 3
     needed = re.search(r"the smallest needs (\S+) FLOPs; raise --budget", said)
     assert needed is not None
     with pytest.raises(BudgetReached):
@@ -115,7 +115,7 @@ def test_a_budget_that_only_ran_out_goes_on_with_the_same_command(
             drive(asks(*specs), store, instant, budget=budget)
         except BudgetReached as error:
             assert "1 run of this batch was made, 1 run is left" in str(error)
-            assert "the same command goes on from here" in str(error)
+            assert "the same command continues" in str(error)
     assert instant.ran == [1, 2]
 
 
@@ -134,8 +134,8 @@ def test_status_and_the_resumed_study_agree_on_what_is_left(
     write_json(store.run(specs[4]).failure_file, {"kind": "Diverged", "message": "the loss is nan."})
     journal = Journal.open(tmp_path, "s", {}, store.root)
     with journal.driving():
-        journal.ask(specs)
+        journal.add_batch(specs)
     left = study_status(Journal.read(tmp_path / "s")).flops_left
     assert left == pytest.approx((0.4 + 0.7 + 1) * whole)
-    drive(asks(*specs), store, instant, gaps=True, progress=BatchProgress(store))
+    drive(asks(*specs), store, instant, accept_diverged=True, progress=BatchProgress(store))
     assert f"batch 1: 5 runs, 2 already finished, {left:.3g} FLOPs to go." in capsys.readouterr().err
