@@ -218,7 +218,7 @@ def test_growth_target_hears_only_runs_that_finished(paper: StudyContext) -> Non
         answer = Formula(partial(fragile, lost=lost)).answer(growth_target(paper))
         assert answer.findings == (told,)
         assert answer.values["target"] == (6 if lost < 3 else None)
-        assert sum("that budget has no say" in warning for warning in answer.warnings) == lost
+        assert sum("that budget does not count" in warning for warning in answer.warnings) == lost
         json.dumps(answer.to_dict(), allow_nan=False)
 
 

@@ -116,11 +116,11 @@ def study(
     folder, facts = _data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, fitted, epochs)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
-    asked = chosen.validation_tokens // chosen.context * chosen.context
-    if context.validation_tokens < asked:
+    wanted = chosen.validation_tokens // chosen.context * chosen.context
+    if context.validation_tokens < wanted:
         print(
             f"note: losses are of {context.validation_tokens:,} validation tokens, all that the data has; "
-            f"the preset asks for {asked:,}.",
+            f"the preset asks for {wanted:,}.",
             file=sys.stderr,
         )
     title = label or _title(listed, chosen, given)

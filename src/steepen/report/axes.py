@@ -1,4 +1,4 @@
-"""Axes: how far they reach, and where their ticks stand. Shared by the printed figures and the page."""
+"""Axes: how far they limits, and where their ticks stand. Shared by the printed figures and the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class AxisRange:
-    """An axis with its reach."""
+    """An axis with its limits."""
 
     axis: Axis
     low: float
@@ -36,12 +36,12 @@ class AxisRange:
 
     def position(self, value: float) -> float:
         """Where a value lies: 0 at the axis's beginning, 1 at its end."""
-        bend = math.log if self.log else float
-        share = (bend(value) - bend(self.low)) / (bend(self.high) - bend(self.low))
-        return 1 - share if self.axis.reverse else share
+        transform = math.log if self.log else float
+        fraction = (transform(value) - transform(self.low)) / (transform(self.high) - transform(self.low))
+        return 1 - fraction if self.axis.reverse else fraction
 
     def can_show(self, value: float) -> bool:
-        """Whether a value has a place on this axis, inside its reach or not."""
+        """Whether a value has a place on this axis, inside its limits or not."""
         return _drawable(value, self.log)
 
 
@@ -53,17 +53,23 @@ def _drawable(value: float, log: bool) -> bool:
 def axis_range(
     axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05
 ) -> AxisRange:
-    """The reach that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
+    """The limits that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
     good = [v for v in values if _drawable(v, axis.scale == "log")]
     extra = [v for v in soft if _drawable(v, axis.scale == "log")]
     if not good:
         good = extra or [1.0]
-    bend, back = (math.log, math.exp) if axis.scale == "log" else (float, float)
-    low, high = bend(min(good)), bend(max(good))
-    room = 0.5 * (high - low)
+    transform, back = (math.log, math.exp) if axis.scale == "log" else (float, float)
+    low, high = transform(min(good)), transform(max(good))
+    margin = 0.5 * (high - low)
     if extra:
-        low = max(min(low, bend(min(extra))), low - room) if room else min(low, bend(min(extra)))
-        high = min(max(high, bend(max(extra))), high + room) if room else max(high, bend(max(extra)))
+        low = (
+            max(min(low, transform(min(extra))), low - margin) if margin else min(low, transform(min(extra)))
+        )
+        high = (
+            min(max(high, transform(max(extra))), high + margin)
+            if margin
+            else max(high, transform(max(extra)))
+        )
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         around = math.log(2) if axis.scale == "log" else (0.5 * abs(low) or 1.0)
         low, high = low - around, high + around
@@ -71,16 +77,16 @@ def axis_range(
     return AxisRange(axis, back(low - edge), back(high + edge))
 
 
-def ticks(reach: AxisRange, wanted: int = MAX_TICKS) -> tuple[list[Tick], list[float]]:
+def ticks(limits: AxisRange, wanted: int = MAX_TICKS) -> tuple[list[Tick], list[float]]:
     """Labelled ticks, and the places of the unlabelled small ones."""
-    if not reach.log:
-        return _even(reach, wanted), []
-    decades = math.log10(reach.high / reach.low)
-    first, last = math.ceil(math.log10(reach.low) - 1e-9), math.floor(math.log10(reach.high) + 1e-9)
+    if not limits.log:
+        return _even(limits, wanted), []
+    decades = math.log10(limits.high / limits.low)
+    first, last = math.ceil(math.log10(limits.low) - 1e-9), math.floor(math.log10(limits.high) + 1e-9)
     if last - first >= 1 and decades >= 1.3:
         step = math.ceil((last - first + 1) / wanted)
         big = [power for power in range(first, last + 1) if power % step == 0]
-        small = _between(reach) if decades <= 7 else [10.0**p for p in range(first, last + 1)]
+        small = _between(limits) if decades <= 7 else [10.0**p for p in range(first, last + 1)]
         labelled = [_power_tick(1, power) for power in big]
         shown = {tick.value for tick in labelled}
         return labelled, [v for v in small if v not in shown]
@@ -89,16 +95,16 @@ def ticks(reach: AxisRange, wanted: int = MAX_TICKS) -> tuple[list[Tick], list[f
             (digit, power)
             for power in range(first - 1, last + 1)
             for digit in digits
-            if reach.low <= digit * 10.0**power <= reach.high
+            if limits.low <= digit * 10.0**power <= limits.high
         ]
         if 3 <= len(found) <= wanted + 1:
-            return [_power_tick(digit, power) for digit, power in found], _between(reach)
-    return _even(reach, wanted), []
+            return [_power_tick(digit, power) for digit, power in found], _between(limits)
+    return _even(limits, wanted), []
 
 
-def _between(reach: AxisRange) -> list[float]:
-    powers = range(math.floor(math.log10(reach.low)), math.ceil(math.log10(reach.high)) + 1)
-    return [d * 10.0**p for p in powers for d in range(1, 10) if reach.low <= d * 10.0**p <= reach.high]
+def _between(limits: AxisRange) -> list[float]:
+    powers = range(math.floor(math.log10(limits.low)), math.ceil(math.log10(limits.high)) + 1)
+    return [d * 10.0**p for p in powers for d in range(1, 10) if limits.low <= d * 10.0**p <= limits.high]
 
 
 def _power_tick(digit: float, power: int) -> Tick:
@@ -108,12 +114,12 @@ def _power_tick(digit: float, power: int) -> Tick:
     return Tick(value, "10" if digit == 1 else f"{digit:g}×10", power)
 
 
-def _even(reach: AxisRange, wanted: int) -> list[Tick]:
+def _even(limits: AxisRange, wanted: int) -> list[Tick]:
     """Round values at equal distances."""
-    raw = (reach.high - reach.low) / wanted
+    raw = (limits.high - limits.low) / wanted
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(s * size for s in (1, 2, 2.5, 5, 10) if s * size >= raw * (1 - 1e-9))
-    first, last = math.ceil(reach.low / step - 1e-9), math.floor(reach.high / step + 1e-9)
+    first, last = math.ceil(limits.low / step - 1e-9), math.floor(limits.high / step + 1e-9)
     values = [k * step for k in range(first, last + 1)]
     largest = max((abs(v) for v in values), default=1.0)
     if largest >= 1e5 or (largest and largest < 1e-3):

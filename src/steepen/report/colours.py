@@ -1,8 +1,8 @@
-"""Colours: one per arm, the same everywhere, told apart under every common colour blindness.
+"""Colours of arms and curves, distinguishable under every common colour blindness.
 
-Each colour has a light form (paper, and a page in light) and a dark form (a page in dark). The eight main
-arms' were searched for the largest least distance over all pairs in normal and in simulated protan, deutan
-and tritan vision, within hues people can name, with contrast of at least 3 to the ground; tests measure it.
+Each colour has a light form (for print and light pages) and a dark form (for dark pages). The colours of the
+eight main arms maximise the minimum distance over all pairs in normal and simulated protan, deutan and tritan
+vision, within hues that have names, with a contrast of at least 3 to the background; tests measure it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181c"
 
 @dataclass(frozen=True)
 class Colour:
-    """A colour on light and on dark ground; `text` forms are readable as small letters (contrast 4.5)."""
+    """A colour for light and dark backgrounds; its `text` forms have the contrast of 4.5 that text needs."""
 
     light: str
     dark: str
 
     @property
     def light_text(self) -> str:
-        """For words on light ground."""
+        """For text on a light background."""
         return _readable(self.light, LIGHT_BACKGROUND)
 
     @property
     def dark_text(self) -> str:
-        """For words on dark ground."""
+        """For text on a dark background."""
         return _readable(self.dark, DARK_BACKGROUND)
 
 
@@ -54,7 +54,7 @@ ARM_TITLES: dict[str, str] = {
 }
 NEUTRAL = Colour("#5b6168", "#9aa3ad")
 _ANONYMOUS = ("vanilla", "loop-2", "operator-1", "untied-2", "deep-vanilla-grow", "loop-grow", "untied-grow")
-# From dark to bright as in viridis, without its palest end, which paper swallows.
+# From dark to bright as in viridis, without its palest end, which is invisible on white.
 _RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#8fbc2b")
 _DARK_RAMP = ("#7d5bbe", "#5f7fd0", "#3fa0c0", "#35b79a", "#7ad151", "#fde725")
 
@@ -75,11 +75,11 @@ def arm_colour(name: str) -> Colour:
     return Colour(_oklch((0.42, 0.53, 0.64)[shade], 0.11, hue), _oklch((0.62, 0.72, 0.82)[shade], 0.11, hue))
 
 
-def level_colour(share: float, arm: str | None = None) -> Colour:
+def level_colour(fraction: float, arm: str | None = None) -> Colour:
     """A shade within a family of curves, from its first (0) to its last (1); of the arm's colour if given."""
     if arm is None:
-        return Colour(_along(_RAMP, share), _along(_DARK_RAMP, share))
-    colour, faint = arm_colour(arm), 0.55 * (1 - share)
+        return Colour(_along(_RAMP, fraction), _along(_DARK_RAMP, fraction))
+    colour, faint = arm_colour(arm), 0.55 * (1 - fraction)
     return Colour(_mix(colour.light, LIGHT_BACKGROUND, faint), _mix(colour.dark, DARK_BACKGROUND, faint))
 
 
@@ -94,10 +94,10 @@ def contrast(one: str, other: str) -> float:
     return second / first
 
 
-def _readable(colour: str, paper: str, least: float = 4.5) -> str:
-    towards = "#000000" if _luminance(paper) > 0.5 else "#ffffff"
+def _readable(colour: str, background: str, minimum: float = 4.5) -> str:
+    towards = "#000000" if _luminance(background) > 0.5 else "#ffffff"
     steps = (_mix(colour, towards, step / 50) for step in range(51))
-    return next(shade for shade in steps if contrast(shade, paper) >= least)
+    return next(shade for shade in steps if contrast(shade, background) >= minimum)
 
 
 def _channels(colour: str) -> tuple[int, int, int]:
@@ -108,13 +108,13 @@ def _hex(channels: tuple[float, ...]) -> str:
     return "#" + "".join(f"{round(min(max(c, 0), 255)):02x}" for c in channels)
 
 
-def _mix(one: str, other: str, share: float) -> str:
+def _mix(one: str, other: str, fraction: float) -> str:
     pairs = zip(_channels(one), _channels(other), strict=True)
-    return _hex(tuple(a + share * (b - a) for a, b in pairs))
+    return _hex(tuple(a + fraction * (b - a) for a, b in pairs))
 
 
-def _along(ramp: tuple[str, ...], share: float) -> str:
-    place = min(max(share, 0.0), 1.0) * (len(ramp) - 1)
+def _along(ramp: tuple[str, ...], fraction: float) -> str:
+    place = min(max(fraction, 0.0), 1.0) * (len(ramp) - 1)
     start = min(int(place), len(ramp) - 2)
     return _mix(ramp[start], ramp[start + 1], place - start)
 

@@ -41,7 +41,7 @@ def spread_apart(wanted: list[float], gap: float, low: float, high: float) -> li
 
 
 def labels_at_curve_ends(
-    ends: list[tuple[Curve, tuple[float, float]]], box: Box, font: float, room: float, letter: float
+    ends: list[tuple[Curve, tuple[float, float]]], box: Box, font: float, width: float, character_width: float
 ) -> list[Label]:
     """Labels right of the box, each led to the end of its curve."""
     _, top, right, bottom = box
@@ -49,10 +49,10 @@ def labels_at_curve_ends(
     heights = spread_apart([y for _, (_, y) in ends], 1.2 * font, top + 0.4 * font, bottom - 0.2 * font)
     x = right + 1.3 * font
     labels: list[Label] = []
-    for (group, (from_x, from_y)), y in zip(ends, heights, strict=True):
+    for (curve, (from_x, from_y)), y in zip(ends, heights, strict=True):
         start = (min(from_x + 0.45 * font, right), from_y)
-        text = truncate(group.label, room, letter * font)
-        labels.append(Label(text, group.colour, x, y, leader=(start, (x - 0.3 * font, y))))
+        text = truncate(curve.label, width, character_width * font)
+        labels.append(Label(text, curve.colour, x, y, leader=(start, (x - 0.3 * font, y))))
     return labels
 
 
@@ -61,7 +61,7 @@ def labels_beside_points(
     taken: list[tuple[float, float]],
     box: Box,
     font: float,
-    letter: float,
+    character_width: float,
 ) -> list[Label]:
     """Labels beside single points, on the side where they cover least."""
     left, top, right, bottom = box
@@ -69,8 +69,8 @@ def labels_beside_points(
     near = 0.35 * font
     boxes = [(x - near, y - near, x + near, y + near) for x, y in taken]
     labels: list[Label] = []
-    for group, (x, y) in points:
-        wide = letter * font * len(group.label)
+    for curve, (x, y) in points:
+        wide = character_width * font * len(curve.label)
         places: list[tuple[float, float, Anchor, float]] = [
             (x + away, y, "start", x + away),
             (x - away, y, "end", x - away - wide),
@@ -103,7 +103,7 @@ def labels_beside_points(
 
         px, py, anchor, start = min(places, key=cost)
         boxes.append((start, py - 0.55 * font, start + wide, py + 0.55 * font))
-        labels.append(Label(group.label, group.colour, px, py, anchor))
+        labels.append(Label(curve.label, curve.colour, px, py, anchor))
     return labels
 
 
@@ -111,7 +111,7 @@ def _overlap(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
-def truncate(text: str, room: float, letter: float) -> str:
-    """The text, cut with an ellipsis where it is longer than its room."""
-    count = max(4, int(room / letter))
+def truncate(text: str, width: float, character_width: float) -> str:
+    """The text, cut with an ellipsis where it is wider than its space."""
+    count = max(4, int(width / character_width))
     return text if len(text) <= count + 1 else text[: count - 1].rstrip() + "…"

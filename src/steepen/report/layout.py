@@ -19,7 +19,7 @@ from steepen.studies.answer import Panel, Series
 
 @dataclass(frozen=True)
 class Canvas:
-    """What is drawn on. `letter` is the mean width of a character, as a share of the font size."""
+    """Size and fonts of a drawing. `character_width` is the mean, as a fraction of the font size."""
 
     width: float
     height: float
@@ -104,8 +104,8 @@ def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout
     entries, key_height = _place_key(legend_entries(groups), canvas)
     under = (3.2 if canvas.rotated_y_label else 3.6) * font  # ticks and the axis's label
     bottom_margin = under + key_height + 0.3 * font
-    plain = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
-    bottom = top + plain
+    box_height = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
+    bottom = top + box_height
     height = bottom + bottom_margin
 
     def at_x(value: float) -> float:
@@ -123,9 +123,9 @@ def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout
             if mark.at:
                 marks.append(mark)
     box = (left, top, right, bottom)
-    room = right_margin - 1.6 * font
+    label_width = right_margin - 1.6 * font
     labels = labels_at_curve_ends(
-        [(g, _end(g, marks, box)) for g in ended], box, font, room, canvas.character_width
+        [(g, _end(g, marks, box)) for g in ended], box, font, label_width, canvas.character_width
     )
     taken = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
     labels += labels_beside_points(

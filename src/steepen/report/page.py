@@ -1,4 +1,4 @@
-"""One HTML page that holds everything and asks the network for nothing."""
+"""The report as one self-contained HTML page that loads nothing from the network."""
 
 from __future__ import annotations
 

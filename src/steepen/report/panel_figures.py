@@ -85,7 +85,7 @@ class _Painter:
         self.figure, self.width, self.height, self.left, self.top = figure, width, height, left, top
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Points in a scene to shares of the figure."""
+        """Points of the layout as fractions of the figure."""
         return (self.left + x) / self.width, 1 - (self.top + y) / self.height
 
     def draw(self, scene: PanelLayout) -> None:

@@ -35,7 +35,7 @@ def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def run_title(record: RunRecord) -> str:
-    """What tells a run from its neighbours."""
+    """A short title of a run: depth, seed and tokens."""
     spec = record.spec
     return f"d{spec.shape.depth}, seed {spec.seed}, {format_value(float(spec.tokens), 3)} tokens"
 

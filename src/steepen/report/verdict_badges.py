@@ -11,7 +11,7 @@ def primary_verdicts(answer: Answer) -> list[StudyVerdict]:
 
 
 def secondary_verdicts(answer: Answer) -> list[StudyVerdict]:
-    """Verdicts beside the question, as per second where it is asked per FLOP."""
+    """Secondary verdicts, such as those per second."""
     return [judged for judged in answer.verdicts if not judged.primary]
 
 

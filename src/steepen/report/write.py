@@ -55,24 +55,24 @@ def step_count(studies: Sequence[LoadedStudy]) -> int:
 
 def parse_formats(text: str) -> tuple[Format, ...]:
     """The formats of "pdf,svg"."""
-    asked = [word.strip().lower() for word in text.split(",") if word.strip()]
-    for word in asked:
+    requested = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in requested:
         if word not in FORMATS:
             raise UsageError(
                 f"--format {word!r} is not known: choose among {', '.join(FORMATS)}, separated by commas."
             )
-    if not asked:
+    if not requested:
         raise UsageError(f"--format is empty: choose among {', '.join(FORMATS)}, separated by commas.")
-    return tuple(kind for kind in FORMATS if kind in asked)
+    return tuple(kind for kind in FORMATS if kind in requested)
 
 
 def _name(study: str, title: str, taken: set[str]) -> str:
-    """A file name of plain letters, used once."""
-    plain = re.sub(r"[^a-z0-9]+", "-", f"{study} {title}".lower()).strip("-")[:80] or "untitled"
-    name, count = plain, 1
+    """A file name of slug letters, used once."""
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{study} {title}".lower()).strip("-")[:80] or "untitled"
+    name, count = slug, 1
     while name in taken:
         count += 1
-        name = f"{plain}-{count}"
+        name = f"{slug}-{count}"
     taken.add(name)
     return name
 

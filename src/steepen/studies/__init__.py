@@ -1,1 +1,1 @@
-"""A question to runs to an answer: each study is a plain generator of run specs."""
+"""Studies: generators that yield run specs, are sent run records, and return an answer."""

@@ -1,4 +1,4 @@
-"""The context a study works at: a preset on prepared data. It turns planned rungs into specs."""
+"""`StudyContext`: a preset on prepared data, which turns planned rungs into run specs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.preset import Preset
 from steepen.utils.validate import require_positive
 
-Arms: TypeAlias = Sequence[str | Arm]  # by name, or an arm of one's own
+Arms: TypeAlias = Sequence[str | Arm]  # names, or custom arms
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class StudyContext:
         return replace(self, recipes={**self.recipes, arm.name: recipe})
 
     def stored_parameters(self, arm: Arm, depth: int, passes: int | None = None) -> int:
-        """Stored parameters at the start (or at so many passes)."""
+        """Stored parameters at the start (or at `passes`)."""
         shape = arm.shape(depth, self.size_rule)
         return stored_parameters(arm, shape, arm.passes.initial if passes is None else passes)
 
     def flops_per_token(self, arm: Arm, depth: int, passes: int | None = None) -> float:
-        """FLOPs per token at the start (or at so many passes)."""
+        """FLOPs per token at the start (or at `passes`)."""
         shape = arm.shape(depth, self.size_rule)
         return float(flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total)
 
     def flops_at_tpp(self, arm: Arm, depth: int, tpp: float) -> float:
-        """FLOPs of so many tokens per stored parameter at a depth, without growth."""
+        """FLOPs of `tpp` tokens per stored parameter at a depth, without growth."""
         return tpp * self.stored_parameters(arm, depth) * self.flops_per_token(arm, depth)
 
     def spec(
@@ -147,9 +147,9 @@ def starting_arm(arm: Arm) -> Arm:
 def find_arms(names: Arms) -> list[Arm]:
     """Arms by name, each once."""
     found = [name if isinstance(name, Arm) else find_arm(name) for name in names]
-    twice = {arm.name for arm in found if sum(other.name == arm.name for other in found) > 1}
-    if twice:
-        raise UsageError(f"--arms names {', '.join(sorted(twice))} twice; once is enough.")
+    repeated = {arm.name for arm in found if sum(other.name == arm.name for other in found) > 1}
+    if repeated:
+        raise UsageError(f"--arms names {', '.join(sorted(repeated))} twice; once is enough.")
     return found
 
 

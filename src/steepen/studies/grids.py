@@ -10,14 +10,14 @@ from steepen.utils.validate import require, require_positive
 
 
 def require_unique(owner: Any, name: str) -> None:
-    """A list that is not empty and names nothing twice."""
+    """Require a non-empty list without repeats."""
     value = getattr(owner, name)
     good = bool(value) and len(set(value)) == len(value)
     require(good, type(owner).__name__, name, list(value), "a list without repeats, of at least one")
 
 
 def require_depths(owner: Any, name: str) -> None:
-    """Depths in rising order."""
+    """Require depths of at least 1 in rising order."""
     require_unique(owner, name)
     value = getattr(owner, name)
     good = list(value) == sorted(value) and value[0] >= 1
@@ -25,7 +25,7 @@ def require_depths(owner: Any, name: str) -> None:
 
 
 def require_numbers(owner: Any, name: str, low: float, high: float, minimum: int) -> None:
-    """At least so many different numbers in [low, high]."""
+    """Require at least `minimum` different numbers in [low, high]."""
     require_unique(owner, name)
     value = getattr(owner, name)
     good = len(value) >= minimum and all(low <= number <= high for number in value)
@@ -64,7 +64,7 @@ class PassesGrid:
 
 @dataclass(frozen=True)
 class GrowthTargetGrid:
-    """Targets of growth from two passes; budgets by the share after growth that target 4 would have."""
+    """Targets of growth from two passes; budgets by the growth fraction that target 4 would have."""
 
     targets: tuple[int, ...] = (3, 4, 6, 8)
     fractions: tuple[float, ...] = (0.15, 0.3, 0.5)  # larger ones leave target 3 behind
@@ -181,7 +181,7 @@ class RateRuleGrid:
 
 @dataclass(frozen=True)
 class ExtrapolateGrid:
-    """The arm and depth kept out of every fit."""
+    """The arm and depth held out of every fit."""
 
     arm: str = "untied-grow"
     depth: int = 26

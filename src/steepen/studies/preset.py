@@ -65,7 +65,7 @@ class Adjustment:
         base = replace(recipe.base, **{name: value for name, value in given.items() if name in names})
         rest = {name: value for name, value in given.items() if name not in names}
         if "learning_rate" in given:
-            rest["learning_rate_base"] = None  # the paper's own anchor for an arm gives way to the preset's
+            rest["learning_rate_base"] = None  # the preset's anchor replaces the paper's for an arm
         if "rho" in given:
             rest["growth_law"] = None
         return replace(recipe, base=base, **rest)
@@ -150,7 +150,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> Preset:
-    """A preset by name, or from a YAML file of one's own."""
+    """A preset by name, or from a custom YAML file."""
     path = PRESETS_DIRECTORY / f"{name}.yaml" if name in preset_names() else Path(name)
     if not path.is_file():
         raise UsageError(f"there is no preset {name!r}; use {', '.join(preset_names())}, or a YAML file.")

@@ -1,4 +1,4 @@
-"""A study on a formula instead of on hardware: try what a procedure would find before spending anything."""
+"""Run a study on a formula for the loss instead of on hardware: for tests, trials and dry runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def tokens_per_parameter(spec: RunSpec) -> float:
 
 
 def growth_fraction_of(spec: RunSpec) -> float:
-    """ρ; zero where nothing grows."""
+    """ρ, the fraction of tokens after growth; zero where nothing grows."""
     stages = spec.schedule.stages
     return 1.0 - (stages[1].start or 0.0) if len(stages) > 1 else 0.0
 
 
 def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
-    """A record as training would have left it, with a given loss."""
+    """A record as training would write it, with a given loss."""
     flops, stored = expected_flops(spec), initial_parameters(spec)
     active = compute_active_parameters(spec.arm, spec.shape, spec.schedule.final)
     return RunRecord(
@@ -62,13 +62,12 @@ def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
 
 
 def stand_in_record(spec: RunSpec, side: int) -> RunRecord:
-    """What a dry run may suppose: optima inside every sweep, on one side (+1) of the usual or on the other.
+    """A made-up record for dry runs: its loss has optima inside every sweep, on one side (±1) of the usual.
 
-    No claim is made about the loss. Two sides that disagree about every setting tell runs that a study makes
-    in any case from those that depend on what comes out.
+    Runs requested under both sides are certain; the others depend on results.
     """
     h = spec.hyperparameters
-    away = [
+    offsets = [
         math.log((value + 0.001) / usual) - side * math.log(1.9)
         for value, usual in (
             (
@@ -83,9 +82,9 @@ def stand_in_record(spec: RunSpec, side: int) -> RunRecord:
             (h.injection_weight, 0.3),
         )
     ]
-    away.append(2 * (growth_fraction_of(spec) - 0.35 - 0.15 * side))
+    offsets.append(2 * (growth_fraction_of(spec) - 0.35 - 0.15 * side))
     flops = expected_flops(spec)
-    return fabricate_record(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in away))
+    return fabricate_record(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in offsets))
 
 
 STAND_IN_RECORDS = (partial(stand_in_record, side=1), partial(stand_in_record, side=-1))
@@ -93,7 +92,7 @@ STAND_IN_RECORDS = (partial(stand_in_record, side=1), partial(stand_in_record, s
 
 @dataclass
 class Formula:
-    """Answers a study from a formula for the loss, as the driver does from a store. NaN: the run diverged."""
+    """Drives a study with losses from a formula; a NaN loss is a run that diverged."""
 
     loss: LossFunction
     batches: list[list[RunSpec]] = field(default_factory=list[list[RunSpec]])
@@ -114,5 +113,5 @@ class Formula:
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Every run asked for, in order."""
+        """Every run requested, in order."""
         return [spec for batch in self.batches for spec in batch]

@@ -1,4 +1,4 @@
-"""Repeated data: spend compute on parameters, on passes, or on neither; and how weight decay enters."""
+"""The data-constrained study: on repeated data, is compute better spent on parameters or on passes?"""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
 
     `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: cuts at
     matched compute, the marginal gain of passes at each depth, the best weight decay by depth and passes.
-    `regimes`: the same at one weight decay on fresh data and with fewer repeats. `controls`: plain tied and
-    untied cores, and untied cores with the operator. Every run sees the base tokens.
+    `regimes`: the same at one weight decay on fresh data and with fewer repeats. `controls`: tied and
+    untied cores without the operator, and untied cores with it. Every run sees the base tokens.
     """
     for part in parts:
         if part not in PARTS:
@@ -70,10 +70,10 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
             works.append(_family(context, found, names, tied, _recipe(context), epochs))
     if "controls" in wanted:
-        plain_recipe = replace(context.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
+        vanilla_recipe = replace(context.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
         for name, family, recipe in (
-            ("tied vanilla", tied_vanilla, plain_recipe),
-            ("untied vanilla", _untied_plain, plain_recipe),
+            ("tied vanilla", tied_vanilla, vanilla_recipe),
+            ("untied vanilla", _untied_without_operator, vanilla_recipe),
             ("untied with the operator", _untied, _recipe(context)),
         ):
             names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
@@ -105,7 +105,7 @@ def _untied(count: int) -> Arm:
     return find_arm("operator-1") if count == 1 else untied(count)
 
 
-def _untied_plain(count: int) -> Arm:
+def _untied_without_operator(count: int) -> Arm:
     return tied_vanilla(1) if count == 1 else untied_vanilla(count)
 
 

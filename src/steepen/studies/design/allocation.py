@@ -1,4 +1,4 @@
-"""Which share of the blocks belongs in the core."""
+"""Which fraction of the blocks belongs in the core."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     Tied two-pass models of several stored depths, with every core size, on the base tokens under the base
     recipe. As a larger core costs more, each is compared with a common compute frontier: a power law through
-    the runs that no cheaper run beats. A parabola of the regret against the core's share gives each depth's
-    best share.
+    the runs that no cheaper run beats. A parabola of the regret against the core fraction gives each depth's
+    best fraction.
     """
     grid = context.preset.grids.allocation
     chosen = find_arms(arms or ("loop-2",))
@@ -52,7 +52,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
     tokens = context.preset.base_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
-    # A split of so many blocks exists at its own depth alone, so the (constant) rate is anchored there.
+    # An allocation exists at one depth only, so the (constant) rate is anchored there.
     rungs = [
         replace(recipe, base_depth=depth).spend(
             _allocated(arm, depth, core), depth, context.size_rule, tokens=tokens
@@ -77,12 +77,12 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
         regret = np.array([cell.loss - edge.predict(cell.flops) for cell in own])
         best[depth] = find_vertex(np.array([c.fraction for c in own]), regret, log_x=False, log_loss=False)
         if not best[depth].interior:
-            notes.append(f"d{depth}: the best share lies outside the sweep, or the regret is no valley")
+            notes.append(f"d{depth}: the best fraction lies outside the sweep, or the regret has no minimum")
     return _answer(context, arm, cells, edge, best, notes)
 
 
 def _allocated(arm: Arm, depth: int, core: int) -> Arm:
-    """The rest is shared evenly, an odd block going to the coda (the family's rule)."""
+    """The blocks outside the core, split evenly; an odd block going to the coda (the family's rule)."""
     prelude = (depth - core) // 2
     coda = depth - core - prelude
     name = f"{arm.name}-{prelude}-{core}-{coda}"
@@ -91,15 +91,15 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
 
 
 def _frontier(cells: Sequence[Cell]) -> PowerLawFit:
-    kept: list[Cell] = []
+    frontier: list[Cell] = []
     for cell in sorted(cells, key=lambda c: (c.flops, c.loss)):
-        if not kept or cell.loss < kept[-1].loss:
-            kept.append(cell)
-    if len(kept) < 2:
+        if not frontier or cell.loss < frontier[-1].loss:
+            frontier.append(cell)
+    if len(frontier) < 2:
         raise UsageError(
             "the cheapest run is also the best, so there is no compute frontier to compare with."
         )
-    return fit_power_law(np.array([c.flops for c in kept]), np.array([c.loss for c in kept]))
+    return fit_power_law(np.array([c.flops for c in frontier]), np.array([c.loss for c in frontier]))
 
 
 def _answer(
@@ -115,10 +115,10 @@ def _answer(
     if len(inside) >= 2:
         drift = fit_power_law(np.array(list(inside), float), np.array([v.x for v in inside.values()]))
     if not inside:
-        found = f"{arm.name}: no depth's best core share lies inside its sweep."
+        found = f"{arm.name}: no depth's best core fraction lies inside its sweep."
     else:
         mean = float(np.mean([v.x for v in inside.values()]))
-        found = f"{arm.name}: the best core share averages {mean:.2f} over {len(inside)} depths"
+        found = f"{arm.name}: the best core fraction averages {mean:.2f} over {len(inside)} depths"
         if drift is not None and drift.degrees_of_freedom > 0:
             verb = "drifts" if drift.p_value < 0.05 else "does not measurably drift"
             found += f" and {verb} with depth (exponent {drift.exponent:+.2f}, p = {drift.p_value:.2g})"
@@ -143,7 +143,7 @@ def _answer(
     loss.append(line("frontier", ends, [edge.predict(x) for x in ends], role="fit", style="dashed"))
     return Answer(
         study="allocation",
-        question="Which share of the blocks belongs in the core?",
+        question="Which fraction of the blocks belongs in the core?",
         section=SECTION,
         findings=(found,),
         values=json_safe(
@@ -157,13 +157,13 @@ def _answer(
         panels=(
             Panel("Loss against compute", Axis("compute (FLOPs)", "log"), Axis("validation loss"),
                   tuple(loss)),
-            Panel("Regret against the core's share", Axis("core blocks / stored blocks"),
+            Panel("Regret against the core fraction", Axis("core blocks / stored blocks"),
                   Axis("loss above the frontier"), tuple(regrets)),
         ),
         tables=(
             Table(
-                "Best core shares",
-                ("depth", "best share", "inside", "regret there"),
+                "Best core fractions",
+                ("depth", "best fraction", "inside", "regret there"),
                 tuple((depth, v.x, v.interior, finite_or_none(v.loss))
                       for depth, v in best.items()),
             ),

@@ -36,9 +36,10 @@ class Cell:
 def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Choosing the Growth Target and Transition": targets of growth from two passes.
 
-    At the base size and tokens, growth to each target is placed so that all meet a budget: a larger target
-    is used for a smaller share. Fixed passes are run beside them as anchors. The best target is the one with
-    the lowest loss at most budgets; a budget at which no run that grows finished has no say.
+    At the base size and tokens, each target's growth step is chosen so that all targets spend the same
+    compute: a larger target is used for a smaller fraction of the tokens. Fixed passes are run as controls.
+    The best target has the lowest loss at most budgets; a budget without a finished growing run does not
+    count.
     """
     grid = context.preset.grids.growth_target
     chosen = find_arms(arms or ("loop-grow",))
@@ -51,10 +52,10 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     base, four = context.flops_per_token(arm, depth, first), context.flops_per_token(arm, depth, 2 * first)
     plans: list[tuple[int, float, float, bool, RunSpec]] = []
     skipped: list[str] = []
-    for share in sorted(grid.fractions):
-        budget = tokens * (base + share * (four - base))
+    for fraction in sorted(grid.fractions):
+        budget = tokens * (base + fraction * (four - base))
         for target in sorted(grid.targets):
-            rho = share * (four - base) / (context.flops_per_token(arm, depth, target) - base)
+            rho = fraction * (four - base) / (context.flops_per_token(arm, depth, target) - base)
             if rho > 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
@@ -108,7 +109,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
     wins = Counter(cell.target for cell in best.values())
     winner = min(wins, key=lambda target: (-wins[target], target), default=None)
     lost = [
-        f"every run that grows diverged at {format_flops(budget)} FLOPs: that budget has no say"
+        f"every run that grows diverged at {format_flops(budget)} FLOPs: that budget does not count"
         for budget in budgets
         if budget not in best
     ]
@@ -143,16 +144,16 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
             )
         )
     if winner is None:
-        told = f"{arm.name}: every run that grows diverged, so there is no best target."
+        sentence = f"{arm.name}: every run that grows diverged, so there is no best target."
     else:
         count, of = wins[winner], len(budgets)
         where = "every budget" if count == of else f"{count} of {of} budgets"
-        told = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}."
+        sentence = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}."
     return Answer(
         study="growth-target",
         question=f"To how many passes should {arm.name} grow from {arm.passes.initial}?",
         section=SECTION,
-        findings=(told,),
+        findings=(sentence,),
         values={
             "target": winner,
             "cells": [

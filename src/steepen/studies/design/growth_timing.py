@@ -152,13 +152,13 @@ def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> st
     inside = [anchor.vertex.x for anchor in anchors if anchor.vertex.interior]
     if not inside:
         return f"{name}: no optimum lies inside its sweep of ρ; widen it."
-    told = (
+    sentence = (
         f"{name}: ρ* runs from {min(inside):.2f} to {max(inside):.2f} over {len(inside)} depths and budgets"
     )
     if law is None:
-        return f"{told}; too few of them for the affine law."
+        return f"{sentence}; too few of them for the affine law."
     return (
-        f"{told}; TPP at ρ* = {law.a:.3f}·TPP + {law.b:.3f} (R² = {law.r_squared:.4f}), so the expansion "
+        f"{sentence}; TPP at ρ* = {law.a:.3f}·TPP + {law.b:.3f} (R² = {law.r_squared:.4f}), so the expansion "
         f"levels off at {1 / law.a:.3f}."
     )
 
@@ -180,7 +180,7 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
     if inside:
         x = [anchor.tpp for anchor in inside]
         tokens = [points(name, x, [a.tpp / a.expansion for a in inside], arm=name, role="optimum")]
-        shares = [points(name, x, [a.vertex.x for a in inside], arm=name, role="optimum")]
+        fractions = [points(name, x, [a.vertex.x for a in inside], arm=name, role="optimum")]
         if law is not None:
             grid = np.geomspace(min(x), max(x), 40)
             tokens.append(
@@ -194,7 +194,7 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
                 )
             )
             full = float(np.mean([anchor.full_expansion for anchor in inside]))
-            shares.append(
+            fractions.append(
                 line(
                     name,
                     grid,
@@ -206,5 +206,5 @@ def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list
             )
         axis = Axis("tokens per parameter without growth", "log")
         panels.append(Panel(f"{name}: tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens)))
-        panels.append(Panel(f"{name}: optimal share", axis, Axis("ρ*"), tuple(shares)))
+        panels.append(Panel(f"{name}: optimal growth fraction", axis, Axis("ρ*"), tuple(fractions)))
     return panels

@@ -103,7 +103,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
 
 
 def family_arm(family: str, count: int) -> Arm:
-    """K passes of a family; both share the ladder of one pass."""
+    """K passes of a family; one pass is Operator-1 in both."""
     return find_arm("operator-1") if count == 1 else FAMILIES[family](count)
 
 

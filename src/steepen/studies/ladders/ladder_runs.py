@@ -80,17 +80,17 @@ def ladder_spec(context: StudyContext, arm: Arm, depths: Sequence[int] = ()) -> 
 
 def drop_impossible_depths(ladder: LadderSpec, context: StudyContext) -> tuple[LadderSpec, list[str]]:
     """The ladder at the depths where its shape exists, and a warning that names the others."""
-    kept: list[int] = []
+    possible: list[int] = []
     for depth in ladder.depths:
         try:
             ladder.recipe.at(ladder.arm, depth, context.size_rule)
         except UsageError:
             continue
-        kept.append(depth)
-    lost = [depth for depth in ladder.depths if depth not in kept]
+        possible.append(depth)
+    lost = [depth for depth in ladder.depths if depth not in possible]
     words = ", ".join(f"d{depth}" for depth in lost)
     warning = [f"{ladder.label} does not exist at {words}: it is measured on the other rungs"] if lost else []
-    return replace(ladder, depths=tuple(kept)), warning
+    return replace(ladder, depths=tuple(possible)), warning
 
 
 def run_ladders(
@@ -144,14 +144,14 @@ def check_ladders(
 
     A reference that is too short is refused.
     """
-    kept: list[LadderSpec] = []
+    possible: list[LadderSpec] = []
     warnings: list[str] = []
     for requested in ladders:
         ladder, lost = drop_impossible_depths(requested, context)
         warnings += lost
         minimum = MIN_REFERENCE_RUNGS if ladder.label == reference else MIN_ARM_RUNGS
         if len(ladder.depths) >= minimum:
-            kept.append(ladder)
+            possible.append(ladder)
         elif ladder.label == reference:
             raise UsageError(
                 f"the reference {reference} has {len(ladder.depths)} rungs and a law needs at least "
@@ -161,12 +161,12 @@ def check_ladders(
             warnings.append(
                 f"{ladder.label} is left out: {len(ladder.depths)} rungs, and a law needs {minimum}"
             )
-    if len(kept) < 2:
+    if len(possible) < 2:
         why = f" ({'; '.join(warnings)})" if warnings else ""
         raise UsageError(
             f"a ladder is judged against a reference: give at least one more arm with --arms{why}."
         )
-    return kept, warnings
+    return possible, warnings
 
 
 @dataclass(frozen=True)

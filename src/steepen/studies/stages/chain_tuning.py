@@ -9,7 +9,7 @@ from typing import Any
 
 from steepen.errors import SteepenError
 from steepen.model.arm import Arm
-from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.hyperparameters import Hyperparameters, paper_code
 from steepen.recipe.paper_tables import INITIAL
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -63,7 +63,7 @@ class SweepResult:
 
 @dataclass
 class Chain:
-    """Where a chain stands."""
+    """The state of one arm's chain of sweeps."""
 
     arm: Arm
     values: Hyperparameters
@@ -90,7 +90,7 @@ def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = 
 def tune(
     context: StudyContext, chain: Chain, grid: ChainGrid
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], None]:
-    """Take a chain through all its rounds."""
+    """Run all rounds of a chain."""
     for number in range(1, grid.rounds + 1):
         for sweep in grid.sweeps:
             if sweep != "injection_weight" or has_injection(chain.arm):
@@ -102,8 +102,14 @@ def tune(
         chain.runs.append(specs[0].hash)
 
 
+def with_paper_code(name: str) -> str:
+    """A hyperparameter's name with the paper's code: "learning_rate (GLR)"."""
+    code = paper_code(name)
+    return f"{name} ({code})" if code else name
+
+
 def has_injection(arm: Arm) -> bool:
-    """Whether α has any effect."""
+    """Whether the arm injects, so that α has an effect."""
     return "inject" in arm.core_boundary or "inject" in arm.coda_boundary
 
 
@@ -119,8 +125,8 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
     current = float(getattr(values, sweep))
     low, high = (WINDOWS if number == 1 else CENTRED)[sweep]
     factor = 2.0 if number == 1 else math.sqrt(2.0)
-    room = points - (sweep in WITH_ZERO)
-    offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:room]
+    count = points - (sweep in WITH_ZERO)
+    offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:count]
     tried = {current * factor**offset for offset in sorted(offsets) if offset}
     if sweep in WITH_ZERO:
         tried.add(0.0)
@@ -210,7 +216,7 @@ def _answer(context: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> 
             note = "several settings stacked"
             series.append(points(chain.arm.name, x, y, note=note, filled=False, **curve))
         rows += [
-            (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "kept", step.best)
+            (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
             for step in chain.steps
         ]
         tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss))
@@ -251,7 +257,11 @@ def _answer(context: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> 
             *(panel for chain in chains for panel in _sweep_panels(chain)),
         ),
         tables=(
-            Table("Tuned hyperparameters", ("arm", *chains[0].values.to_dict(), "loss"), tuple(tuned)),
+            Table(
+                "Tuned hyperparameters",
+                ("arm", *map(with_paper_code, chains[0].values.to_dict()), "loss"),
+                tuple(tuned),
+            ),
             Table(
                 "The chain, sweep by sweep",
                 ("arm", "round", "sweep", "baseline", "adopted", "best"),

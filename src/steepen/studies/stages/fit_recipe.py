@@ -1,4 +1,4 @@
-"""The four stages in order: a complete compute-optimal recipe for an arm, as a file the ladder uses."""
+"""The fit-recipe study: the four stages in order, giving an arm's compute-optimal recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steepen.laws.fits.isoflop import rounded_mean
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.recipe_file import RecipeFile
-from steepen.studies.stages.chain_tuning import chain_tuning
+from steepen.studies.stages.chain_tuning import chain_tuning, with_paper_code
 from steepen.studies.stages.growth_fraction import MIN_RHO, growth_fraction
 from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule
 from steepen.studies.stages.tpp import tpp
@@ -83,7 +83,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
 
 
 def _edge(what: str, value: str, where: str) -> str:
-    """A stage whose optima all lie outside their sweeps: the recipe says so, and goes on."""
+    """The warning of a stage whose optima all lie outside their sweeps."""
     return (
         f"no best {what} lies inside its sweep, so the best measured ({value}) is adopted: it is no optimum; "
         f"widen {where} in a preset file"
@@ -96,9 +96,10 @@ def _answer(
     arm = file.arm
     recipe = file.recipe
     after = f", ρ = {recipe.rho:g}" if recipe.rho is not None else ""
-    told = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
+    basis = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
     rows: list[tuple[Any, ...]] = [
-        *recipe.base.to_dict().items(), ("GLR exponent", recipe.learning_rate_exponent),
+        *((with_paper_code(name), value) for name, value in recipe.base.to_dict().items()),
+        ("learning-rate exponent", recipe.learning_rate_exponent),
         ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
         ("batch tokens", recipe.batch_tokens),
     ]  # fmt: skip
@@ -111,9 +112,9 @@ def _answer(
         question=f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?",
         section=SECTION,
         findings=(
-            f"{arm}: GLR {recipe.base.learning_rate:.4g} at d{recipe.base_depth}, "
+            f"{arm}: learning rate (GLR) {recipe.base.learning_rate:.4g} at d{recipe.base_depth}, "
             f"exponent {recipe.learning_rate_exponent:+.1f}, "
-            f"{recipe.tpp:g} tokens per parameter{after}{told}.",
+            f"{recipe.tpp:g} tokens per parameter{after}{basis}.",
             *(finding for answer in stages.values() for finding in answer.findings),
         ),
         values={
@@ -125,7 +126,7 @@ def _answer(
         recipe=file,
         panels=tuple(panel for answer in stages.values() for panel in answer.panels),
         tables=(
-            Table(f"Recipe for {arm}", ("what", "value"), tuple(rows)),
+            Table(f"Recipe for {arm}", ("setting", "value"), tuple(rows)),
             *(table for answer in stages.values() for table in answer.tables),
         ),
         warnings=(*notes, *(note for answer in stages.values() for note in answer.warnings)),

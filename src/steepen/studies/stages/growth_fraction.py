@@ -1,4 +1,4 @@
-"""Stage 3: one fixed share of tokens after growth."""
+"""Stage 3: one fixed fraction of tokens after growth."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MIN_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
 def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 3: Choose a Fixed Growth Fraction".
 
-    At three anchors, each at the compute its stage-2 TPP gives without growth, ρ (the share of tokens after
-    growth) is swept with tokens adjusted to that compute. A parabola of loss against ρ gives each anchor's
-    optimum; their mean is rounded to one decimal.
+    At three anchors, each at the compute that its stage-2 TPP gives without growth, ρ (the fraction of tokens
+    after growth) is swept with tokens adjusted to that compute. A parabola of loss against ρ gives each
+    anchor's optimum; their mean is rounded to one decimal.
     """
     grid = context.preset.grids.growth_fraction
     found: dict[str, IsoflopFit] = {}
@@ -37,7 +37,9 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     def measured(arm: Arm) -> RunGenerator:
         if not arm.passes.grows:
-            raise UsageError(f"{arm.name} does not grow, so there is no share to choose; try untied-grow.")
+            raise UsageError(
+                f"{arm.name} does not grow, so there is no growth fraction to choose; try untied-grow."
+            )
         recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
@@ -59,12 +61,12 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         rows = list(zip((depth for depth, _ in keys), x.tolist(), losses.tolist(), names, strict=True))
         panels.append(_panel(arm.name, fit, budgets, rows))
         if finite_or_none(fit.rounded) is not None and fit.rounded < MIN_RHO:
-            notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {MIN_RHO} is the least adopted")
+            notes.append(f"{arm.name}: the mean rounds to {fit.rounded:g}; {MIN_RHO} is the smallest adopted")
 
     yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("untied-grow",))])
     return Answer(
         study="growth-fraction",
-        question="What share of the tokens should come after growth?",
+        question="What fraction of the tokens should come after growth?",
         section=SECTION,
         findings=tuple(_sentence(name, fit) for name, fit in found.items()),
         values=json_safe({name: {**fit.to_dict(), "rho": adopted(fit)} for name, fit in found.items()}),
@@ -92,7 +94,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 
 def adopted(fit: IsoflopFit) -> float | None:
-    """The share a recipe would use; None where no anchor's optimum was inside its sweep."""
+    """The growth fraction a recipe would use; None where no anchor's optimum was inside its sweep."""
     rounded = finite_or_none(fit.rounded)
     return None if rounded is None else max(MIN_RHO, rounded)
 
@@ -106,7 +108,9 @@ def _at(fit: IsoflopFit, budget: float) -> float | None:
 def _sentence(name: str, fit: IsoflopFit) -> str:
     inside = [vertex for vertex in fit.vertices if vertex.interior]
     if not inside:
-        return f"{name}: no anchor's optimum lies inside the sweep, so no share is adopted; widen it."
+        return (
+            f"{name}: no anchor's optimum lies inside the sweep, so no growth fraction is adopted; widen it."
+        )
     cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
     return (
         f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum {fit.mean:.3f} over "
@@ -135,6 +139,6 @@ def _panel(
     if mean is not None:
         marks = (("x", mean, f"mean {mean:.3f}"),)
     return Panel(
-        f"{name}: loss against the share of tokens after growth", Axis("ρ"), Axis("validation loss"),
+        f"{name}: loss against the fraction of tokens after growth", Axis("ρ"), Axis("validation loss"),
         tuple(series), marks, "Every run of a depth has the same compute.",
     )  # fmt: skip

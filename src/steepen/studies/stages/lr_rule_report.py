@@ -1,4 +1,4 @@
-"""What sweeps of hyperparameters over sizes add up to: the drift table, the comparison, and the panels."""
+"""The learning-rate rule's answer: drift table, constant against scaled recipe, and panels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from steepen.studies.plotting import (
     points,
     shade_levels,
 )
+from steepen.studies.stages.chain_tuning import with_paper_code
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
@@ -86,7 +87,7 @@ def lr_rule_answer(
             "multiples of its base value.",
             "β regresses the log optima on log initial stored parameters, with Student t intervals: with "
             "three sizes there is one degree of freedom, and three standard errors are p = 0.2.",
-            "Regret is the mean loss at half and twice the base value less that at the base; range is the "
+            "Regret is the mean loss at 0.5× and 2× the base value minus the loss at the base; range is the "
             "whole span of the slice; both at the largest size.",
         ),
         runs=tuple(dict.fromkeys(row[3] for one in swept for rows in one.rows.values() for row in rows)),
@@ -159,7 +160,7 @@ def _tested(drift: Drift) -> PowerLawFit | None:
 def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
     rows = tuple(
         (
-            one.arm, one.recipe, name,
+            one.arm, one.recipe, with_paper_code(name),
             drift.law.exponent if drift.law else None,
             law.standard_error if (law := _tested(drift)) else None,
             law.p_value if law else None, drift.three_standard_errors,
