@@ -1,4 +1,4 @@
-"""`steepen data`: what a user types, and what is printed."""
+"""The `steepen data` commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_verify_fails_on_an_altered_shard(
         ["frobnicate"],
     ],
 )
-def test_a_wrong_request_exits_2_and_makes_nothing(
+def test_wrong_request_exits_2_and_creates_no_files(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def test_a_wrong_request_exits_2_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_separator_of_blank_lines_can_be_typed(tmp_path: Path) -> None:
+def test_separator_option_understands_line_breaks(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("one two\n\nthree four\n\nfive six\n")
     out = tmp_path / "out"
     command = ["data", "prepare", str(tmp_path / "d.txt"), "--out", str(out), "--separator", "\\n\\n"]
@@ -75,7 +75,7 @@ def test_a_separator_of_blank_lines_can_be_typed(tmp_path: Path) -> None:
     assert Dataset.open(out).manifest.splits["train"].documents == 3
 
 
-def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_ctrl_c_prints_how_to_resume_and_resuming_works(tmp_path: Path, environment: dict[str, str]) -> None:
     source = tmp_path / "long.jsonl"
     with source.open("w") as stream:
         for number in range(60_000):
@@ -109,7 +109,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path: Path, environment
     assert Dataset.open(out).manifest.splits["train"].documents > 50_000
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path, corpus: Path, environment: dict[str, str]) -> None:
+def test_closed_pipe_is_not_an_error(tmp_path: Path, corpus: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out"
     assert main(["data", "prepare", str(corpus), "--out", str(out), "--json"]) == 0
     read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Sources: text, JSON lines and Parquet, plain, gzip or zstd; bad input is named in one sentence."""
+"""File sources: text, JSON lines and Parquet, compressed or not; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> str:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_json_lines_read_the_same_packed_or_not(
+def test_json_lines_read_the_same_with_any_compression(
     tmp_path: Path, documents: list[str], whole: str, ending: str
 ) -> None:
     path = packed(tmp_path / f"d.jsonl{ending}", lines_of(documents))
@@ -54,7 +54,7 @@ def test_json_lines_read_the_same_packed_or_not(
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_plain_text_reads_the_same_packed_or_not(
+def test_text_reads_the_same_with_any_compression(
     tmp_path: Path, documents: list[str], whole: str, ending: str
 ) -> None:
     path = packed(tmp_path / f"d.txt{ending}", "\n<|endoftext|>\n".join(documents).encode())
@@ -71,9 +71,7 @@ def test_parquet_reads_the_same_with_any_codec(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_files_packed_in_several_members_are_read_to_the_end(
-    tmp_path: Path, documents: list[str], ending: str
-) -> None:
+def test_multi_member_archives_are_read_to_the_end(tmp_path: Path, documents: list[str], ending: str) -> None:
     pack = gzip.compress if ending == ".gz" else zstd
     path = tmp_path / f"d.jsonl{ending}"
     path.write_bytes(pack(lines_of(documents[:100])) + pack(lines_of(documents[100:])))
@@ -93,7 +91,7 @@ def test_many_files_are_read_in_the_order_of_their_names(
     assert identity(tmp_path, *sorted(folder.glob("*.jsonl"), reverse=True)) == whole
 
 
-def test_another_field_and_a_binary_column_can_hold_the_text(tmp_path: Path, documents: list[str]) -> None:
+def test_text_can_be_in_another_field_or_a_binary_column(tmp_path: Path, documents: list[str]) -> None:
     lines = packed(tmp_path / "d.jsonl", lines_of(documents, "content"))
     assert list(read_documents(lines, ReadOptions(field="content"))) == documents
     pq.write_table(pa.table({"content": [text.encode() for text in documents]}), tmp_path / "d.parquet")
@@ -112,7 +110,7 @@ def test_reading_can_begin_at_any_unit(tmp_path: Path, documents: list[str], nam
         assert [text for text in read_documents(path, ReadOptions(), start) if text] == documents[start:]
 
 
-def test_a_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, documents: list[str]) -> None:
+def test_long_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path, documents: list[str]) -> None:
     text = "\n\n".join(documents * 12)
     assert len(text) > 2 * MAX_TEXT_CHARACTERS
     (tmp_path / "book.txt").write_text(text)
@@ -140,7 +138,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -
     assert list(read_documents(tmp_path / "d.jsonl", ReadOptions())) == ["a\ufffdb and 🙂"]
 
 
-def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
+def test_missing_file_midway_does_not_lose_finished_work(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
@@ -164,7 +162,7 @@ def test_a_file_that_vanishes_midway_does_not_cost_what_was_done(
     assert first.exists()
 
 
-def test_a_character_cut_by_the_end_of_a_block_is_whole(
+def test_multibyte_character_across_blocks_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.sources.readers.BLOCK_BYTES", 7)
@@ -193,20 +191,20 @@ def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
     assert not (tmp_path / "out.partial").exists(), "nothing was done, so nothing should be left"
 
 
-def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_source_is_refused(tmp_path: Path) -> None:
     fails(tmp_path, str(tmp_path / "nothing*.txt"), "nothing matches source")
     (tmp_path / "empty").mkdir()
     fails(tmp_path, str(tmp_path / "empty"), "has no .txt")
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     fails(tmp_path, str(tmp_path / "gone.jsonl"), r"cannot read .*gone\.jsonl \(No such file")
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n", "<|endoftext|>"])
-def test_an_empty_source_is_refused_and_leaves_nothing(tmp_path: Path, content: str) -> None:
+def test_empty_source_is_refused_and_leaves_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.txt").write_text(content)
     fails(tmp_path, str(tmp_path / "empty.txt"), "no text to train on")
     assert not (tmp_path / "out.partial").exists()
@@ -225,7 +223,7 @@ def test_invalid_utf8_is_named_or_replaced_on_request(tmp_path: Path, name: str)
     assert replaced[-1] == "caf\ufffd and more"
 
 
-def test_a_missing_field_names_those_there_are(tmp_path: Path, documents: list[str]) -> None:
+def test_missing_field_error_lists_the_fields(tmp_path: Path, documents: list[str]) -> None:
     lines = packed(tmp_path / "d.jsonl", lines_of(documents, "body"))
     fails(tmp_path, str(lines), r"line 1 has no field 'text'; its fields are body")
     pq.write_table(pa.table({"body": documents}), tmp_path / "d.parquet")
@@ -241,24 +239,24 @@ def test_a_missing_field_names_those_there_are(tmp_path: Path, documents: list[s
         ("[" * 100_000, "line 2 is not JSON"),
     ],
 )
-def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "good"}\n' + line + "\n")
     fails(tmp_path, str(tmp_path / "d.jsonl"), message)
 
 
-def test_a_column_of_numbers_is_refused(tmp_path: Path) -> None:
+def test_column_of_numbers_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "d.parquet")
     fails(tmp_path, str(tmp_path / "d.parquet"), "has int64, not text, in field 'text'")
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_file_cut_short_is_named(tmp_path: Path, documents: list[str], ending: str) -> None:
+def test_truncated_file_is_named(tmp_path: Path, documents: list[str], ending: str) -> None:
     path = packed(tmp_path / f"d.jsonl{ending}", lines_of(documents))
     path.write_bytes(path.read_bytes()[:-200])
     fails(tmp_path, str(path), rf"d\.jsonl\{ending}")
 
 
-def test_parquet_that_is_none_is_named(tmp_path: Path, documents: list[str]) -> None:
+def test_invalid_parquet_file_is_named(tmp_path: Path, documents: list[str]) -> None:
     path = tmp_path / "d.parquet"
     path.write_text("not parquet at all")
     fails(tmp_path, str(path), r"cannot read .*d\.parquet as Parquet")
@@ -267,7 +265,7 @@ def test_parquet_that_is_none_is_named(tmp_path: Path, documents: list[str]) -> 
     fails(tmp_path, str(path), r"cannot read .*d\.parquet as Parquet")
 
 
-def test_a_named_source_cannot_be_mixed_with_files(tmp_path: Path, corpus: Path) -> None:
+def test_named_source_cannot_be_mixed_with_files(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(UsageError, match="cannot be mixed"):
         prepare(PrepareRequest(("builtin", str(corpus))), tmp_path / "out")
 
@@ -289,7 +287,7 @@ def test_counts_match_the_reference_corpus(tmp_path: Path, reference_data: Calla
         ("", "text"),
     ],
 )
-def test_lines_of_json_are_known_by_any_json_name(text: str, kind: str, tmp_path: Path) -> None:
+def test_json_lines_are_detected_in_json_files(text: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / "part.json"
     file.write_text(text)
     assert detect_format(file) == kind

@@ -1,4 +1,4 @@
-"""FineWeb by name: the same code path as against the real hub, pointed at a small hub of the same layout."""
+"""Hub sources, against a small local server with the API of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def request(hub: str, name: str = "fineweb-edu:sample-10BT", **options: Any) -> 
     return PrepareRequest((name,), hub=hub, **options)
 
 
-def test_a_directory_of_the_same_layout_reads_like_its_files(tmp_path: Path, tree: Path) -> None:
+def test_directory_of_the_same_layout_reads_like_its_files(tmp_path: Path, tree: Path) -> None:
     named = prepare(request(str(tree), val_tokens=0), tmp_path / "named")
     files = PrepareRequest((f"{tree}/{REPOSITORY}/sample/10BT/*.parquet",), val_tokens=0)
     assert named.identity == prepare(files, tmp_path / "files").identity
     assert named.manifest.source["name"] == "fineweb-edu:sample-10BT"
 
 
-def test_the_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub) -> None:
+def test_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub) -> None:
     fetched = prepare(request(hub.url, val_tokens=0), tmp_path / "fetched")
     assert fetched.identity == prepare(request(str(tree), val_tokens=0), tmp_path / "local").identity
     assert fetched.manifest.source["revision"] == COMMIT
@@ -149,17 +149,17 @@ def test_only_the_files_that_are_needed_are_downloaded(
     assert len(hub.fetched) == 1
 
 
-def test_a_crawl_can_be_named(tmp_path: Path, hub: Hub) -> None:
+def test_crawl_can_be_named(tmp_path: Path, hub: Hub) -> None:
     dataset = prepare(request(hub.url, "fineweb-edu:CC-MAIN-2024-10", val_tokens=0), tmp_path / "out")
     assert dataset.manifest.splits["train"].documents == 50
 
 
-def test_a_short_outage_is_waited_out(tmp_path: Path, hub: Hub) -> None:
+def test_short_outage_is_retried(tmp_path: Path, hub: Hub) -> None:
     hub.failures = 2
     assert prepare(request(hub.url), tmp_path / "out").manifest.splits["train"].documents > 0
 
 
-def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
+def test_preparation_resumes_at_the_pinned_commit_after_an_outage(
     tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
@@ -180,22 +180,22 @@ def test_after_a_long_outage_it_continues_at_the_commit_it_began_with(
     assert continued.identity == prepare(request(hub.url, val_tokens=500), tmp_path / "out").identity
 
 
-def test_a_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+def test_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: Hub) -> None:
     assert prepare(request(hub.url, tokenizer="bpe:400"), tmp_path / "out").vocabulary == 400
 
 
 @pytest.mark.parametrize("name", ["fineweb:10BT", "fineweb-edu:sample-1BT", "fineweb:data"])
-def test_an_unknown_config_is_refused(tmp_path: Path, name: str) -> None:
+def test_unknown_config_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="accepted are sample-10BT"):
         prepare(request(str(tmp_path), name), tmp_path / "out")
 
 
-def test_a_directory_without_the_files_is_refused(tmp_path: Path) -> None:
+def test_directory_without_the_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Parquet file under"):
         prepare(request(str(tmp_path)), tmp_path / "out")
 
 
-def test_a_hub_out_of_reach_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "FIRST_RETRY_SECONDS", 0.0)
     with pytest.raises(SteepenError, match="check the network") as caught:
         prepare(request("http://127.0.0.1:9"), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The loader: one order per seed and epoch, every token once an epoch, any position again to the bit."""
+"""The batch loader: one order per seed and epoch, every chunk once per epoch, any step reproducible."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def joined(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 @given(st.integers(1, 5000), st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_the_order_is_a_permutation_for_any_size(size: int, key: int) -> None:
+def test_order_is_a_permutation_for_any_size(size: int, key: int) -> None:
     order = Permutation(size, str(key))(np.arange(size))
     assert np.array_equal(np.sort(order), np.arange(size))
 
 
-def test_the_order_of_a_trillion_token_set_needs_no_memory() -> None:
+def test_order_of_a_trillion_tokens_needs_no_memory() -> None:
     size = 10**13 // 2049
     order = Permutation(size, "key")(np.arange(size - 1000, size))
     assert len(set(order.tolist())) == 1000
@@ -45,7 +45,7 @@ def test_the_order_of_a_trillion_token_set_needs_no_memory() -> None:
     assert order.max() < size
 
 
-def test_every_place_is_equally_likely_to_hold_every_chunk() -> None:
+def test_every_position_is_equally_likely_for_every_chunk() -> None:
     size, draws = 7, 4000
     counts = np.zeros((size, size))
     for key in range(draws):
@@ -54,14 +54,14 @@ def test_every_place_is_equally_likely_to_hold_every_chunk() -> None:
     assert chi_squared < 70.7  # 36 degrees of freedom: one in two thousand
 
 
-def test_neighbours_in_the_data_are_strangers_in_the_order() -> None:
+def test_neighbouring_chunks_are_uncorrelated_in_the_order() -> None:
     size = 100_000
     order = Permutation(size, "key")(np.arange(size)).astype(float)
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.015
     assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.015
 
 
-def test_an_epoch_visits_every_chunk_exactly_once(dataset: Dataset) -> None:
+def test_epoch_visits_every_chunk_exactly_once(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=0)
     seen = [joined(*batches.at(step))[0].tobytes() for step in range(batches.steps)]
     assert set(seen) == chunks_of(dataset)
@@ -73,7 +73,7 @@ def test_only_the_last_partial_chunk_is_dropped(dataset: Dataset) -> None:
     assert 0 <= len(dataset.tokens("train")) - batches.chunks * (CONTEXT + 1) <= CONTEXT
 
 
-def test_chunks_that_span_two_shards_are_whole(dataset: Dataset) -> None:
+def test_chunk_across_two_shards_is_complete(dataset: Dataset) -> None:
     first, second = (shard.tokens for shard in dataset.manifest.shards[:2])
     assert first % (CONTEXT + 1), "the fixture should cut a chunk at a shard's end"
     whole = np.concatenate([s.map() for s in dataset.manifest.shards_of(dataset.directory, "train")])
@@ -105,7 +105,7 @@ def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: in
 
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_any_cut_in_micro_batches_gives_the_same_rows(dataset: Dataset, data: st.DataObject) -> None:
+def test_any_micro_batch_size_gives_the_same_rows(dataset: Dataset, data: st.DataObject) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 16, seed=4)
     step = data.draw(st.integers(0, batches.steps - 1))
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, 16), max_size=4))), 16]
@@ -120,7 +120,7 @@ def test_batch_size_does_not_change_the_order_of_chunks(dataset: Dataset) -> Non
     assert np.array_equal(together, large.at(0)[0])
 
 
-def test_a_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) -> None:
+def test_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) -> None:
     pool = 50 * (CONTEXT + 1) + 7
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=6, pool_tokens=pool, epochs=10)
     assert batches.chunks == 50
@@ -168,12 +168,12 @@ def test_impossible_batches_name_the_field(dataset: Dataset, changes: dict[str, 
         BatchLoader(dataset, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_rows_that_cannot_be_shared_are_refused(dataset: Dataset) -> None:
+def test_rows_not_divisible_by_the_world_size_are_refused(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"8 rows.*3 processes"):
         BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).shard(0, 0, 3)
 
 
-def test_prefetched_batches_are_the_batches(dataset: Dataset) -> None:
+def test_prefetcher_yields_the_loaders_batches(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 4, seed=7)
     with Prefetcher(batches, 0, "cpu") as prefetcher:
         got = [(step, inputs.numpy(), targets.numpy()) for step, inputs, targets in prefetcher]
@@ -183,7 +183,7 @@ def test_prefetched_batches_are_the_batches(dataset: Dataset) -> None:
         assert np.array_equal(targets, batches.at(step)[1])
 
 
-def test_resuming_with_another_world_size_continues_the_very_same_batches(dataset: Dataset) -> None:
+def test_resuming_with_another_world_size_continues_the_same_batches(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=8)
     whole = {step: inputs.numpy() for step, inputs, _ in Prefetcher(batches, 0, "cpu", stop_step=12)}
     again = BatchLoader(Dataset.open(dataset.directory), CONTEXT, CONTEXT * 8, seed=8)
@@ -195,13 +195,13 @@ def test_resuming_with_another_world_size_continues_the_very_same_batches(datase
         assert np.array_equal(np.concatenate([rank[step] for rank in ranks]), whole[step])
 
 
-def test_an_error_in_the_background_reaches_the_reader(dataset: Dataset) -> None:
+def test_error_in_the_background_thread_reaches_the_consumer(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 4, seed=9)
     with pytest.raises(IndexError, match="step -1"):
         list(Prefetcher(batches, -1, "cpu"))
 
 
-def test_leaving_early_stops_the_thread(dataset: Dataset) -> None:
+def test_closing_early_stops_the_thread(dataset: Dataset) -> None:
     import threading
 
     batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=10)
@@ -212,14 +212,14 @@ def test_leaving_early_stops_the_thread(dataset: Dataset) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "steepen-prefetch"]
 
 
-def test_a_prefetcher_refuses_more_steps_than_there_are(dataset: Dataset) -> None:
+def test_prefetcher_refuses_more_steps_than_there_are(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
     with pytest.raises(UsageError, match="prepare more data"):
         Prefetcher(batches, 0, "cpu", stop_step=batches.steps + 1)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_ids_beyond_the_vocabulary_are_caught_on_the_way_and_their_shard_is_named(
+def test_ids_beyond_the_vocabulary_are_refused_naming_the_shard(
     tmp_path: Path, dataset: Dataset, number: int
 ) -> None:
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))

@@ -1,4 +1,4 @@
-"""Preparation: every document once, in one split, and the same bytes however often it is killed."""
+"""Preparation: every document in exactly one split, and the same bytes after any interruption."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_document_is_in_exactly_one_split_in_order(dataset: Dataset, docum
     assert val == [text for text in documents if text in set(val)]
 
 
-def test_the_manifest_counts_what_is_there(dataset: Dataset, documents: list[str]) -> None:
+def test_manifest_counts_match_the_shards(dataset: Dataset, documents: list[str]) -> None:
     manifest, gpt2 = dataset.manifest, Tokenizer.gpt2()
     assert sum(split.documents for split in manifest.splits.values()) == len(documents)
     tokens = sum(len(gpt2.encode(text)) + 1 for text in documents)
@@ -58,7 +58,7 @@ def test_the_manifest_counts_what_is_there(dataset: Dataset, documents: list[str
     )
 
 
-def test_a_document_that_the_source_repeats_is_never_in_both_splits(
+def test_document_that_the_source_repeats_is_never_in_both_splits(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl
 ) -> None:
     repeated = [text for _ in range(3) for text in documents]
@@ -72,7 +72,7 @@ def test_a_document_that_the_source_repeats_is_never_in_both_splits(
 
 
 @pytest.mark.parametrize("val_tokens", [None, 500])
-def test_validation_from_files_of_its_own_takes_nothing_from_training(
+def test_separate_validation_files_take_nothing_from_training(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, val_tokens: int | None
 ) -> None:
     train = write_jsonl(tmp_path / "train.jsonl", documents)
@@ -90,7 +90,7 @@ def test_validation_from_files_of_its_own_takes_nothing_from_training(
         assert texts_of(dataset, "train") == documents
 
 
-def test_identity_follows_the_content_and_not_the_place(
+def test_identity_depends_on_content_not_location(
     tmp_path: Path, dataset: Dataset, documents: list[str], write_jsonl: WriteJsonl
 ) -> None:
     elsewhere = write_jsonl(tmp_path / "other_name.jsonl", documents)
@@ -122,7 +122,7 @@ def test_without_validation_everything_is_for_training(tmp_path: Path, corpus: P
     dataset.verify()
 
 
-def test_a_trained_tokenizer_is_saved_with_the_shards_and_part_of_their_identity(
+def test_trained_tokenizer_is_saved_with_the_shards_and_part_of_their_identity(
     tmp_path: Path, corpus: Path, documents: list[str]
 ) -> None:
     dataset = prepare(PrepareRequest((str(corpus),), tokenizer="bpe:512"), tmp_path / "a")
@@ -143,7 +143,7 @@ def test_running_again_on_finished_data_changes_nothing(tmp_path: Path, corpus: 
         prepare(PrepareRequest((str(corpus),), tokenizer="bpe:300"), tmp_path / "out")
 
 
-def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path: Path, corpus: Path) -> None:
+def test_directory_with_other_files_is_not_touched(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match="is not prepared data"):
@@ -175,7 +175,7 @@ def fine_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fine_journal")
 @pytest.mark.parametrize(("tokenizer", "max_tokens"), [("gpt2", None), ("gpt2", 15_000), ("bpe:512", None)])
-def test_stopped_at_every_tenth_step_it_ends_with_the_same_bytes(
+def test_interrupted_preparation_ends_with_the_same_bytes(
     tmp_path: Path, corpus: Path, tokenizer: str, max_tokens: int | None
 ) -> None:
     request = PrepareRequest(
@@ -196,7 +196,7 @@ def test_stopped_at_every_tenth_step_it_ends_with_the_same_bytes(
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bytes(
+def test_preparation_killed_at_random_ends_with_the_same_bytes(
     tmp_path: Path, documents: list[str], write_jsonl: WriteJsonl, environment: dict[str, str]
 ) -> None:
     source = write_jsonl(tmp_path / "long.jsonl", [f"{n} {text}" for n in range(60) for text in documents])
@@ -234,7 +234,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(
 
 
 @pytest.mark.usefixtures("fine_journal")
-def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, corpus: Path) -> None:
+def test_different_request_does_not_resume_an_unfinished_one(tmp_path: Path, corpus: Path) -> None:
     with pytest.raises(Interrupted):
         prepare(PrepareRequest((str(corpus),)), tmp_path / "out", interrupt_after(5))
     other = PrepareRequest((str(corpus),), val_tokens=3_000)
@@ -248,9 +248,7 @@ def test_another_request_does_not_continue_an_unfinished_one(tmp_path: Path, cor
 @pytest.mark.parametrize(
     "damaged", ["train_00000.bin", "train_00001.bin", "validation_documents.bin", "journal.json"]
 )
-def test_an_unfinished_preparation_that_was_damaged_is_not_continued(
-    tmp_path: Path, corpus: Path, damaged: str
-) -> None:
+def test_damaged_unfinished_preparation_is_not_resumed(tmp_path: Path, corpus: Path, damaged: str) -> None:
     request = PrepareRequest((str(corpus),), shard_tokens=3_000, val_tokens=1_000)
     with pytest.raises(Interrupted):
         prepare(request, tmp_path / "out", interrupt_after(30))
@@ -262,7 +260,7 @@ def test_an_unfinished_preparation_that_was_damaged_is_not_continued(
 
 
 @pytest.mark.usefixtures("fine_journal")
-def test_killed_between_manifest_and_rename_it_only_has_to_rename(
+def test_kill_between_manifest_and_rename_needs_only_the_rename(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = PrepareRequest((str(corpus),))
@@ -293,7 +291,7 @@ def test_two_preparations_of_one_directory_do_not_mix(tmp_path: Path, corpus: Pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_said_and_leaves_nothing_that_looks_whole(
+def test_full_disk_is_reported_and_leaves_no_finished_directory(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from steepen.cli.app import main
@@ -343,12 +341,12 @@ def test_memory_does_not_grow_with_the_corpus(
         ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),
     ],
 )
-def test_an_impossible_request_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+def test_invalid_request_is_refused_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PrepareRequest(("nowhere",), **options)
 
 
-def test_wide_ids_work_like_narrow_ones(tmp_path: Path, corpus: Path, dataset: Dataset) -> None:
+def test_uint32_ids_work_like_uint16(tmp_path: Path, corpus: Path, dataset: Dataset) -> None:
     request = PrepareRequest((str(corpus),), val_tokens=2_000, shard_tokens=5_000, dtype="uint32")
     wide = prepare(request, tmp_path / "out")
     wide.verify()
@@ -357,7 +355,7 @@ def test_wide_ids_work_like_narrow_ones(tmp_path: Path, corpus: Path, dataset: D
     assert np.array_equal(wide.tokens("train").read(0, n), dataset.tokens("train").read(0, n))
 
 
-def test_a_copied_directory_is_the_same_data(tmp_path: Path, dataset: Dataset) -> None:
+def test_copied_directory_is_the_same_data(tmp_path: Path, dataset: Dataset) -> None:
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
     assert Dataset.open(copy).identity == dataset.identity
     Dataset.open(copy).verify()
@@ -372,7 +370,7 @@ def one_text(seed: int, paragraphs: int) -> str:
 
 @pytest.mark.parametrize("max_tokens", [None, 6_000])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_text_of_a_few_large_documents_has_validation_text_too(
+def test_few_large_documents_get_a_validation_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, max_tokens: int | None
 ) -> None:
     monkeypatch.setattr("steepen.data.sources.readers.MAX_TEXT_CHARACTERS", 4096)
@@ -386,7 +384,7 @@ def test_a_text_of_a_few_large_documents_has_validation_text_too(
 
 
 @pytest.mark.usefixtures("fine_journal")
-def test_stopped_and_continued_a_few_large_documents_are_split_the_same(
+def test_resumed_preparation_of_few_large_documents_splits_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.sources.readers.MAX_TEXT_CHARACTERS", 4096)
@@ -409,7 +407,7 @@ def test_validation_never_takes_the_last_document(tmp_path: Path, write_jsonl: W
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("options", [[], ["--val-tokens", "20000"], ["--tokenizer", "bpe:300"]])
-def test_a_source_of_one_document_is_refused_with_remedies_that_work(
+def test_source_of_one_document_is_refused_with_remedies_that_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], seed: int
 ) -> None:
     from steepen.cli.app import main

@@ -1,4 +1,4 @@
-"""A truncated or altered shard is named and refused."""
+"""Truncated or altered shards are refused by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def copy(tmp_path: Path, dataset: Dataset) -> Path:
     return Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
 
 
-def test_a_truncated_shard_is_named_at_opening(copy: Path) -> None:
+def test_truncated_shard_is_named_at_opening(copy: Path) -> None:
     shard = copy / "train_00001.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
     with pytest.raises(SteepenError, match=r"train_00001\.bin is truncated"):
         Dataset.open(copy)
 
 
-def test_an_altered_header_is_named_at_opening(copy: Path) -> None:
+def test_altered_header_is_named_at_opening(copy: Path) -> None:
     shard = copy / "train_00001.bin"
     content = bytearray(shard.read_bytes())
     content[16] ^= 1
@@ -35,7 +35,7 @@ def test_an_altered_header_is_named_at_opening(copy: Path) -> None:
         Dataset.open(copy)
 
 
-def test_a_missing_shard_is_named_at_opening(copy: Path) -> None:
+def test_missing_shard_is_named_at_opening(copy: Path) -> None:
     (copy / "val_00000.bin").unlink()
     with pytest.raises(SteepenError, match=r"val_00000\.bin cannot be read"):
         Dataset.open(copy)
@@ -51,7 +51,7 @@ def test_one_altered_bit_is_found_by_verify(copy: Path) -> None:
         opened.verify()
 
 
-def test_an_altered_tokenizer_is_refused(copy: Path) -> None:
+def test_altered_tokenizer_is_refused(copy: Path) -> None:
     path = copy / "tokenizer.json"
     stored = json.loads(path.read_bytes())
     stored["tokens"][300], stored["tokens"][301] = stored["tokens"][301], stored["tokens"][300]
@@ -61,13 +61,13 @@ def test_an_altered_tokenizer_is_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"format": "else"}', "[1]", "\x00"])
-def test_a_damaged_manifest_is_refused(copy: Path, damage: str) -> None:
+def test_damaged_manifest_is_refused(copy: Path, damage: str) -> None:
     (copy / "manifest.json").write_text(damage)
     with pytest.raises(SteepenError, match=r"manifest\.json"):
         Dataset.open(copy)
 
 
-def test_an_edited_manifest_is_refused(copy: Path) -> None:
+def test_edited_manifest_is_refused(copy: Path) -> None:
     path = copy / "manifest.json"
     stored = json.loads(path.read_bytes())
     stored["shards"][0]["sha256"] = "0" * 64
@@ -84,7 +84,7 @@ def test_verify_accepts_what_prepare_made(dataset: Dataset) -> None:
     assert sha256_of_file(dataset.directory / first.file) == first.sha256
 
 
-def test_looking_at_data_imports_no_torch(environment: dict[str, str]) -> None:
+def test_opening_data_does_not_import_torch(environment: dict[str, str]) -> None:
     import subprocess
     import sys
 
@@ -92,7 +92,7 @@ def test_looking_at_data_imports_no_torch(environment: dict[str, str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def test_ids_are_as_narrow_as_the_vocabulary_allows() -> None:
+def test_narrowest_dtype_is_chosen() -> None:
     assert choose_dtype(65_536) == "uint16"
     assert choose_dtype(65_537) == "uint32"
     assert choose_dtype(300, "uint32") == "uint32"

@@ -1,4 +1,4 @@
-"""GPT-2's ids are the published ones; a trained tokenizer is lossless and the same every time."""
+"""GPT-2's ids are the published ones; a trained tokenizer is lossless and deterministic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_gpt2_has_the_published_sizes() -> None:
     assert (GPT2.size, GPT2.padded_size, GPT2.end_of_text) == (50_257, 50_304, 50_256)
 
 
-def test_the_split_pattern_is_tiktokens_own() -> None:
+def test_split_pattern_equals_tiktokens() -> None:
     public = pytest.importorskip("tiktoken_ext.openai_public")
     assert public.r50k_pat_str == SPLIT_PATTERN
 
@@ -58,7 +58,7 @@ def test_any_text_survives_a_round_trip(text: str) -> None:
     assert int(GPT2.lengths[ids].sum()) == len(text.encode())
 
 
-def test_spelled_out_end_of_text_is_ordinary_text() -> None:
+def test_literal_end_of_text_is_encoded_as_ordinary_text() -> None:
     ids = GPT2.encode("a<|endoftext|>b")
     assert GPT2.end_of_text not in ids
     assert GPT2.encode_array("a<|endoftext|>b").tolist() == ids
@@ -69,13 +69,13 @@ def test_half_a_surrogate_pair_is_read_as_a_replacement_character() -> None:
     assert GPT2.encode_array("x\ud800y").tolist() == GPT2.encode("x\ufffdy")
 
 
-def test_byte_lengths_count_end_of_text_as_nothing() -> None:
+def test_end_of_text_has_zero_bytes() -> None:
     assert GPT2.lengths.shape == (50_257,)
     assert GPT2.lengths[50_256] == 0
     assert GPT2.lengths[GPT2.encode("naïve 日本")].sum() == len("naïve 日本".encode())
 
 
-def test_a_trained_tokenizer_has_the_size_asked_for_and_loses_nothing(documents: list[str]) -> None:
+def test_trained_tokenizer_has_the_requested_size_and_is_lossless(documents: list[str]) -> None:
     trained = Tokenizer.train(documents, 400)
     assert trained.size == 400
     assert trained.end_of_text == 399
@@ -86,7 +86,7 @@ def test_a_trained_tokenizer_has_the_size_asked_for_and_loses_nothing(documents:
     assert max(trained.encode(everything)) < trained.end_of_text
 
 
-def test_ranks_cut_text_as_the_library_that_trained_them(documents: list[str]) -> None:
+def test_trained_merges_encode_as_the_training_library_does(documents: list[str]) -> None:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -102,7 +102,7 @@ def test_ranks_cut_text_as_the_library_that_trained_them(documents: list[str]) -
         assert [ours.decode([token]) for token in ours.encode(text)] == theirs
 
 
-def test_training_twice_gives_the_same_tokenizer(
+def test_training_a_tokenizer_is_deterministic(
     documents: list[str], corpus: Path, environment: dict[str, str]
 ) -> None:
     code = (
@@ -115,14 +115,14 @@ def test_training_twice_gives_the_same_tokenizer(
     assert elsewhere.stdout.strip() == Tokenizer.train(documents, 500).identity
 
 
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
+def test_saved_tokenizer_loads_unchanged(tmp_path: Path) -> None:
     GPT2.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert loaded.identity == GPT2.identity
     assert np.array_equal(loaded.lengths, GPT2.lengths)
 
 
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(GPT2.content[:-100])
     with pytest.raises(SteepenError, match=r"tokenizer\.json"):
@@ -130,7 +130,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt3", "bpe", "bpe:", "bpe:x", "bpe:-5", "bpe:257", "llama"])
-def test_an_impossible_tokenizer_is_refused(name: str) -> None:
+def test_impossible_tokenizer_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="bpe"):
         parse_tokenizer(name)
 
@@ -140,6 +140,6 @@ def test_too_little_text_for_the_vocabulary_names_the_possible_size() -> None:
         Tokenizer.train(["hello hello"], 8192)
 
 
-def test_no_text_at_all_for_a_vocabulary_does_not_advise_a_size_that_is_refused() -> None:
+def test_empty_text_error_does_not_suggest_an_invalid_size() -> None:
     with pytest.raises(UsageError, match=r"give more text, or use gpt2"):
         Tokenizer.train([], 8192)

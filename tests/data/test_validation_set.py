@@ -1,4 +1,4 @@
-"""Validation: the same tokens whatever the batch, with the bytes they stand for."""
+"""The validation set: the same tokens for any batch size, and their length in bytes."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: i
     assert all(len(pair[0]) <= rows for pair in seen)
 
 
-def test_the_byte_count_is_that_of_the_decoded_targets(dataset: Dataset) -> None:
+def test_byte_count_is_that_of_the_decoded_targets(dataset: Dataset) -> None:
     validation = ValidationSet(dataset, CONTEXT, 20 * CONTEXT)
     tokenizer = dataset.tokenizer()
     text = b"".join(tokenizer.decode_bytes(row) for row in validation.rows(0, 20)[1])
     assert validation.target_bytes == len(text.replace(b"<|endoftext|>", b""))
 
 
-def test_bits_per_byte_of_a_coder_that_spends_eight_bits_a_byte_is_eight(dataset: Dataset) -> None:
+def test_uniform_byte_coder_has_eight_bits_per_byte(dataset: Dataset) -> None:
     validation = ValidationSet(dataset, CONTEXT)
     nats = validation.target_bytes * 8 * math.log(2)
     assert validation.bits_per_byte(nats / validation.tokens) == pytest.approx(8.0)
 
 
-def test_the_identity_is_that_of_the_tokens_and_nothing_else(tmp_path: Path, dataset: Dataset) -> None:
+def test_validation_identity_depends_on_the_tokens_only(tmp_path: Path, dataset: Dataset) -> None:
     here = ValidationSet(dataset, CONTEXT, 620)
     assert (
         ValidationSet(Dataset.open(dataset.directory), CONTEXT, 620 + CONTEXT - 1).identity == here.identity
@@ -63,14 +63,14 @@ def test_the_identity_is_that_of_the_tokens_and_nothing_else(tmp_path: Path, dat
         (0, 10, "context is 0"),
     ],
 )
-def test_more_than_there_is_or_less_than_a_chunk_is_refused_with_a_remedy_that_works(
+def test_too_many_or_too_few_tokens_are_refused_with_a_remedy(
     dataset: Dataset, context: int, tokens: int | None, remedy: str
 ) -> None:
     with pytest.raises(UsageError, match=remedy):
         ValidationSet(dataset, context, tokens)
 
 
-def test_altered_validation_text_is_refused_by_name(tmp_path: Path, dataset: Dataset) -> None:
+def test_altered_validation_shard_is_refused_by_name(tmp_path: Path, dataset: Dataset) -> None:
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
     shard = copy / "val_00000.bin"
     content = bytearray(shard.read_bytes())

@@ -1,4 +1,4 @@
-"""A bundle is read whole or refused by file and line; its scores centre as published ones do."""
+"""Bundles: read completely, or refused naming file and line; centred scores equal published ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steepen.evaluation.core.bundle import BadBundle, Bundle
 from steepen.evaluation.core.suite import CORE17, CORE22
 
 
-def test_a_bundle_is_read_with_its_settings(bundle_folder: Path) -> None:
+def test_bundle_is_read_with_its_settings(bundle_folder: Path) -> None:
     found = Bundle.open(bundle_folder)
     assert [task.label for task in found.tasks] == ["choose", "choose_shots", "ending", "complete"]
     assert [task.shots for task in found.tasks] == [0, 3, 2, 2]
@@ -60,7 +60,7 @@ def set_line(folder: Path, file: str, number: int, text: str) -> None:
         ('{"query": "x", "choices": ["a", " "], "gold": 0}', "no text"),
     ],
 )
-def test_a_malformed_line_is_named(bundle_folder: Path, text: str, says: str) -> None:
+def test_malformed_line_is_named(bundle_folder: Path, text: str, says: str) -> None:
     set_line(bundle_folder, "eval_data/one/choose.jsonl", 5, text)
     with pytest.raises(BadBundle, match=r"choose\.jsonl, line 5: .*" + re.escape(says)):
         Bundle.open(bundle_folder)
@@ -82,14 +82,14 @@ def test_a_malformed_line_is_named(bundle_folder: Path, text: str, says: str) ->
         ("eval_meta_data.csv", "Random baseline", "Chance", r"line 1: there is no column 'Random baseline'"),
     ],
 )
-def test_a_bad_setting_is_named(bundle_folder: Path, file: str, old: str, new: str, says: str) -> None:
+def test_bad_setting_is_named(bundle_folder: Path, file: str, old: str, new: str, says: str) -> None:
     change(bundle_folder, file, old, new)
     with pytest.raises(BadBundle, match=says) as caught:
         Bundle.open(bundle_folder)
     assert caught.value.exit_code == 2
 
 
-def test_a_folder_that_is_no_bundle_is_told_from_one(tmp_path: Path, bundle_folder: Path) -> None:
+def test_folder_without_a_bundle_is_refused(tmp_path: Path, bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="not a CORE bundle"):
         Bundle.open(tmp_path / "nowhere")
     archive = tmp_path / "eval_bundle.tar.xz"
@@ -106,11 +106,11 @@ def test_blanks_around_a_language_modelling_context_are_dropped(bundle_folder: P
     assert Bundle.open(bundle_folder).task("complete").items[1].contexts == ("the cat",)
 
 
-def test_the_subset_is_the_papers() -> None:
+def test_subset_is_the_papers() -> None:
     assert len(CORE22) == 22 and len(CORE17) == 17 and set(CORE17) < set(CORE22)
 
 
-def test_the_core_bundle_is_whole_and_centres_published_scores(core_bundle: Bundle) -> None:
+def test_core_bundle_is_whole_and_centres_published_scores(core_bundle: Bundle) -> None:
     assert core_bundle.examples == 91_037
     assert tuple(task.label for task in core_bundle.tasks) == CORE22
     with (core_bundle.directory / "openai-community-gpt2.csv").open() as file:

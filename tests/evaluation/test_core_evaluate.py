@@ -1,4 +1,4 @@
-"""The suite saves as it goes, goes on where it stopped, and takes the same subset every time."""
+"""CORE evaluation: outcomes are saved per task, interrupted evaluations resume, subsets are fixed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_seeds_change_the_demonstrations_only(network: Network, tokenizer: Token
         assert len({seed.nll for seed in task.seeds}) == (3 if task.shots else 1)
 
 
-def test_an_interrupted_suite_goes_on_where_it_stopped(
+def test_interrupted_evaluation_resumes(
     network: Network,
     tokenizer: Tokenizer,
     bundle: Bundle,
@@ -89,7 +89,7 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"index": 0}\n'])
-def test_a_damaged_result_is_scored_again(
+def test_damaged_outcomes_are_evaluated_again(
     damage: str, network: Network, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     whole = evaluate_core(network, tokenizer, bundle, CoreOptions((0,)), folder=tmp_path)
@@ -97,7 +97,7 @@ def test_a_damaged_result_is_scored_again(
     assert evaluate_core(network, tokenizer, bundle, CoreOptions((0,)), folder=tmp_path) == whole
 
 
-def test_a_subset_is_the_beginning_of_any_larger_one(
+def test_subset_is_a_prefix_of_any_larger_subset(
     network: Network, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     for examples in (1, 4, 10_000):
@@ -120,7 +120,7 @@ def test_tasks_can_be_chosen(network: Network, tokenizer: Tokenizer, bundle: Bun
         evaluate_core(network, tokenizer, bundle, CoreOptions(tasks=("chose",)))
 
 
-def test_progress_rises_to_the_whole(network: Network, tokenizer: Tokenizer, bundle: Bundle) -> None:
+def test_progress_increases_to_the_total(network: Network, tokenizer: Tokenizer, bundle: Bundle) -> None:
     seen: list[CoreProgress] = []
     evaluate_core(network, tokenizer, bundle, CoreOptions(token_budget=200), progress=seen.append)
     shares = [now.done / now.total for now in seen]
@@ -136,5 +136,5 @@ def test_bad_options_are_refused(bad: dict[str, tuple[int, ...]]) -> None:
         CoreOptions(**bad)  # pyright: ignore[reportArgumentType]
 
 
-def test_results_of_other_settings_have_another_place() -> None:
+def test_other_settings_have_another_folder() -> None:
     assert settings_key({"a": 1, "b": 2}) == settings_key({"b": 2, "a": 1}) != settings_key({"a": 1, "b": 3})

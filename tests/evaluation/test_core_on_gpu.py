@@ -1,4 +1,4 @@
-"""What only a GPU can show: its kernels give the scores of one example at a time."""
+"""CORE on a GPU: scores equal the reference scorer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
-def test_a_gpu_scores_as_one_example_at_a_time(
+def test_gpu_scores_equal_the_reference(
     dtype: torch.dtype,
     tolerance: float,
     make_network: Callable[..., Network],

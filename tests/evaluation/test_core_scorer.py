@@ -1,4 +1,4 @@
-"""The fast path gives the scores of one example at a time, for every type, arm and way of batching."""
+"""The batched scorer equals the reference scorer for every task type, arm and batch size."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def assert_equals_reference(
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-2", "deep-vanilla"])
-def test_every_arm_scores_as_one_example_at_a_time(
+def test_every_arm_scores_equal_the_reference(
     arm: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     assert_equals_reference(make_network(arm), tokenizer, bundle, tmp_path, CoreOptions((0, 2)))
 
 
-def test_a_grown_network_and_other_passes_do_too(
+def test_grown_network_and_other_passes_equal_the_reference(
     make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     network = make_network("untied-grow")
@@ -80,13 +80,13 @@ def test_a_grown_network_and_other_passes_do_too(
 @pytest.mark.parametrize(
     "options", [CoreOptions((1,), token_budget=1), CoreOptions((1,), share_prefixes=False)]
 )
-def test_no_way_of_batching_changes_a_score(
+def test_batching_does_not_change_a_score(
     options: CoreOptions, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     assert_equals_reference(make_network(), tokenizer, bundle, tmp_path, options)
 
 
-def test_prompts_cut_at_the_context_score_the_same(
+def test_cropped_prompts_equal_the_reference(
     make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     network = make_network(context=40)
@@ -95,7 +95,7 @@ def test_prompts_cut_at_the_context_score_the_same(
     assert_equals_reference(network, tokenizer, bundle, tmp_path, CoreOptions((0,)))
 
 
-def test_the_core_bundle_scores_as_one_example_at_a_time(
+def test_core_bundle_scores_equal_the_reference(
     make_network: Make, tokenizer: Tokenizer, core_bundle: Bundle, tmp_path: Path
 ) -> None:
     assert_equals_reference(make_network(context=256), tokenizer, core_bundle, tmp_path, CoreOptions((1,), 2))
@@ -108,7 +108,7 @@ class PlainBlock(TransformerBlock):
         return super().forward(x, rotary) * 0.9
 
 
-def test_a_block_without_a_mask_is_scored_without_sharing(
+def test_block_without_a_mask_is_scored_without_sharing(
     make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dataclasses import replace
@@ -159,7 +159,7 @@ def test_language_modelling_is_right_only_when_every_token_is(make_network: Make
     assert evaluate_core(network, tokenizer, Bundle(Path(), (task,))).tasks[0].accuracy == 1.0
 
 
-def test_a_candidate_without_tokens_of_its_own_is_judged_as_the_reference_code_does() -> None:
+def test_candidate_without_own_tokens_is_treated_as_in_nanochat() -> None:
     nan = float("nan")
     assert make_outcome("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
     assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
@@ -185,19 +185,19 @@ def test_seeds_are_averaged_within_a_task_before_tasks() -> None:
     assert CORE22[0] in CORE17
 
 
-def test_an_average_over_missing_tasks_is_none() -> None:
+def test_average_over_missing_tasks_is_none() -> None:
     found = SuiteScores((score("copa", 0.5),), (0,)).to_dict()
     assert found["core22"] is None and found["core17"] is None and found["core22_by_seed"] is None
     assert found["mean_centered"] == 0.5
 
 
-def test_an_answer_without_tokens_is_left_out_of_the_nll() -> None:
+def test_answer_without_tokens_is_left_out_of_the_nll() -> None:
     task = Task("t", "multiple_choice", Path("x"), 0, " ", 0.0, ())
     found = TaskScore.of(task, {0: [Outcome(0, 1, True, 2.0), Outcome(1, 2, False, None)]})
     assert (found.nll, found.accuracy) == (2.0, 0.5)
 
 
-def test_a_shared_beginning_is_computed_once(tokenizer: Tokenizer, bundle: Bundle) -> None:
+def test_shared_prefix_is_computed_once(tokenizer: Tokenizer, bundle: Bundle) -> None:
     encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 96)
     shared = apart = 0
     for index in range(14):
@@ -233,7 +233,7 @@ def test_batches_keep_to_their_budget_and_lose_nothing(tokenizer: Tokenizer, bun
     assert np.array_equal(np.sort(slots), np.sort(whole))
 
 
-def test_a_batch_too_large_for_the_device_is_scored_in_halves(
+def test_batch_too_large_for_the_device_is_scored_in_halves(
     make_network: Make, tokenizer: Tokenizer, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = make_network()
@@ -255,7 +255,7 @@ def test_a_batch_too_large_for_the_device_is_scored_in_halves(
         Scorer(network).score(batches, 70)
 
 
-def test_halves_of_a_batch_are_the_whole(tokenizer: Tokenizer, bundle: Bundle) -> None:
+def test_batch_halves_contain_every_row(tokenizer: Tokenizer, bundle: Bundle) -> None:
     for batch in batches_of(tokenizer, bundle, 1 << 20):
         if len(batch.tokens) > 1:
             a, b = split_batch(batch)

@@ -1,4 +1,4 @@
-"""`steepen eval`, `steepen eval filter` and `steepen forecast` as a user meets them."""
+"""The commands `steepen eval`, `steepen eval filter` and `steepen forecast`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -
     return said
 
 
-def test_everything_asked_is_measured_saved_and_joined(
+def test_requested_scores_are_measured_saved_and_joined(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--depth-used")
@@ -68,7 +68,7 @@ def test_everything_asked_is_measured_saved_and_joined(
     assert again is not None and again.evaluation["core"] == joined["core"]
 
 
-def test_a_person_reads_the_scores(
+def test_scores_are_printed_as_text(
     run: Path, dataset: Dataset, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--examples", 3)
@@ -92,7 +92,7 @@ def test_passes_that_do_not_exist_are_named(
     assert answer(capsys, *words, "3..5", "--json")["passes_curve"]["left_out"] == [5]
 
 
-def test_the_tokens_of_depth_used_are_said(
+def test_tokens_used_for_kl_depth_are_printed(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", str(run), "--data", str(dataset.directory), "--depth-used"]
@@ -110,7 +110,7 @@ def test_the_tokens_of_depth_used_are_said(
     assert "were used" not in capsys.readouterr().err
 
 
-def test_an_earlier_checkpoint_is_scored_but_not_joined(
+def test_earlier_checkpoint_is_scored_but_not_joined(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = sorted((run / "checkpoints").iterdir())[0]
@@ -218,7 +218,7 @@ def store(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "ladder"
 
 
-def test_a_forecast_finds_the_truth_it_was_made_from(
+def test_forecast_recovers_the_simulated_truth(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "forecast.png"
@@ -234,7 +234,7 @@ def test_a_forecast_finds_the_truth_it_was_made_from(
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_forecast_is_read_by_a_person_and_refuses_what_it_cannot_do(
+def test_forecast_prints_text_and_refuses_invalid_requests(
     store: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["forecast", str(store), "--target", "1e21", "--arms", "vanilla"]) == 0
@@ -252,7 +252,7 @@ def test_a_forecast_is_read_by_a_person_and_refuses_what_it_cannot_do(
     assert "at least 4" in refused(capsys, "forecast", tmp_path / "short")
 
 
-def test_tasks_of_ones_own_are_forecast_by_their_mean(
+def test_custom_tasks_are_forecast_by_their_mean(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = dict(zip(CORE17[:3], ("riddles", "sums", "rhymes"), strict=True))
@@ -287,7 +287,7 @@ def test_tasks_of_ones_own_are_forecast_by_their_mean(
     assert f"run {record['run']} has no score of 'sums'" in said
 
 
-def test_the_filter_keeps_what_the_papers_criteria_keep(
+def test_filter_selects_by_the_papers_criteria(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept.txt"
@@ -300,7 +300,7 @@ def test_the_filter_keeps_what_the_papers_criteria_keep(
     assert "no scored run of 'loop-2'" in refused(capsys, "eval", "filter", store, "--arm", "loop-2")
 
 
-def test_help_answers_without_the_heavy_libraries() -> None:
+def test_eval_help_does_not_import_torch_or_scipy() -> None:
     code = (
         "import sys; from steepen.cli.app import main; main(['eval', '--help']); "
         "main(['forecast', '--help']); "

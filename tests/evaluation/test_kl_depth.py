@@ -1,4 +1,4 @@
-"""Depth used, passes at test time and validation, for any arm."""
+"""KL effective depth, passes at test time and validation loss, for any arm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def validation(dataset: Dataset) -> ValidationSet:
         ("untied-2", 2, ["prelude", "core 1", "core 2", "coda"]),
     ],
 )
-def test_every_executed_block_is_read(
+def test_every_executed_block_is_decoded(
     arm: str, passes: int, stages: list[str], make_network: Make, validation: ValidationSet
 ) -> None:
     network = make_network(arm)
@@ -67,7 +67,7 @@ def test_every_executed_block_is_read(
     assert other.curve[0] == pytest.approx(float((block.exp() * (block - final)).sum(-1).mean()), rel=1e-4)
 
 
-def test_a_network_that_knows_nothing_uses_no_depth(make_network: Make, validation: ValidationSet) -> None:
+def test_untrained_network_has_the_depth_of_its_peak(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
     network.head.data.zero_()
     assert depth_used(network, validation).depth == 1
@@ -94,7 +94,7 @@ def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
     assert passes_curve(make_network("vanilla"), validation).passes == (1,)
 
 
-def test_a_pass_curve_has_the_losses_of_validation(make_network: Make, validation: ValidationSet) -> None:
+def test_pass_curve_has_the_losses_of_validation(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
     found = passes_curve(network, validation, (3, 1, 3), trained=2)
     assert found.passes == (1, 3)

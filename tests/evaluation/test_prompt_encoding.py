@@ -1,4 +1,4 @@
-"""Prompts, their tokens and the answer's place, by hand; pieces encode as the whole does."""
+"""Prompts, their tokens and the start of the answer, by hand; segments encode as whole prompts do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_multiple_choice_by_hand() -> None:
     assert example.sequences[0][0] == GPT2.end_of_text
 
 
-def test_what_choices_begin_with_alike_belongs_to_the_prompt() -> None:
+def test_common_prefix_of_choices_belongs_to_the_prompt() -> None:
     item = Item(1, ("He",), ("is using a wrap.", "is holding a cube.", "is here."), 0)
     assert answers(encode(task_of("multiple_choice", item))) == [
         " using a wrap.",
@@ -59,7 +59,7 @@ def test_what_choices_begin_with_alike_belongs_to_the_prompt() -> None:
     ]
 
 
-def test_a_shared_ending_by_hand() -> None:
+def test_schema_by_hand() -> None:
     stem = "The city councilmen refused the demonstrators a permit because the"
     item = Item(1, (f"{stem} city councilmen", f"{stem} demonstrators"), ("feared violence.",), 0)
     example = encode(task_of("schema", item))
@@ -67,7 +67,7 @@ def test_a_shared_ending_by_hand() -> None:
     assert answers(example) == [" feared violence.", " feared violence."]
 
 
-def test_a_shared_ending_takes_in_what_contexts_end_with_alike() -> None:
+def test_schema_answer_includes_the_common_suffix_of_contexts() -> None:
     item = Item(1, ("Ann saw Bob and he", "Ann saw Eve and he"), ("left.",), 0)
     assert answers(encode(task_of("schema", item))) == [" and he left.", " and he left."]
 
@@ -92,7 +92,7 @@ def test_demonstrations_by_hand() -> None:
     ]
 
 
-def test_the_order_and_seed_0_are_the_reference_codes() -> None:
+def test_order_and_seed_0_equal_nanochat() -> None:
     items = list(range(40))
     random.Random(1337).shuffle(items)
     task = task_of("language_modeling", *(Item(n, ("x",), ("y",), 0) for n in range(40)))
@@ -109,7 +109,7 @@ def test_other_seeds_draw_other_demonstrations_and_never_the_example_itself() ->
     assert all(index not in shots for seed in draws for index, shots in enumerate(seed))
 
 
-def test_long_prompts_lose_their_beginning_each_by_its_own_length() -> None:
+def test_long_prompts_are_cropped_individually_from_the_left() -> None:
     item = Item(3, ("one two three four five six seven eight",), ("nine", "ten eleven twelve"), 0)
     whole = encode(task_of("multiple_choice", item))
     short = encode(task_of("multiple_choice", item), context=6)
@@ -119,14 +119,14 @@ def test_long_prompts_lose_their_beginning_each_by_its_own_length() -> None:
     assert short.starts == (5, 3)
 
 
-def test_an_answer_longer_than_the_context_is_named_by_file_and_line() -> None:
+def test_answer_longer_than_the_context_is_named_by_file_and_line() -> None:
     item = Item(3, ("one",), ("two three four five", "six"), 0)
     encode(task_of("multiple_choice", item), context=5)
     with pytest.raises(BadBundle, match=r"made\.jsonl, line 3: an answer of 4 tokens .* context of 4"):
         encode(task_of("multiple_choice", item), context=4)
 
 
-def test_a_prompt_that_is_no_prefix_of_itself_with_answer_is_named() -> None:
+def test_prompt_that_is_not_a_prefix_of_prompt_with_answer_is_named() -> None:
     item = Item(6, ("I walk",), ("ing home",), 0)
     with pytest.raises(BadBundle, match=r"line 6: .*delimiter must end in a blank"):
         encode(task_of("language_modeling", item, delimiter=""))

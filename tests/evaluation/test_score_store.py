@@ -1,4 +1,4 @@
-"""What `steepen eval` keeps of its scores: never another tokenizer's, never a smaller look for a larger."""
+"""Saved scores: never another tokenizer's, never a smaller CORE evaluation in place of a larger one."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_other_data_with_the_runs_tokenizer_joins(
     assert scores(run)["data"] == same_tokenizer.identity
 
 
-def test_a_smaller_bundle_never_displaces_a_larger_one(
+def test_smaller_core_evaluation_never_replaces_a_larger_one(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, evaluate: Eval
 ) -> None:
     small = Path(shutil.copytree(bundle_folder, tmp_path / "small"))
@@ -171,7 +171,7 @@ def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | N
         (core("b", 23, limit=10), True),
     ],
 )
-def test_a_core_result_is_covered_only_by_one_that_is_not_smaller(new: dict[str, Any], yes: bool) -> None:
+def test_core_result_is_covered_only_by_an_equal_or_larger_one(new: dict[str, Any], yes: bool) -> None:
     assert covers(new, core("a", 22)) is yes
 
 
@@ -184,7 +184,7 @@ def sealed(run: Path) -> Path:
     return run
 
 
-def test_a_score_is_printed_where_it_cannot_be_saved(
+def test_score_is_printed_where_it_cannot_be_saved(
     sealed: Path, dataset: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
     core, before = ("--core", bundle_folder, "--examples", 2), files(sealed)
@@ -201,9 +201,7 @@ def test_a_score_is_printed_where_it_cannot_be_saved(
     assert files(sealed) == before and not scores(sealed)
 
 
-def test_a_run_whose_record_alone_can_be_written_is_joined(
-    run: Path, dataset: Dataset, evaluate: Eval
-) -> None:
+def test_run_with_only_a_writable_record_is_joined(run: Path, dataset: Dataset, evaluate: Eval) -> None:
     (run / "evaluation").write_text("")
     code, out, err = evaluate(dataset, "--join")
     assert code == 0 and "record.json" in out and "outcome could not be saved" in err
