@@ -20,17 +20,17 @@ from steepen.runs.spec import code_digest
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 FILES = {
-    "own_lab.py": """
+    "custom_lab.py": """
 import torch
-import own_lab_names
-from own_lab_parts import act
+import custom_lab_names
+from custom_lab_parts import act
 from steepen.model.block import TransformerBlock, linear
 
 SLOPE = 2.0
 UNUSED = 3.0
 
 def scaled(x):
-    return SLOPE * own_lab_names.twice(act(x))
+    return SLOPE * custom_lab_names.twice(act(x))
 
 def other(x):
     return x
@@ -47,8 +47,8 @@ class Raises(TransformerBlock):
     def forward_reference(self, x, rotary, mask=None):
         return x + no_such_name
 """,
-    "own_lab_parts.py": "def act(x):\n    return x.relu()\n\ndef unused(x):\n    return x\n",
-    "own_lab_names.py": "def twice(x):\n    return 2 * x\n",
+    "custom_lab_parts.py": "def act(x):\n    return x.relu()\n\ndef unused(x):\n    return x\n",
+    "custom_lab_names.py": "def twice(x):\n    return 2 * x\n",
 }
 
 
@@ -62,7 +62,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for name in [name for name in sys.modules if name.startswith("own_lab")]:
+    for name in [name for name in sys.modules if name.startswith("custom_lab")]:
         del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -76,17 +76,17 @@ def digest(lab: Path, changes: tuple[str, str, str] | None = None) -> str | None
             changed = text.replace(changes[1], changes[2]) + "\n# so that its size differs"
         (lab / name).write_text(changed)
     forget()
-    return code_digest(replace(ARMS["vanilla"], block="own_lab:Block"))
+    return code_digest(replace(ARMS["vanilla"], block="custom_lab:Block"))
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("own_lab.py", "x + self.residual", "x - self.residual"),
-        ("own_lab.py", "SLOPE * own", "-SLOPE * own"),
-        ("own_lab.py", "SLOPE = 2.0", "SLOPE = 2.5"),
-        ("own_lab_parts.py", "x.relu()", "x.relu().square()"),
-        ("own_lab_names.py", "2 * x", "3 * x"),
+        ("custom_lab.py", "x + self.residual", "x - self.residual"),
+        ("custom_lab.py", "SLOPE * custom", "-SLOPE * custom"),
+        ("custom_lab.py", "SLOPE = 2.0", "SLOPE = 2.5"),
+        ("custom_lab_parts.py", "x.relu()", "x.relu().square()"),
+        ("custom_lab_names.py", "2 * x", "3 * x"),
     ],
 )
 def test_what_a_block_names_in_its_folder_is_part_of_it(lab: Path, file: str, old: str, new: str) -> None:
@@ -98,9 +98,9 @@ def test_what_a_block_names_in_its_folder_is_part_of_it(lab: Path, file: str, ol
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("own_lab.py", "UNUSED = 3.0", "UNUSED = 4.0"),
-        ("own_lab.py", "def other(x):\n    return x", "def other(x):\n    return 2 * x"),
-        ("own_lab_parts.py", "def unused(x):\n    return x", "def unused(x):\n    return 2 * x"),
+        ("custom_lab.py", "UNUSED = 3.0", "UNUSED = 4.0"),
+        ("custom_lab.py", "def other(x):\n    return x", "def other(x):\n    return 2 * x"),
+        ("custom_lab_parts.py", "def unused(x):\n    return x", "def unused(x):\n    return 2 * x"),
     ],
 )
 def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) -> None:
@@ -111,12 +111,12 @@ def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) 
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ("Short", "own_lab:Short' turns hidden states of shape (1, 8, 16) into (1, 7, 16)"),
-        ("Raises", "own_lab:Raises' failed: NameError: name 'no_such_name' is not defined"),
+        ("Short", "custom_lab:Short' turns hidden states of shape (1, 8, 16) into (1, 7, 16)"),
+        ("Raises", "custom_lab:Raises' failed: NameError: name 'no_such_name' is not defined"),
     ],
 )
 def test_a_block_that_fails_is_named(block: str, said: str) -> None:
-    arm = replace(ARMS["vanilla"], block=f"own_lab:{block}")
+    arm = replace(ARMS["vanilla"], block=f"custom_lab:{block}")
     network = materialise(on_meta(arm.shape(2, SCALE), arm), embedding_std=0.1)
     with pytest.raises(UsageError, match=re.escape(said)):
         network(torch.zeros(1, 8, dtype=torch.long))
