@@ -279,3 +279,19 @@ def test_a_missing_package_is_one_sentence(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(Exception, match=f"pip install 'steepen\\[{on}\\]'"):
         make_launcher(on, context)
+
+
+def test_the_documented_custom_launcher_runs_by_name_and_as_a_class(
+    context: LaunchContext, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    (example,) = [part for part in page.split("```python\n") if "class SerialLauncher" in part[:400]]
+    (tmp_path / "mylab_launcher.py").write_text(example.partition("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    launcher = make_launcher("mylab_launcher:SerialLauncher", context, None, ["nice=5"])
+    (outcome,) = launcher.launch([spec(1)])
+    assert outcome.record is not None and outcome.record.spec == spec(1)
+    same = make_launcher(type(launcher), context)
+    assert isinstance(same, type(launcher))
+    with pytest.raises(UsageError, match="nice"):
+        make_launcher("mylab_launcher:SerialLauncher", context, None, ["nicer=5"])

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from steepen.studies.driver.drive import Study
     from steepen.studies.driver.dry_run import DryRunReport
 
-On = Annotated[str, typer.Option("--on", help="Where runs happen: local, slurm or ray.")]
+On = Annotated[
+    str,
+    typer.Option(
+        "--on", help="Where runs happen: local, slurm, ray, or module:attribute of a custom launcher."
+    ),
+]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", help="Runs at a time: one per GPU, or per CPU core, by default.")
 ]
