@@ -1,5 +1,8 @@
 """What a CPU computes in another order than the plain code: the same function and the same gradients."""
 
+# pyright: reportCallIssue=false
+# Arguments are passed as unpacked lists, whose length a type checker does not know.
+
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,8 @@
 """fp8 linear layers equal those in the compute dtype up to quantisation error, and fall back to them."""
 
+# pyright: reportArgumentType=false
+# The same calls run on the bf16 and the fp8 layer, which take different operand types.
+
 from __future__ import annotations
 
 from dataclasses import replace
