@@ -189,7 +189,7 @@ def test_the_largest_micro_batch_fits_and_one_more_would_not() -> None:
     assert training_memory(rung, 8, most + 1, sharded=True).total > room
 
 
-def test_what_is_said_to_fit_is_what_at_most_would(
+def test_the_plan_names_the_largest_micro_batch_that_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
@@ -201,7 +201,7 @@ def test_what_is_said_to_fit_is_what_at_most_would(
     ):
         assert main([*words, micro_batch]) == 0
         line = next(row for row in capsys.readouterr().out.splitlines() if "sharded" in row)
-        assert said in line and "at most 7 sequences" in line
+        assert said in line and "largest micro-batch that fits: 7" in line
 
 
 def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
