@@ -1,4 +1,4 @@
-"""How often the intervals cover, the tests err and the verdicts are right, by simulation.
+"""Coverage of the intervals, size of the tests and accuracy of the verdicts, by simulation.
 
     python benchmarks/laws_calibration.py [draws]
 
@@ -38,9 +38,9 @@ TRUTHS = {
     "constant, 0.93x": (E, A * 0.93**-GAMMA, GAMMA),
     "exponent, Untied-Grow": (E, A * 1.30**-0.1168, 0.1168),
     "exponent, Operator-1": (E, A * 1.12**-0.1140, 0.1140),
-    "floor lower by 0.05": (E - 0.05, A, GAMMA),
+    "E lower by 0.05": (E - 0.05, A, GAMMA),
     "shallower": (E, A * 1.10**-GAMMA, 0.109),
-    "floor and exponent lower": (E - 0.235, 1.35, 0.0913),  # with one floor for both the slopes seem equal
+    "E and exponent lower": (E - 0.235, 1.35, 0.0913),  # with one E for both the slopes seem equal
 }
 
 
@@ -49,7 +49,7 @@ def curve(law: tuple[float, float, float], flops: np.ndarray) -> np.ndarray:
 
 
 def coverage(draws: int) -> None:
-    """One ladder alone: 90% intervals of γ, by profile (as reported) and by plain Wald, and given E."""
+    """One ladder: coverage of 90% intervals of γ by profile (as reported), by Wald, and given E."""
     print(f"\n90% intervals of one ladder's γ, {draws} draws each")
     print(f"{'noise':>8} {'profile':>8} {'Wald':>8} {'given E':>8} {'half width':>11}")
     c0 = float(np.exp(np.log(PAPER).mean()))
@@ -80,7 +80,7 @@ def coverage(draws: int) -> None:
 
 
 def joint_coverage(draws: int) -> None:
-    """Four arms with one floor: 90% profile intervals of a γ and of E in the joint fit."""
+    """Four arms with one E: coverage of 90% profile intervals of γ and of E in the joint fit."""
     print(f"\n90% profile intervals in the joint fit of four arms, {draws} draws each")
     print(f"{'noise':>8} {'γ':>8} {'E':>8}")
     laws = [TRUTHS[name] for name in list(TRUTHS)[1:5]]
@@ -92,23 +92,23 @@ def joint_coverage(draws: int) -> None:
     for noise in (1e-3, 3e-3):
         y = design.predict(theta, x) + noise * np.random.default_rng(7).standard_normal((draws, 32))
         best = solve(design, x, y, theta)
-        shares: list[float] = []
+        fractions: list[float] = []
         for index in (7, 0):
             held = np.where(np.arange(9) == index, theta, best.theta)
             rise = solve(design, x, y, held, fixed=np.arange(9) == index).objective - best.objective
-            shares.append(
+            fractions.append(
                 float(np.mean(rise < float(t_quantile(0.95, np.array(23.0))) ** 2 * best.objective / 23))
             )
-        print(f"{noise:8.0e} {shares[0]:8.3f} {shares[1]:8.3f}")
+        print(f"{noise:8.0e} {fractions[0]:8.3f} {fractions[1]:8.3f}")
 
 
 def fitted(repeats: int) -> None:
-    """The two ways as users call them, four arms: share of true γ inside the reported intervals."""
+    """Both methods with four arms: coverage of the reported intervals of γ and E."""
     print(f"\nReported 90% intervals of γ in fits of four arms, {repeats} repeats each")
-    print(f"{'noise':>8} {'way':>6} {'unconditional':>14} {'given E':>8} {'E':>6}")
+    print(f"{'noise':>8} {'method':>6} {'unconditional':>14} {'given E':>8} {'E':>6}")
     arms = {name: TRUTHS[name] for name in list(TRUTHS)[1:5]}
     for noise in (1e-3, 3e-3, 1e-2):
-        for way in ("joint", "paper"):
+        for method in ("joint", "paper"):
             rng = np.random.default_rng(int(1e4 * noise))
             hits = np.zeros(3)
             for _ in range(repeats):
@@ -116,26 +116,26 @@ def fitted(repeats: int) -> None:
                     n: make_ladder(n, PAPER, curve(law, PAPER) + noise * rng.standard_normal(8))
                     for n, law in arms.items()
                 }
-                found = fit_compute(ladders, FitSettings(next(iter(arms)), method=way))
+                found = fit_compute(ladders, FitSettings(next(iter(arms)), method=method))
                 for name, law in found.arms.items():
                     g, e = law.gamma, law.e.unconditional
                     hits[0] += g.unconditional[0] < arms[name][2] < g.unconditional[1]
                     hits[1] += g.conditional[0] < arms[name][2] < g.conditional[1]
                     hits[2] += e[0] < E < e[1]
-            share = hits / repeats / len(arms)
-            print(f"{noise:8.0e} {way:>6} {share[0]:14.3f} {share[1]:8.3f} {share[2]:6.3f}")
+            rate = hits / repeats / len(arms)
+            print(f"{noise:8.0e} {method:>6} {rate[0]:14.3f} {rate[1]:8.3f} {rate[2]:6.3f}")
 
 
 def lack(repeats: int) -> None:
-    """Three arms of three seeds: how often the lack-of-fit test rejects a right law, and a bent one."""
+    """Three arms of three seeds: rejection rate of the lack-of-fit test, right law and bent law."""
     print(f"\nLack of fit at 5%, three arms of three seeds, noise 0.001, {repeats} repeats each")
-    print(f"{'way':>8} {'right law':>10} {'bent law':>9}")
+    print(f"{'method':>8} {'right law':>10} {'bent law':>9}")
     arms = {name: TRUTHS[name] for name in ("same law", "exponent, Untied-Grow", "exponent, Operator-1")}
     flops = np.repeat(PAPER, 3)
     # Bent: from the middle of the ladder on, every exponent is larger by .005.
     bend = np.maximum(flops / np.exp(np.log(PAPER).mean()), 1.0) ** -0.005
-    for way in ("joint", "paper"):
-        shares: list[float] = []
+    for method in ("joint", "paper"):
+        fractions: list[float] = []
         for factor in (1.0, bend):
             rng = np.random.default_rng(5)
             values: list[float | None] = []
@@ -146,21 +146,24 @@ def lack(repeats: int) -> None:
                     )
                     for n, law in arms.items()
                 }
-                values.append(lack_of_fit(ladders, fit_compute(ladders, FitSettings("same law", method=way))))
-            shares.append(float(np.mean(np.array(values, float) < 0.05)))
-        print(f"{way:>8} {shares[0]:10.3f} {shares[1]:9.3f}")
+                values.append(
+                    lack_of_fit(ladders, fit_compute(ladders, FitSettings("same law", method=method)))
+                )
+            fractions.append(float(np.mean(np.array(values, float) < 0.05)))
+        print(f"{method:>8} {fractions[0]:10.3f} {fractions[1]:9.3f}")
 
 
 def verdicts(draws: int) -> None:
-    """The share of each verdict under each truth; the F-test's size and power beside it."""
+    """Fraction of each verdict under each truth, with the size and power of the F-test."""
     rule = DecisionRule()
     for label, flops in (("paper's ladder, 8 rungs to 1e20", PAPER), ("12 rungs, 1e16 to 1e22", LONG)):
         for noise in (1e-3, 3e-3):
-            print(f"\n{label}, noise {noise:g}: share of verdicts in {draws} draws")
+            print(f"\n{label}, noise {noise:g}: fraction of verdicts in {draws} draws")
+            headings = [word.removeprefix("lower (").removesuffix(")") for word in VERDICTS]
             print(
-                f"{'truth':<24}"
-                + "".join(f"{word:>18}" for word in VERDICTS)
-                + f"{'F 5%':>8}{'one-sided':>11}"
+                f"{'truth':<23}"
+                + "".join(f"{word:>10}" for word in headings)
+                + f"{'F5%':>7}{'one-sided':>10}"
             )
             for name, law in TRUTHS.items():
                 theirs = flops * 1.1
@@ -172,9 +175,9 @@ def verdicts(draws: int) -> None:
                     fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule)), rule
                 )
                 words = verdict_words(tests, rule)
-                shares = "".join(f"{np.mean(words == word):18.3f}" for word in VERDICTS)
-                one = np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0))
-                print(f"{name:<24}{shares}{np.mean(tests.p_slope < 0.05):8.3f}{one:11.3f}")
+                fractions = "".join(f"{np.mean(words == word):10.3f}" for word in VERDICTS)
+                one_sided = np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0))
+                print(f"{name:<23}{fractions}{np.mean(tests.p_slope < 0.05):7.3f}{one_sided:10.3f}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/laws_speed.py
 
-The machine may be busy, so a fixed piece of numpy work is timed beside it and the ratio is printed too.
+The machine may be busy, so a fixed amount of numpy work is timed too and the ratio is printed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ OPERATOR_1: Law = (E, A * 1.12**-0.1140, 0.1140)
 LOWER: Law = (E, A * 1.08**-GAMMA, GAMMA)
 HIGHER: Law = (E, A * 0.93**-GAMMA, GAMMA)
 SHALLOWER: Law = (E, A * 1.10**-GAMMA, 0.109)
-FLOOR: Law = (E - 0.05, A, GAMMA)
+LOWER_E: Law = (E - 0.05, A, GAMMA)
 
 
 def curve(law: Law, flops: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def test_unconditional_90_percent_intervals_of_gamma_cover_88_to_92_percent(nois
 @pytest.mark.parametrize("method", ["joint", "paper"])
 def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None:
     rng = np.random.default_rng(2)
-    wide = narrow = floor = constant = 0
+    wide = narrow = irreducible = constant = 0
     repeats = 50
     log_a = np.log(UNTIED_GROW[1]) - UNTIED_GROW[2] * np.log(C0 / 1e18)
     for _ in range(repeats):
@@ -86,10 +86,10 @@ def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None
         law = fit_compute(ladders, FitSettings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide += law.gamma.unconditional[0] < 0.1168 < law.gamma.unconditional[1]
         narrow += law.gamma.conditional[0] < 0.1168 < law.gamma.conditional[1]
-        floor += law.e.unconditional[0] < E < law.e.unconditional[1]
+        irreducible += law.e.unconditional[0] < E < law.e.unconditional[1]
         constant += law.log_a.unconditional[0] < log_a < law.log_a.unconditional[1]
     # Four standard errors of the share at 50 repeats; the large runs are in benchmarks/laws_calibration.py.
-    for hits in (wide, floor, constant):
+    for hits in (wide, irreducible, constant):
         assert abs(hits / repeats - 0.90) < 0.17
     assert narrow / repeats < 0.5
 
@@ -129,11 +129,11 @@ def test_verdicts_are_right_and_wrong_as_rarely_as_claimed() -> None:
         (HIGHER, "worse", FLOPS, 0.89),
         (SHALLOWER, "shallower", FLOPS, 0.99),
         (UNTIED_GROW, "steeper", long, 0.93),
-        (FLOOR, "floor", long, 0.93),
+        (LOWER_E, "floor", long, 0.93),
     ):
         _, words = simulated(arm, 1e-3, ladder)
         assert np.mean(words == word) >= share, (word, ladder[-1])
-    for arm, wrong in ((UNTIED_GROW, "floor"), (FLOOR, "steeper")):
+    for arm, wrong in ((UNTIED_GROW, "floor"), (LOWER_E, "steeper")):
         for noise in (1e-3, 3e-3):
             _, words = simulated(arm, noise)
             assert np.mean(words == wrong) <= 0.05
@@ -152,9 +152,9 @@ def test_a_gain_as_large_as_the_margin_is_not_called_a_constant() -> None:
         assert np.mean(words == "lower (constant)") <= 0.06
 
 
-def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
+def test_verdict_is_undecided_when_the_irreducible_loss_hypothesis_fits_as_well() -> None:
     """On the paper's ladder at noise 3e-3 nothing can tell, and the verdict says so with both predictions."""
-    for arm in (UNTIED_GROW, FLOOR):
+    for arm in (UNTIED_GROW, LOWER_E):
         tests, words = simulated(arm, 3e-3)
         tied = (
             (tests.p_exponent_hypothesis > 0.05)
@@ -170,9 +170,9 @@ def test_the_verdict_is_undecided_when_the_floor_twin_fits_as_well() -> None:
     }
     verdict = analyse(ladders, AnalysisRequest("vanilla", budget=1e25, draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
-    exponent, floor = (verdict.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
+    exponent, irreducible = (verdict.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
     assert exponent.flops == 1e25
-    assert floor.multiplier > 1.3 * exponent.multiplier
+    assert irreducible.multiplier > 1.3 * exponent.multiplier
     assert "1e25" in verdict.sentence
     assert any("decades" in line for line in verdict.what_would_change)
 

@@ -1,4 +1,4 @@
-"""`steepen fit` and `steepen power` at the front door: answers, JSON, figures, and rows named in errors."""
+"""`steepen fit` and `steepen power` on the command line: results, JSON, figures, errors that name the row."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def result(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(out)
 
 
-def test_fit_prints_laws_verdicts_and_what_would_decide(
+def test_fit_prints_laws_verdicts_and_what_would_change_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(capsys, "fit", write(tmp_path, lines()), "--reference", "vanilla", "--draws", "200")
@@ -110,11 +110,11 @@ def test_the_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.Cap
         (lambda rows: [*rows, "lonely,1e19,3.0"], "line 18: arm 'lonely' has only 1 rung"),
         (
             lambda rows: [*rows[:15], "grow,1.01e20,1.2"],
-            "line 17: the loss 1.2 of arm 'grow' is not above the floor",
+            "line 17: the loss 1.2 of arm 'grow' is not above the irreducible loss",
         ),
     ],
 )
-def test_a_bad_table_gets_a_sentence_that_names_the_row(
+def test_error_for_a_bad_table_names_the_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, expected: str
 ) -> None:
     code, _, err = run(
@@ -269,7 +269,7 @@ def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert figure.read_bytes().startswith(b"%PDF")
 
 
-def test_power_tells_chances_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
     data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
     assert data["slope"] > 0.99
     assert list(data["verdict_fractions"]) == [
@@ -309,7 +309,7 @@ def test_a_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[st
 
 
 @pytest.mark.parametrize("law", ["isoflop", "chinchilla"])
-def test_a_run_pasted_twice_is_refused_unless_a_seed_tells_it_apart(
+def test_duplicate_run_is_refused_without_a_seed_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], law: str
 ) -> None:
     rows = [
@@ -328,7 +328,7 @@ def test_a_run_pasted_twice_is_refused_unless_a_seed_tells_it_apart(
 
 
 @pytest.mark.parametrize("words", [("--reference", "vanilla"), ("--law", "chinchilla")])
-def test_holding_everything_out_says_so(
+def test_holding_every_run_out_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     rows = [f"{line},{10 ** (8 + i / 10)},{10 ** (9 + i / 7)}" for i, line in enumerate(lines())]
@@ -339,7 +339,7 @@ def test_holding_everything_out_says_so(
     assert "left to fit" in " ".join(err.split())
 
 
-def test_headers_are_read_whatever_their_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_column_names_are_case_insensitive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--reference", "vanilla", "--draws", "100")
     upper = result(capsys, "fit", write(tmp_path, lines(), "Arm,FLOPs,LOSS"), *words)
     assert upper["arms"] == result(capsys, "fit", write(tmp_path, lines()), *words)["arms"]

@@ -22,7 +22,7 @@ from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.table import table_from
 from steepen.laws.verdict.holdout import score_hold_outs, split_hold_out
-from steepen.laws.verdict.multipliers import carried_multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.laws.verdict.multipliers import fitted_multipliers, interpolated_multipliers
 from steepen.utils.json_io import to_json
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -122,18 +122,22 @@ def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
 
 
 def test_printed_fineweb_edu_multipliers_follow_from_the_printed_exponents() -> None:
-    """1.6 at 1e20 becomes 1.8 at 1.23e21 and 2.7 at 1e25 (paper, section on extrapolation)."""
-    assert carried_multiplier(1.6, 1e20, 1.23e21, 0.1095, 0.1146) == pytest.approx(1.8, abs=0.05)
-    assert carried_multiplier(1.6, 1e20, 1e25, 0.1095, 0.1146) == pytest.approx(2.7, abs=0.05)
+    """1.6 at 1e20 becomes 1.8 at 1.23e21 and 2.7 at 1e25 (paper, section on extrapolation).
+
+    With one E, log m rises with slope 1 − γ/γ_arm against log compute.
+    """
+    slope = 1 - 0.1095 / 0.1146
+    assert 1.6 * (1.23e21 / 1e20) ** slope == pytest.approx(1.8, abs=0.05)
+    assert 1.6 * (1e25 / 1e20) ** slope == pytest.approx(2.7, abs=0.05)
     assert pytest.approx(0.0445, abs=5e-5) == 1 - 0.1095 / 0.1146
 
 
 def test_fitted_multipliers_rise_with_slope_one_minus_the_ratio_of_exponents() -> None:
-    """FineWeb's printed exponents give ×1.24 over two decades, whatever the floor."""
-    for floor in (1.0, 1.83, 2.2):
+    """FineWeb's printed exponents give ×1.24 over two decades, whatever E is."""
+    for e in (1.0, 1.83, 2.2):
         ladders = {
-            "vanilla": ladder("vanilla", floor, 1.5, 0.1113),
-            "grow": ladder("grow", floor, 1.4, 0.1168),
+            "vanilla": ladder("vanilla", e, 1.5, 0.1113),
+            "grow": ladder("grow", e, 1.4, 0.1168),
         }
         fit = fit_compute(ladders, FitSettings("vanilla"))
         low, high = fitted_multipliers(fit, "grow", np.array([1e18, 1e20]), extrapolate=True)
@@ -142,7 +146,7 @@ def test_fitted_multipliers_rise_with_slope_one_minus_the_ratio_of_exponents() -
 
 
 def test_interpolated_multipliers_are_the_ratio_of_computes_at_equal_loss() -> None:
-    """A power law without a floor is straight in log–log, so interpolation is exact."""
+    """A power law with E = 0 is straight in log–log, so interpolation is exact."""
     ladders = {
         "vanilla": ladder("vanilla", 0.0, 3.0, 0.1),
         "fast": ladder("fast", 0.0, 3.0 * 1.25**-0.1, 0.1),
@@ -196,7 +200,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
 
 
 @pytest.mark.parametrize(("gamma", "ladder_at_fault"), [(0.1140, "vanilla"), (0.1086, "grow")])
-def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, ladder_at_fault: str) -> None:
+def test_penalty_explaining_slope_brings_delta_gamma_to_zero(gamma: float, ladder_at_fault: str) -> None:
     """Take the error that the verdict names out of the table: no Δγ is left."""
     ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
@@ -213,7 +217,7 @@ def test_the_error_named_at_the_top_rung_explains_the_whole_slope(gamma: float, 
 
 
 @pytest.mark.parametrize("delta_gamma", [0.0010, -0.0010])
-def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gamma: float) -> None:
+def test_confounding_penalty_of_power_matches_the_verdicts_tolerance(delta_gamma: float) -> None:
     plan = LadderPlan(delta_gamma, noise=1e-5)
     power = simulate_power(plan, 100)
     where, _ = plan.pair()
@@ -229,7 +233,7 @@ def test_power_and_verdict_name_the_same_error_at_the_same_ladders_top(delta_gam
     )  # power's is a linear response
 
 
-def test_a_slope_no_error_within_reach_explains_says_so() -> None:
+def test_slope_that_no_penalty_up_to_3_percent_explains() -> None:
     verdict = analyse(pair(1e-3, gamma=0.16), AnalysisRequest("vanilla", draws=100)).verdicts["grow"]
     assert verdict.tolerance[0].could_explain_slope
     assert verdict.tolerance[0].penalty_explaining_slope is None
@@ -247,17 +251,17 @@ def test_multipliers_in_sentences_are_those_of_the_budget_they_name() -> None:
         assert quiet.multiplier == pytest.approx(FLOPS[-1] / needed, rel=1e-4)
 
 
-def test_further_runs_are_counted_with_their_seeds() -> None:
+def test_extra_runs_count_seeds() -> None:
     ladders = {
         name: replace(part, runs=tuple(np.full(3, value) for value in part.loss))
         for name, part in pair(2e-3).items()
     }
-    decider = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["grow"].separation
-    assert decider.extra_rungs
-    assert decider.extra_runs == 3 * decider.extra_rungs
+    separation = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["grow"].separation
+    assert separation.extra_rungs
+    assert separation.extra_runs == 3 * separation.extra_rungs
 
 
-def test_every_rung_is_left_out_in_turn() -> None:
+def test_leave_one_out_covers_every_rung() -> None:
     ladders = pair(1e-3)
     verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     assert len(verdict.leave_one_out) == 16
@@ -267,7 +271,7 @@ def test_every_rung_is_left_out_in_turn() -> None:
     assert verdict.leave_one_out[8 + 3].verdict == other.word
 
 
-def test_a_ladder_carried_on_as_told_decides_between_the_readings() -> None:
+def test_extended_ladder_separates_the_hypotheses() -> None:
     """The number of decades the verdict asks for does give 90% power, by simulation."""
     verdict = analyse(pair(2e-3), AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
@@ -324,10 +328,10 @@ def test_an_outlier_is_named_by_its_row() -> None:
     assert any("runs.csv, row 4" in warning for warning in report.warnings)
 
 
-def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed() -> None:
+def test_different_irreducible_losses_are_detected_and_no_row_is_an_outlier() -> None:
     ladders = pair(1e-4) | {"low": ladder("low", 1.73, 1.5, 0.1113, noise=1e-4, seed=3)}
     report = analyse(ladders, AnalysisRequest("vanilla", draws=100))
-    (warning,) = [w for w in report.warnings if "do not share one floor" in w]
+    (warning,) = [w for w in report.warnings if "do not share one irreducible loss" in w]
     assert "(low, p = " in warning
     assert "read the verdicts" in warning
     assert not any("off its law" in w for w in report.warnings)
@@ -352,7 +356,7 @@ def test_arms_with_different_floors_are_told_apart_and_no_single_row_is_blamed()
     assert "more than 20 standard errors" in named[0]
 
 
-def test_the_test_of_a_shared_floor_holds_its_level() -> None:
+def test_shared_irreducible_loss_test_holds_its_level() -> None:
     arms = [(f"arm{i}", 1.83, 1.5 - 0.03 * i, 0.1113 + 0.002 * i) for i in range(3)]
     fit = fit_compute({a[0]: ladder(*a) for a in arms}, FitSettings("arm0"))
     rejected = 0
@@ -364,7 +368,7 @@ def test_the_test_of_a_shared_floor_holds_its_level() -> None:
     assert 2 <= rejected <= 16
 
 
-def test_a_loss_at_or_below_the_fitted_floor_is_named_by_its_row() -> None:
+def test_loss_at_or_below_the_fitted_e_is_named_by_its_row() -> None:
     ladders = {name: ladder(name, 3.0, 1.0, 1.0, noise=1e-4, seed=i) for i, name in enumerate(("r", "a"))}
     loss = ladders["a"].loss.copy()
     loss[-1] -= 0.03
@@ -388,13 +392,13 @@ def test_json_has_the_promised_keys_and_no_bare_nan() -> None:
     assert "grow" in report.summary()
 
 
-def test_a_known_noise_replaces_the_scatter() -> None:
+def test_known_noise_replaces_the_residual_scatter() -> None:
     loud = analyse(pair(1e-4), AnalysisRequest("vanilla", draws=200, noise=0.05)).verdicts["grow"]
     assert loud.word == "undecided"
     assert loud.sigma == pytest.approx(0.05)
 
 
-def test_a_table_of_any_numbers_gets_an_answer_or_a_sentence() -> None:
+def test_random_tables_give_an_analysis_or_a_usage_error() -> None:
     """Flat, rising, random and huge ladders: never a crash, never a warning from numpy."""
 
     @settings(max_examples=8, deadline=None)

@@ -94,7 +94,7 @@ def test_the_compute_for_a_score_inverts_the_forecast() -> None:
     assert np.isnan(fit.compute_for("vanilla", -1.0))
 
 
-def test_a_sigmoid_shrugs_off_an_outlier() -> None:
+def test_sigmoid_fit_is_robust_to_an_outlier() -> None:
     nll = np.linspace(0.5, 2.5, 15)
     accuracy = 1 / (1 + np.exp(3 * nll - 4))
     accuracy[7] += 0.3

@@ -1,4 +1,4 @@
-"""Where laws do not hold as supposed, what is said is still true."""
+"""Edge cases: arms that do not fall, cancelling parameters, lack of fit, and sentences that stay true."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: fl
 @pytest.mark.parametrize(
     ("e", "gamma", "why", "crossing"),
     [
-        # In units of 1e18: where the smaller exponent, or the higher floor, has used up the smaller constant.
+        # In units of 1e18: where the smaller exponent, or the higher E, has used up the smaller constant.
         (
             1.83,
             GAMMA - 0.002,
@@ -83,7 +83,7 @@ def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: fl
         (1.833, GAMMA, "its irreducible loss is higher", (1.5 * (1 - 1.6**-GAMMA) / 0.003) ** (1 / GAMMA)),
     ],
 )
-def test_an_arm_that_is_ahead_but_shallower_is_told_where_it_is_overtaken(
+def test_sentence_gives_the_crossing_of_a_shallower_arm_that_is_ahead(
     e: float, gamma: float, why: str, crossing: float
 ) -> None:
     found = verdict(law(LONG, e, 1.5 * 1.6**-GAMMA, gamma), LONG, 1e-5)
@@ -93,23 +93,21 @@ def test_an_arm_that_is_ahead_but_shallower_is_told_where_it_is_overtaken(
     assert math.log(float(where) / 1e18) == pytest.approx(math.log(crossing), rel=0.02)
 
 
-def test_where_a_shallower_arm_may_have_either_reason_both_crossings_are_given() -> None:
+def test_sentence_gives_both_crossings_when_both_hypotheses_hold() -> None:
     found = verdict(law(FLOPS, a=1.5 * 1.2**-GAMMA, gamma=0.109))
     assert found.word == "shallower"
     assert min(found.p_exponent_hypothesis, found.p_irreducible_hypothesis) > 0.05
     for name, words in (("exponent", "exponent"), ("irreducible", "irreducible-loss")):
         (where,) = re.findall(rf"at (\S+) FLOPs \({words} hypothesis\)", found.sentence)
         x = math.log(float(where) / found.c0)
-        reading = found.hypotheses[name]  # type: ignore[index]
-        losses = [
-            e + math.exp(a - g * x) for e, a, g in zip(reading.e, reading.log_a, reading.gamma, strict=True)
-        ]
+        fit = found.hypotheses[name]  # type: ignore[index]
+        losses = [e + math.exp(a - g * x) for e, a, g in zip(fit.e, fit.log_a, fit.gamma, strict=True)]
         assert float(where) > FLOPS[-1]
         assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def test_a_shallower_arm_without_a_common_floor_is_promised_nothing() -> None:
-    """Its floor is lower and its exponent smaller: it loses ground where it was measured, not far beyond."""
+def test_no_crossing_is_given_when_both_hypotheses_are_rejected() -> None:
+    """Its E is lower and its exponent smaller: it loses ground where it was measured, not far beyond."""
     found = verdict(law(LONG, 1.75, 1.4, 0.095), LONG)
     assert found.word == "shallower" and found.multiplier > 1
     assert "is open" in found.sentence and "gone" not in found.sentence
@@ -123,8 +121,8 @@ def test_equal_losses_are_no_difference() -> None:
     assert math.isnan(found.multiplier) and "no multiplier" in found.sentence
 
 
-def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -> None:
-    """Its factor is 17 at the bottom and 34 at 1e23, though with one floor the slopes seem equal."""
+def test_e_and_gamma_that_cancel_are_not_a_constant_gain() -> None:
+    """Its factor is 17 at the bottom and 34 at 1e23, though with one E the slopes seem equal."""
     arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
     pair, rule = pair_of(FLOPS), DecisionRule()
     y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
@@ -134,7 +132,7 @@ def test_a_floor_and_an_exponent_that_make_up_for_each_other_are_no_constant() -
     assert found.word == "undecided" and "one irreducible loss for both is rejected" in found.sentence
 
 
-def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_floors_free() -> None:
+def test_delta_gamma_free_is_quoted_when_e_and_gamma_both_differ() -> None:
     inside = 0
     for seed in range(20):
         ladders = {
@@ -152,8 +150,8 @@ def test_where_floors_and_exponents_both_differ_the_exponents_are_compared_with_
 def three_arms(
     more: float = 0.0, seeds: int = 3, rng: np.random.Generator | None = None
 ) -> dict[str, Ladder]:
-    """Three laws above one floor, with noise where there is an `rng`; their exponents rise by `more` in the
-    middle of the ladder, which no floor makes up for.
+    """Three laws with one E, with noise where there is an `rng`; their exponents rise by `more` in the
+    middle of the ladder, which no E compensates.
     """
     bend = np.maximum(FLOPS / np.exp(np.log(FLOPS).mean()), 1.0) ** -more
     ladders: dict[str, Ladder] = {}
@@ -171,7 +169,7 @@ def lack(ladders: dict[str, Ladder], method: Method = "paper") -> float:
     return p
 
 
-def test_a_right_law_lacks_fit_as_rarely_as_its_level_says() -> None:
+def test_lack_of_fit_test_holds_its_level() -> None:
     rng = np.random.default_rng(3)
     drawn = [three_arms(rng=rng) for _ in range(300)]
     values = np.array([lack(ladders) for ladders in drawn])
@@ -181,7 +179,7 @@ def test_a_right_law_lacks_fit_as_rarely_as_its_level_says() -> None:
     assert [lack(ladders, "joint") for ladders in drawn[:20]] == pytest.approx(values[:20], rel=1e-6)
 
 
-def test_a_bent_law_lacks_fit_as_often_as_the_f_test_can_see() -> None:
+def test_lack_of_fit_test_has_the_power_of_the_noncentral_f() -> None:
     """Its exponents rise by .005 halfway: no loss is off by more than twice the noise of a rung."""
     clean = three_arms(0.005, seeds=1)
     law_of = fit_compute(clean, FitSettings("v")).arms
@@ -196,7 +194,7 @@ def test_a_bent_law_lacks_fit_as_often_as_the_f_test_can_see() -> None:
     assert found == pytest.approx(foreseen, abs=0.10), "three standard errors"
 
 
-def test_the_papers_way_covers_also_where_residuals_exceed_its_threshold() -> None:
+def test_paper_method_intervals_cover_when_residuals_exceed_delta() -> None:
     rng = np.random.default_rng(4)
     hits = 0
     for _ in range(300):
@@ -206,7 +204,7 @@ def test_the_papers_way_covers_also_where_residuals_exceed_its_threshold() -> No
     assert 0.85 <= hits / 300 <= 0.96
 
 
-def test_a_known_noise_makes_the_papers_intervals_too() -> None:
+def test_known_noise_sets_the_paper_methods_intervals() -> None:
     ladders = {
         "v": make_ladder("v", FLOPS, noisy(law(FLOPS), 1e-3, 5)),
         "w": make_ladder("w", FLOPS, noisy(law(FLOPS, a=1.4), 1e-3, 6)),
@@ -216,13 +214,13 @@ def test_a_known_noise_makes_the_papers_intervals_too() -> None:
     )
     assert wide.sigma == pytest.approx(1e-2) and math.isinf(wide.degrees_of_freedom)
     for name in ladders:
-        for way in ("conditional", "unconditional"):
-            ends = [getattr(fit.arms[name].gamma, way) for fit in (wide, narrow)]
+        for kind in ("conditional", "unconditional"):
+            ends = [getattr(fit.arms[name].gamma, kind) for fit in (wide, narrow)]
             assert np.ptp(ends[0]) == pytest.approx(10 * np.ptp(ends[1]), rel=0.01)
 
 
 @pytest.mark.parametrize(("reference", "arm"), [(5, 4), (8, 8)])
-def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: int) -> None:
+def test_seeds_and_rungs_factors_reach_the_power_they_promise(reference: int, arm: int) -> None:
     rule, noise = DecisionRule(), 1e-3
     flops = [np.geomspace(3.25e17, 1.01e20, count) for count in (reference, arm)]
     c0 = float(np.exp(np.log(flops[0]).mean()))
@@ -234,7 +232,7 @@ def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: 
         return LadderPair(x, np.repeat([False, True], counts), np.ones(sum(counts))), np.concatenate(loss)
 
     def power(flops: list[np.ndarray], noise: float) -> float:
-        """Of refuting the floor, where the exponent is what differs."""
+        """Power to reject the irreducible-loss hypothesis when the exponent differs."""
         pair, truth = truth_at(flops)
         y = noisy(np.tile(truth, (600, 1)), noise, 7)
         tests = f_test_hypotheses(
@@ -243,10 +241,10 @@ def test_as_many_seeds_or_rungs_as_are_asked_for_do_decide(reference: int, arm: 
         return float(np.mean(tests.p_irreducible_hypothesis < rule.level))
 
     pair, truth = truth_at(flops)
-    decider = separate_hypotheses(scattered(fit_hypotheses(pair, truth, rule), noise), rule, c0)
-    assert decider.rungs_factor is not None and decider.seeds_factor > 1
-    assert power(flops, noise / math.sqrt(decider.seeds_factor)) > 0.8
-    dense = [np.geomspace(part[0], part[-1], len(part) * int(decider.rungs_factor)) for part in flops]
+    separation = separate_hypotheses(scattered(fit_hypotheses(pair, truth, rule), noise), rule, c0)
+    assert separation.rungs_factor is not None and separation.seeds_factor > 1
+    assert power(flops, noise / math.sqrt(separation.seeds_factor)) > 0.8
+    dense = [np.geomspace(part[0], part[-1], len(part) * int(separation.rungs_factor)) for part in flops]
     assert power(dense, noise) > 0.8
     assert power(flops, noise) < 0.8, "without them it would not"
 
@@ -260,7 +258,7 @@ def scattered(fits: NestedFits, noise: float) -> NestedFits:
     return replace(fits, solutions=solutions)
 
 
-def test_how_many_runs_would_show_a_constant_is_said_only_where_they_could() -> None:
+def test_runs_needed_for_a_constant_verdict_are_given_only_where_finite() -> None:
     seen: set[str] = set()
     for gain, noise in ((0.0, 1e-2), (0.0, 1.5e-2), (0.002, 1.5e-2)):
         found = verdict(law(FLOPS, a=1.5 * 1.08**-GAMMA, gamma=GAMMA + gain), noise=noise)
@@ -285,7 +283,7 @@ def test_runs_of_the_same_compute_are_seeds_of_a_rung() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 6])
-def test_what_is_called_detectable_is_detected_in_four_of_five(count: int) -> None:
+def test_detectable_exponent_has_80_percent_power(count: int) -> None:
     x = np.geomspace(1, 100, count)
     line = fit_power_law(x, np.exp(noisy(0.5 * np.log(x), 0.1, count)))
     freedom = count - 2

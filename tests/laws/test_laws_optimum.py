@@ -1,5 +1,4 @@
-"""Fits come to rest at the best there is, also on ladders too short to know their floor, and what is said of
-one fit agrees with itself."""
+"""Fits reach the global optimum, also on ladders too short to determine E, and intervals invert the tests."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def drawn(kind: str, count: int, seed: int = 0) -> tuple[LadderPair, Array]:
 
 
 def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float:
-    """The exponent reading's least squares another way: floor and exponents searched, constants solved."""
+    """Least squares of the exponent hypothesis by an independent search: E and γ searched, A solved."""
     x, arm = pair.x, pair.arm
 
     def left(e: float, slopes: tuple[float, float]) -> float:
@@ -83,7 +82,7 @@ def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float
 
 
 @pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
-def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: str) -> None:
+def test_exponent_hypothesis_fit_matches_an_independent_search(kind: str) -> None:
     pair, y = drawn(kind, 4)
     fits = fit_hypotheses(pair, y, RULE)
     assert all(solution.converged.all() for name, solution in fits.solutions.items() if name != "free")
@@ -92,7 +91,7 @@ def test_the_exponent_reading_is_fitted_as_well_as_another_search_fits_it(kind: 
 
 
 @pytest.mark.parametrize("kind", ["short", "rising", "bent", "noisy"])
-def test_a_fit_to_similar_data_only_saves_time(kind: str) -> None:
+def test_warm_start_gives_the_same_fit(kind: str) -> None:
     pair, y = drawn(kind, 40)
     cold = fit_hypotheses(pair, y, RULE)
     warm = fit_hypotheses(pair, y, RULE, warm_start=fit_hypotheses(pair, y[:1], RULE))
@@ -100,7 +99,7 @@ def test_a_fit_to_similar_data_only_saves_time(kind: str) -> None:
     assert (words[0] == words[1]).mean() >= 0.95
 
 
-def test_short_ladders_are_not_told_that_an_exponent_is_a_floor() -> None:
+def test_short_ladders_do_not_mistake_an_exponent_for_a_lower_e() -> None:
     """Five rungs over 1.25 decades: mostly undecided, and the wrong word as rarely as the level says."""
     pair, y = drawn("short", 400)
     words = Counter(verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE), RULE).tolist())
@@ -116,7 +115,7 @@ def test_an_arm_that_rises_is_shallower() -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "bent", "noisy"])
-def test_the_interval_of_an_exponents_difference_is_what_the_test_does_not_refute(kind: str) -> None:
+def test_delta_gamma_interval_inverts_the_f_test(kind: str) -> None:
     """At its ends another search finds the F-test's own limit; and zero is in it if the test says so."""
     pair, y = drawn(kind, 8, seed=3)
     for row in y:

@@ -1,4 +1,4 @@
-"""A ladder: one arm's losses at its rungs of compute, seeds gathered."""
+"""A ladder: the losses of one arm at its rungs of compute, with the seeds of each rung."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` keeps them all.
+    """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` the loss of each.
 
     Fits use rung means, weighted by the number of seeds: scatter about a law is then judged rung by rung,
     so an error that all seeds of a rung share (a badly scaled learning rate) is not mistaken for precision.
@@ -27,7 +27,7 @@ class Ladder:
 
     @property
     def seeds(self) -> Array:
-        """How many runs stand behind each rung."""
+        """Number of runs at each rung."""
         return np.array([len(runs) for runs in self.runs], dtype=float)
 
     def keep(self, mask: Mask) -> Ladder:
@@ -79,19 +79,19 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
 
 
 def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
-    """Refuse ladders too short to carry a law, and a reference that is not there."""
+    """Refuse ladders too short for a law, and a reference that is not among them."""
     if reference not in ladders:
         raise UsageError(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
         )
     for arm, ladder in ladders.items():
-        least = MIN_REFERENCE_RUNGS if arm == reference else MIN_ARM_RUNGS
+        minimum = MIN_REFERENCE_RUNGS if arm == reference else MIN_ARM_RUNGS
         count = len(np.unique(ladder.flops))
-        if count < least:
+        if count < minimum:
             what = "rung" if count == 1 else "rungs"
             role = "the reference" if arm == reference else "an arm"
             raise UsageError(
                 f"{ladder.places[-1]}: arm '{arm}' has only {count} {what}; {role} needs at"
-                f" least {least}"
+                f" least {minimum}"
                 " rungs of different compute."
             )

@@ -1,6 +1,4 @@
-"""What a planned ladder can show: the chance of each verdict, and the cheapest ladder that is likely to
-reach one.
-"""
+"""Power of a planned ladder: the probability of each verdict, and the cheapest ladder with enough power."""
 
 from __future__ import annotations
 
@@ -29,11 +27,11 @@ TARGETS: tuple[Target, ...] = ("slope", "verdict")
 
 @dataclass(frozen=True)
 class LadderPlan:
-    """A ladder of two arms that is yet to be run, and the truth it is hoped to show.
+    """A planned pair of ladders, and the true laws they are simulated from.
 
     Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
-    FLOPs, with E and A set so that the printed γ meets the printed losses. `noise` is the standard
-    deviation of a run's loss. `multiplier` is the arm's saving of compute at the lowest rung.
+    FLOPs, with E and A chosen so that the printed γ reproduces the printed losses. `noise` is the standard
+    deviation of a run's loss. `multiplier` is the arm's compute multiplier at the lowest rung.
     """
 
     delta_gamma: float
@@ -51,7 +49,7 @@ class LadderPlan:
 
     def __post_init__(self) -> None:
         if self.rungs < 4:
-            raise UsageError(f"rungs is {self.rungs}; a ladder needs at least 4 to fit a floor and judge it.")
+            raise UsageError(f"rungs is {self.rungs}; a ladder needs at least 4 to fit E and test it.")
         if self.seeds < 1:
             raise UsageError(f"seeds is {self.seeds}; give at least 1.")
         for name in ("lowest", "highest", "noise", "gamma", "constant", "multiplier"):
@@ -63,13 +61,13 @@ class LadderPlan:
         if not (math.isfinite(self.delta_gamma) and self.gamma + self.delta_gamma > 0):
             raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
         if not (math.isfinite(self.irreducible_loss) and self.irreducible_loss >= 0):
-            raise UsageError(f"floor is {self.irreducible_loss}; give a loss of zero or more.")
+            raise UsageError(f"irreducible_loss is {self.irreducible_loss}; give a loss of zero or more.")
         if not 0 < self.level < 0.5:
-            raise UsageError(f"level is {self.level}; give a share between 0 and 0.5, such as 0.05.")
+            raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
 
     @property
     def decades(self) -> float:
-        """How many decades of compute the ladder spans."""
+        """Decades of compute that the ladder spans."""
         return math.log10(self.highest / self.lowest)
 
     @property
@@ -84,11 +82,11 @@ class LadderPlan:
 
     @property
     def rule(self) -> DecisionRule:
-        """How its verdict would be reached."""
+        """The rule that turns test results into verdicts."""
         return DecisionRule(self.level, self.margin)
 
     def pair(self) -> tuple[LadderPair, float]:
-        """Where the points lie, and C0 (the middle of the ladder)."""
+        """The points of both ladders, and C0 (the geometric middle of the ladder)."""
         flops = self.flops
         c0 = math.sqrt(self.lowest * self.highest)
         x = np.log(np.tile(flops, 2) / c0)
@@ -97,7 +95,7 @@ class LadderPlan:
         ), c0
 
     def true_parameters(self) -> Array:
-        """θ of the exponent reading: (E, log A, Δ log A, γ, Δγ) about the middle of the ladder."""
+        """θ of the exponent hypothesis: (E, log A, Δ log A, γ, Δγ) at C0 in the middle of the ladder."""
         _, c0 = self.pair()
         log_a = math.log(self.constant) - self.gamma * math.log(c0 / 1e18)
         # At the lowest rung the arm needs lowest/multiplier for the reference's loss there.
@@ -109,12 +107,11 @@ class LadderPlan:
 
 @dataclass(frozen=True)
 class Power:
-    """The chances. `slope` is the two-sided F-test of Δγ, `slope_one_sided` its one-sided form, `verdict`
-    the right word.
+    """Power of a plan: of the F-test of Δγ (two-sided and one-sided), and of the correct verdict.
 
-    `faking_error` is not about noise: a loss that much too high at one top rung alone (a learning rate
-    that is off there) would look like the whole Δγ, and no number of seeds shows it. `faking_ladder` says
-    whose: the reference's for a gain, the arm's for a Δγ below zero.
+    `confounding_penalty` is not about noise: a loss that much too high at the top rung of
+    `confounding_ladder` (a mistuned learning rate) would look like the whole Δγ, whatever the seeds. The
+    ladder is the reference for Δγ > 0 and the arm for Δγ < 0.
     """
 
     plan: LadderPlan
@@ -129,15 +126,13 @@ class Power:
     draws: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts and numbers, for JSON."""
         return {**asdict(self), "cost_flops": self.plan.cost, "decades": self.plan.decades}
 
 
 @dataclass(frozen=True)
 class CheapestLadder:
-    """The cheapest ladder (from the same lowest rung) that reaches the goal, confirmed by simulation; None
-    if none does.
-    """
+    """The cheapest ladder from the same lowest rung with power `goal`, confirmed by simulation; or None."""
 
     target: Target
     goal: float
@@ -145,7 +140,7 @@ class CheapestLadder:
     power: Power | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts and numbers, for JSON."""
         plan = asdict(self.plan) if self.plan else None
         return {
             "target": self.target, "goal": self.goal, "plan": plan,
@@ -155,30 +150,32 @@ class CheapestLadder:
 
 
 def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
-    """Run the plan many times with noise, judge every one, and count."""
+    """Simulate the plan `draws` times and count the verdicts."""
     if draws < 100:
-        raise UsageError(f"draws is {draws}; chances need at least 100.")
+        raise UsageError(f"draws is {draws}; a simulation needs at least 100.")
     pair, _ = plan.pair()
     rng = np.random.default_rng(seed)
     y = pair.designs()["exponent"].predict(plan.true_parameters(), pair.x)
     if not (y > 0).all():
-        raise UsageError("the planned law has a loss of zero or less at some rung; check floor and constant.")
+        raise UsageError(
+            "the planned law has a loss of zero or less at some rung; check irreducible_loss and constant."
+        )
     noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
     warm = fit_hypotheses(pair, y, plan.rule)
     tests = f_test_hypotheses(
         fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm_start=warm), plan.rule
     )
     words = verdict_words(tests, plan.rule)
-    shares = {word: float(np.mean(words == word)) for word in VERDICTS}
+    fractions = {word: float(np.mean(words == word)) for word in VERDICTS}
     side = math.copysign(1.0, plan.delta_gamma)
     right = _right_word(plan)
     return Power(
         plan=plan,
         slope=float(np.mean(tests.p_slope < plan.level)),
         slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
-        verdict=shares[right],
+        verdict=fractions[right],
         right_word=right,
-        verdict_fractions=shares,
+        verdict_fractions=fractions,
         delta_gamma_error=float(np.std(tests.delta_gamma)),
         confounding_penalty=_confounding_penalty(plan),
         confounding_ladder="arm" if plan.delta_gamma < 0 else "reference",
@@ -197,9 +194,7 @@ def _right_word(plan: LadderPlan) -> str:
 
 
 def _confounding_penalty(plan: LadderPlan) -> float:
-    """How much too high a top loss must be for the fitted Δγ to move by the planned one: the reference's to
-    raise it, the arm's to lower it.
-    """
+    """Loss penalty at a top rung that shifts the fitted Δγ by the planned one, to first order."""
     pair, _ = plan.pair()
     design, theta = pair.designs()["exponent"], plan.true_parameters()
     j = jacobian(design, pair.x, theta[None])[0]
@@ -209,12 +204,12 @@ def _confounding_penalty(plan: LadderPlan) -> float:
 
 
 def predicted_power(plan: LadderPlan, target: Target) -> float:
-    """The chance from the noncentral F distribution: fast, close to the simulation, used to search."""
+    """Power from the noncentral F distribution: fast, and close to the simulation."""
     return _power_from_rss(plan, target, _rival_rss(plan, target))
 
 
 def _rival_rss(plan: LadderPlan, target: Target) -> float:
-    """What the rival reading cannot explain of the planned truth, for one seed and unit noise."""
+    """RSS of the rival hypothesis on the planned laws without noise, for one seed."""
     pair, _ = replace(plan, seeds=1).pair()
     truth, designs = plan.true_parameters(), pair.designs()
     slope = target == "slope" or plan.delta_gamma <= 0
@@ -223,9 +218,9 @@ def _rival_rss(plan: LadderPlan, target: Target) -> float:
 
 
 def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
-    freedom = 2 * plan.rungs - (5 if target == "slope" or plan.delta_gamma <= 0 else 6)
-    critical = float(special.fdtri(1.0, freedom, 1.0 - plan.level))
-    return 1.0 - float(special.ncfdtr(1.0, freedom, left * plan.seeds / plan.noise**2, critical))
+    df = 2 * plan.rungs - (5 if target == "slope" or plan.delta_gamma <= 0 else 6)
+    critical = float(special.fdtri(1.0, df, 1.0 - plan.level))
+    return 1.0 - float(special.ncfdtr(1.0, df, left * plan.seeds / plan.noise**2, critical))
 
 
 def cheapest_ladder(
@@ -238,18 +233,16 @@ def cheapest_ladder(
     max_seeds: int = 5,
     max_decades: float = 8.0,
 ) -> CheapestLadder:
-    """Search rungs, span and seeds for the least FLOPs; the lowest rung stays, since only you know where
-    laws begin.
-    """
+    """Search rungs, span and seeds for the least FLOPs with power `goal`; the lowest rung stays fixed."""
     if target not in TARGETS:
         raise UsageError(f"target is {target!r}; choose slope or verdict.")
     if not 0.05 < goal < 0.975:
-        raise UsageError(f"goal is {goal}; give a chance between 0.05 and 0.975 (5% tests cap it there).")
+        raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (5% tests cap it there).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
     candidates: list[LadderPlan] = []
     for rungs in range(4, max_rungs + 1):
-        # Spans on a grid of hundredths of a decade; seeds only scale the signal, so each span is fitted once.
+        # Spans are hundredths of a decade; seeds only scale the noncentrality, so each span is fitted once.
         known: dict[int, float] = {}
         for seeds in range(1, max_seeds + 1):
             low, high = 29, int(100 * max_decades)
@@ -268,7 +261,7 @@ def cheapest_ladder(
                 middle = (low + high) // 2
                 low, high = (low, middle) if reaches(middle) else (middle, high)
             candidates.append(_option(plan, rungs, seeds, high))
-    # The prediction is good to a few points of a percent, so simulation has the last word.
+    # The prediction is accurate to a few hundredths, so the cheapest candidates are simulated.
     for option in sorted(candidates, key=lambda p: p.cost)[:4]:
         for stretch in range(3):
             longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))

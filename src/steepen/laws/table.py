@@ -1,4 +1,4 @@
-"""Reading tables of measurements, and saying which row is wrong when one is."""
+"""Read tables of runs (CSV, JSON lines, Parquet), with errors that name the row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_ARM_RUNGS = 3
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of a file, with the place of every row in it for error sentences."""
+    """Columns of a file, with the line or row number of every row for error messages."""
 
     source: str
     unit: str
@@ -32,11 +32,11 @@ class Table:
         return len(self.lines)
 
     def place(self, row: int) -> str:
-        """How to point a reader at a row: the file and its line."""
+        """The file and line of a row, for messages."""
         return f"{self.source}, {self.unit} {self.lines[row]}"
 
     def numbers(self, column: str, *, positive: bool = True) -> Array:
-        """A required column as finite (and, unless told otherwise, positive) numbers."""
+        """A required column as finite (and, by default, positive) numbers."""
         values = np.empty(len(self))
         for row, cell in enumerate(self._column(column)):
             try:
@@ -73,9 +73,7 @@ class Table:
         return ["" if cell is None else str(cell) for cell in self._column("seed")]
 
     def refuse_repeats(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
-        """Refuse rows that measure the same thing again with the same seed: a run pasted twice counts
-        double.
-        """
+        """Refuse rows with the same key and seed: a duplicated run would count twice."""
         seen: dict[tuple[Any, ...], int] = {}
         for row, key in enumerate(zip(keys, self.seeds(), strict=True)):
             if key in seen:
@@ -86,7 +84,7 @@ class Table:
             seen[key] = row
 
     def has(self, column: str) -> bool:
-        """Whether the file has the column at all."""
+        """Whether the table has the column."""
         return self._name(column) is not None
 
     def require(self, columns: Sequence[str]) -> None:
@@ -115,9 +113,7 @@ class Table:
 
 
 def read_table(path: Path | str) -> Table:
-    """Read CSV, JSON lines or Parquet, told apart by the file's ending (.csv, .jsonl/.ndjson/.json,
-    .parquet).
-    """
+    """Read a table; the suffix decides: .csv, .jsonl/.ndjson/.json or .parquet."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"there is no table at {path}; give a CSV, JSON-lines or Parquet file.")
@@ -138,7 +134,7 @@ def read_table(path: Path | str) -> Table:
 
 
 def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Table:
-    """A table from columns already in memory (a study's records, a notebook); rows are counted from 1."""
+    """A table from columns in memory (records of a study, a notebook); rows are counted from 1."""
     lengths = {len(values) for values in columns.values()}
     if len(lengths) != 1:
         raise UsageError(f"the columns of {source} differ in length: {sorted(lengths)}.")

@@ -1,4 +1,4 @@
-"""Pictures of fits. matplotlib is imported only when one is drawn."""
+"""Figures of `steepen fit`, drawn with matplotlib (imported only here, when needed)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.multipliers import fitted_multipliers
 
-# Okabe and Ito's palette: told apart under every common colour blindness; black is the reference.
+# Okabe–Ito palette, distinguishable under common colour blindness; black is the reference.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A600")
 MARKERS = "osD^vP*X"
 
@@ -89,11 +89,11 @@ def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str,
         axis.errorbar(
             values[0], values[1], yerr=np.maximum(values[2:], 0), fmt=marker, color=colour, ms=4, lw=1
         )
-    way = f"fitted ({report.primary_fit.settings.method})"
-    ends = [m.flops for m in found if m.method == way]
+    method = f"fitted ({report.primary_fit.settings.method})"
+    ends = [m.flops for m in found if m.method == method]
     if not ends:
         return
-    # As many points as make a curve: the ratio of two laws is a straight line on logarithmic axes only.
+    # Sampled densely: the ratio of two laws is straight only on logarithmic axes.
     line = np.unique(np.concatenate([ends, np.geomspace(min(ends), max(ends), 100)]))
     fitted = fitted_multipliers(
         report.primary_fit, name, line, extrapolate=any(m.extrapolated for m in found)
@@ -101,7 +101,7 @@ def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str,
     for beyond, style in ((False, "-"), (True, ":")):
         part = sorted((m for m in fitted if m.extrapolated == beyond), key=lambda m: m.flops)
         if beyond and part:
-            # Start the dotted line where the measured one ends, so that it is read as its continuation.
+            # Start the dotted line at the end of the solid one, as its continuation.
             part = sorted([*part, *(m for m in fitted if not m.extrapolated)], key=lambda m: m.flops)
         if part:
             x = [m.flops for m in part]

@@ -1,9 +1,9 @@
 """The three-term law L(N, D) = E + A/N^α + B/D^β, by summed Huber loss of log losses, MSE or log-MSE.
 
 Variables are centred and the two amplitudes are fitted as logarithms at the centre of the data, so nothing
-depends on the units of N and D. Starts are a grid over (α, β) with E, A and B found by linear least
-squares, which puts every start near the valley of good fits; all are refined at once, and the share that
-arrives at the best optimum is told.
+depends on the units of N and D. Starting points are a grid over (α, β) with E, A and B by linear least
+squares, so each is near the valley of good fits; all are refined at once, and `starts_at_optimum` is the
+fraction that reaches the best optimum.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ MIN_POINTS = 6
 
 @dataclass(frozen=True)
 class ChinchillaSettings:
-    """How to fit. `starts_per_axis`² starts; `bootstrap` redraws of the points give the intervals (0:
-    none).
-    """
+    """Settings of the fit: `starts_per_axis`² starting points, `bootstrap` resamples (0: no intervals)."""
 
     loss: Loss = "huber"
     delta: float = 1e-3
@@ -49,8 +47,8 @@ class ChinchillaSettings:
 class ChinchillaFit:
     """The fitted law. `a` and `b` are in the units of the table: A/N^α with N as given.
 
-    `objective` is the sum over points (of Huber terms, or of squares). `starts_at_optimum` is the share of
-    starts that reached it, `flags` say what is suspicious about the solution.
+    `objective` is the sum over points (of Huber terms, or of squares). `starts_at_optimum` is the fraction
+    of starting points that reached it, `flags` are doubts about the solution.
     """
 
     e: float
@@ -92,7 +90,7 @@ class ChinchillaFit:
         return n, product / n, float(self.predict(n, product / n))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts, lists and numbers, for JSON."""
         return {
             "law": "chinchilla", "form": "loss = e + a / parameters ** alpha + b / tokens ** beta",
             **asdict(self),
@@ -128,14 +126,14 @@ def fit_chinchilla(
     start = grid_starts(problem, settings.starts_per_axis)
     theta, objective = refine(problem, start, problem.weights[None], 150)
     order = np.argsort(objective)
-    # The last digits: a quasi-Newton search with the exact gradient from the best few.
+    # Polish the best few by a quasi-Newton search with the exact gradient.
     polished = [polish(problem, theta[i]) for i in order[: 4 if problem.huber else 1]]
     best_theta, best = min(polished, key=lambda found: found[1])
     reached = objective <= best * (1 + 1e-3) + 1e-14
     flags = _flags(problem, best_theta, start, best)
     predicted = (best_theta[0] + sum(term[0] for term in problem.terms(best_theta[None]))).ravel()
     intervals = _bootstrap(problem, best_theta, centre, settings) if settings.bootstrap else {}
-    e, a, b, alpha, beta = _outward(best_theta[None], centre)[0]
+    e, a, b, alpha, beta = _in_table_units(best_theta[None], centre)[0]
     spread = float(((y - y.mean()) ** 2).sum())
     return ChinchillaFit(
         e=float(e), a=float(a), b=float(b), alpha=float(alpha), beta=float(beta), objective=best,
@@ -163,7 +161,7 @@ def _check(n: Array, d: Array, y: Array) -> None:
             )
 
 
-def _outward(theta: Array, centre: tuple[float, float]) -> Array:
+def _in_table_units(theta: Array, centre: tuple[float, float]) -> Array:
     """(E, A, B, α, β) in the table's units."""
     with np.errstate(over="ignore"):
         a = np.exp(theta[:, 1] + theta[:, 3] * centre[0])
@@ -178,7 +176,7 @@ def _flags(problem: ChinchillaProblem, theta: Array, start: Array, objective: fl
         found.append("the solution equals one of its starts: the search did not move")
     for name, value, least, most in zip(PARAMETERS, theta, low, high, strict=True):
         if value <= least * (1 + 1e-6) + 1e-9 or value >= most * (1 - 1e-6):
-            found.append(f"{name} sits on its limit ({value:.4g}): the data do not determine it")
+            found.append(f"{name} is at its bound ({value:.4g}): the data do not determine it")
     _, slope = problem.value_and_gradient(theta)
     inside = (theta > low) & (theta < high)
     if problem.huber is None and float(np.abs(slope[inside]).max(initial=0.0)) > 1e-3 * max(objective, 1e-12):
@@ -189,12 +187,12 @@ def _flags(problem: ChinchillaProblem, theta: Array, start: Array, objective: fl
 def _bootstrap(
     problem: ChinchillaProblem, theta: Array, centre: tuple[float, float], settings: ChinchillaSettings
 ) -> dict[str, tuple[float, float]]:
-    """Percentile intervals from fits to points drawn again with replacement (as weights)."""
+    """Percentile intervals from a nonparametric bootstrap, with resampled points as weights."""
     rng = np.random.default_rng(settings.seed)
     count = len(problem.y)
     weights = rng.multinomial(count, np.full(count, 1 / count), size=settings.bootstrap).astype(float)
     refit, _ = refine(problem, theta[None], weights, 60)
-    values = _outward(refit, centre)
+    values = _in_table_units(refit, centre)
     columns = dict(zip(PARAMETERS, values.T, strict=True))
     total = columns["alpha"] + columns["beta"]
     columns |= {"parameters_exponent": columns["beta"] / total, "tokens_exponent": columns["alpha"] / total}

@@ -1,4 +1,4 @@
-"""The numerics of the three-term law: objective, gradient, starts, and a search from all of them at once."""
+"""Numerics of the three-term law: objective, gradient, starting grid, batched refinement and polish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPONENT_BOUNDS = (1e-3, 5.0)
 
 @dataclass(frozen=True, eq=False)
 class ChinchillaProblem:
-    """Centred data. θ = (E, log of each term at the centre, α, β)."""
+    """Centred data of one fit; θ = (E, log of each term at the centre, α, β)."""
 
     u: Array
     v: Array
@@ -57,9 +57,9 @@ class ChinchillaProblem:
 
 
 def grid_starts(problem: ChinchillaProblem, per_axis: int) -> Array:
-    """For each (α, β) of a grid: E, A, B by linear least squares, kept positive."""
+    """θ for each (α, β) of a grid, with E, A, B by non-negative least squares."""
     exponents = np.geomspace(0.05, 1.5, per_axis)
-    floor_limits = 0.02 * problem.y.min(), 0.98 * problem.y.min()
+    e_bounds = 0.02 * problem.y.min(), 0.98 * problem.y.min()
     found: list[list[float]] = []
     for alpha in exponents:
         for beta in exponents:
@@ -67,20 +67,20 @@ def grid_starts(problem: ChinchillaProblem, per_axis: int) -> Array:
                 [np.ones_like(problem.y), np.exp(-alpha * problem.u), np.exp(-beta * problem.v)], 1
             )
             value, _ = optimize.nnls(columns / problem.y[:, None], np.ones(len(problem.y)))
-            e = float(np.clip(value[0], *floor_limits))
+            e = float(np.clip(value[0], *e_bounds))
             small = 1e-3 * (problem.y.mean() - e)
             found.append([e, math.log(max(value[1], small)), math.log(max(value[2], small)), alpha, beta])
     return np.array(found)
 
 
 def bounds(problem: ChinchillaProblem) -> tuple[Array, Array]:
-    """The least and the greatest θ that is searched."""
+    """Lower and upper bounds of θ."""
     low = np.array([0.0, -40.0, -40.0, EXPONENT_BOUNDS[0], EXPONENT_BOUNDS[0]])
     return low, np.array([problem.y.max(), 40.0, 40.0, EXPONENT_BOUNDS[1], EXPONENT_BOUNDS[1]])
 
 
 def refine(problem: ChinchillaProblem, start: Array, weights: Array, iterations: int) -> tuple[Array, Array]:
-    """Damped Gauss–Newton (reweighted, for Huber) from all starts or for all redraws at once."""
+    """Damped Gauss–Newton (reweighted, for Huber) from all starting points or for all resamples at once."""
     low, high = bounds(problem)
     count = max(len(start), len(weights))
     theta = np.array(np.broadcast_to(start, (count, 5)))
@@ -119,12 +119,12 @@ def refine(problem: ChinchillaProblem, start: Array, weights: Array, iterations:
 
 
 def polish(problem: ChinchillaProblem, theta: Array) -> tuple[Array, float]:
-    """The last digits, by a quasi-Newton search with the exact gradient."""
+    """Refine one θ to full precision by L-BFGS-B with the exact gradient."""
     low, high = bounds(problem)
     value, _ = problem.value_and_gradient(theta)
     best = theta
     for _ in range(3):
-        # The objective is of order 1e-3 or less: scaled up, or the search would stop by its own tolerances.
+        # The objective is of order 1e-3 or less; unscaled, the tolerances would stop the search early.
         factor = 1.0 / max(value, 1e-300)
 
         def scaled(point: Array, factor: float = factor) -> tuple[float, Array]:

@@ -1,4 +1,4 @@
-"""What a fitted compute law is: its numbers, its intervals, and the settings that made it."""
+"""The compute law L(C) = E + A·(C/C0)^−γ: settings of a fit, and the fitted laws with their intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOSSES: tuple[Loss, ...] = ("huber", "mse", "log-mse")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with two intervals: `conditional` holds E (for E itself: the exponents) as if known."""
+    """A value with two intervals; `conditional` holds E fixed (for E itself: the exponents)."""
 
     value: float
     conditional: Interval
@@ -46,7 +46,7 @@ class ArmLaw:
         return self.e.value + np.exp(self.log_a.value - self.gamma.value * x)
 
     def compute_for(self, loss: float | Array) -> Array:
-        """The compute at which the law reaches a loss; infinite at or below its floor."""
+        """The compute at which the law reaches a loss; infinite at or below E."""
         above = np.asarray(loss, float) - self.e.value
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             value = self.c0 * np.exp((self.log_a.value - np.log(above)) / self.gamma.value)
@@ -55,7 +55,7 @@ class ArmLaw:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Everything that decides a compute-law fit. `c0` None means the reference's geometric-mean compute."""
+    """Settings of a compute-law fit; `c0` None is the geometric mean of the reference's compute."""
 
     reference: str
     method: Method = "joint"
@@ -69,20 +69,22 @@ class FitSettings:
         if self.loss not in LOSSES:
             raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
         if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence is {self.confidence}; give a share between 0 and 1, such as 0.9.")
+            raise UsageError(
+                f"confidence is {self.confidence}; give a fraction between 0 and 1, such as 0.9."
+            )
         for name, value in (("delta", self.delta), ("c0", self.c0), ("noise", self.noise)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
 
     @property
     def log(self) -> bool:
-        """Whether the joint way compares log losses."""
+        """Whether the joint method fits log losses."""
         return self.loss == "log-mse"
 
 
 @dataclass(frozen=True)
 class ComputeFit:
-    """The laws of every arm by one method, with the settings that made them."""
+    """The laws of every arm by one method, and its settings."""
 
     settings: FitSettings
     c0: float
@@ -91,7 +93,7 @@ class ComputeFit:
     degrees_of_freedom: float
     objective: float
     at_bound: tuple[str, ...] = ()
-    # Of (E, every log A, every γ) in the order of `arms`; kept for bands, not for JSON.
+    # Of (E, every log A, every γ) in the order of `arms`; for bands; not in JSON.
     covariance: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False, compare=False)
 
     @property
@@ -106,7 +108,7 @@ class ComputeFit:
         return float(t_quantile((1 + self.settings.confidence) / 2, np.array(self.degrees_of_freedom)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts, lists and numbers, for JSON."""
         return {
             "settings": asdict(self.settings),
             "c0": self.c0,
@@ -119,9 +121,12 @@ class ComputeFit:
 
     def summary(self) -> str:
         """The laws as lines of text."""
-        per = f"{self.settings.confidence:.0%}"
-        head = f"compute law, {self.settings.method} way, C0 = {self.c0:.4g}, scatter {self.sigma:.2g}"
-        lines = [head, f"{'arm':<20} {'γ':>8} {per + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}"]
+        confidence = f"{self.settings.confidence:.0%}"
+        head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, scatter {self.sigma:.2g}"
+        lines = [
+            head,
+            f"{'arm':<20} {'γ':>8} {confidence + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}",
+        ]
         for law in self.arms.values():
             wide, narrow = law.gamma.unconditional, law.gamma.conditional
             lines.append(
@@ -148,7 +153,7 @@ def law_dict(law: ArmLaw) -> dict[str, Any]:
 
 
 def default_c0(ladder: Ladder) -> float:
-    """The geometric mean of a ladder's compute, where its constant and exponent are least entangled."""
+    """The geometric mean of a ladder's compute, where A and γ are least correlated."""
     return float(np.exp(np.log(ladder.flops).mean()))
 
 

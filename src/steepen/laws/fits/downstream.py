@@ -1,9 +1,8 @@
-"""Forecasting a downstream score from compute: task losses by law, accuracy by sigmoid, the suite by one
-factor.
+"""Forecast a downstream score from compute: task NLL by a law, accuracy by a sigmoid, the suite by a factor.
 
-B_t(C) = E + A·(C/C0)^−α      for every series and task, summed Huber loss of log B ĉ_t(B) = 1 / (1 +
-exp(s·B − b))   for every task, shared by all series score(C) = r · mean over tasks of ĉ_t(B_t(C)),   r
-without an intercept
+B_t(C)   = E + A·(C/C0)^−α                    every series and task, summed Huber loss of log B
+ĉ_t(B)   = 1 / (1 + exp(s·B − b))             every task, shared by all series
+score(C) = r · mean over tasks of ĉ_t(B_t(C))   r without an intercept
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Sigmoid:
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """A forecast set against an observation; `compute_factor` above 1 means better than forecast."""
+    """An observed score and its forecast; `compute_factor` above 1 means better than forecast."""
 
     series: str
     flops: float
@@ -77,7 +76,7 @@ class HeldOutScore:
 
 @dataclass(frozen=True)
 class DownstreamFit:
-    """The whole pipeline. `sigma` is the scatter of the measured scores about it."""
+    """The fitted pipeline; `sigma` is the residual standard deviation of the measured scores."""
 
     tasks: tuple[str, ...]
     laws: dict[str, dict[str, TaskLaw]]
@@ -91,18 +90,16 @@ class DownstreamFit:
         """Predicted centred accuracy of every task (rows) at each compute (columns)."""
         if series not in self.laws:
             raise UsageError(f"series '{series}' was not fitted; did you mean {nearest(series, self.laws)}?")
-        at = np.atleast_1d(np.asarray(flops, float))
-        return np.stack(
-            [self.sigmoids[t].predict(self.laws[series][t].predict(at, self.c0)) for t in self.tasks]
-        )
+        return _task_scores(self.laws[series], self.sigmoids, self.tasks, flops, self.c0)
 
     def predict(self, series: str, flops: float | Array) -> Array:
         """The forecast full score."""
         return self.r * self.task_scores(series, flops).mean(axis=0)
 
     def compute_for(self, series: str, score: float, low: float = 1.0, high: float = 1e30) -> float:
-        """The compute at which a series is forecast to reach a score; infinite if it never does below
-        `high`, NaN if the score is below what is forecast for no compute at all.
+        """The compute at which a series is forecast to reach a score.
+
+        Infinite if it does not below `high`, NaN if the score is below the forecast at `low`.
         """
 
         def gap(log_c: float) -> float:
@@ -116,14 +113,14 @@ class DownstreamFit:
         return math.exp(float(optimize.brentq(gap, *ends, xtol=1e-10)))
 
     def hold_out(self, series: str, flops: float, observed: float) -> HeldOutScore:
-        """Score a checkpoint that no fit has seen."""
+        """Compare a checkpoint that was not fitted with its forecast."""
         forecast = float(self.predict(series, flops)[0])
         miss = observed - forecast
         factor = self.compute_for(series, observed) / flops
         return HeldOutScore(series, flops, observed, forecast, miss, miss / max(self.sigma, 1e-300), factor)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts and numbers, for JSON."""
         return {"law": "downstream", **asdict(self)}
 
     def summary(self) -> str:
@@ -136,6 +133,17 @@ class DownstreamFit:
             alphas = ", ".join(f"{name} α {laws[task].alpha:.4f}" for name, laws in self.laws.items())
             lines.append(f"  {task:<28} s {curve.s:8.3f}  b {curve.b:8.3f}  {alphas}")
         return "\n".join(lines)
+
+
+def _task_scores(
+    laws: Mapping[str, TaskLaw],
+    sigmoids: Mapping[str, Sigmoid],
+    tasks: Sequence[str],
+    flops: float | Array,
+    c0: float,
+) -> Array:
+    at = np.atleast_1d(np.asarray(flops, float))
+    return np.stack([sigmoids[task].predict(laws[task].predict(at, c0)) for task in tasks])
 
 
 def fit_downstream(
@@ -172,17 +180,21 @@ def fit_downstream(
         for task in chosen
     }
     settings = {"c0": c0, "delta": delta, "accuracy_delta": accuracy_delta}
-    draft = DownstreamFit(chosen, laws, sigmoids, 1.0, 0.0, c0, settings)
-    filtered = np.concatenate([draft.predict(name, points.flops) for name, points in series.items()])
+    predicted = np.concatenate(
+        [
+            _task_scores(laws[name], sigmoids, chosen, points.flops, c0).mean(axis=0)
+            for name, points in series.items()
+        ]
+    )
     full = np.concatenate([np.asarray(points.score, float) for points in series.values()])
-    r = float(filtered @ full) / float(filtered @ filtered)
+    r = float(predicted @ full) / float(predicted @ predicted)
     left = max(len(full) - 1, 1)
-    sigma = float(np.sqrt(((full - r * filtered) ** 2).sum() / left))
+    sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / left))
     return DownstreamFit(chosen, laws, sigmoids, r, sigma, c0, settings)
 
 
 def fit_sigmoid(nll: Array, centered: Array, delta: float = 0.01) -> Sigmoid:
-    """The Huber sigmoid of centred accuracy on task NLL, from several starts."""
+    """Fit the sigmoid of centred accuracy on task NLL by Huber loss, from several starting points."""
     if len(nll) < 3:
         raise UsageError(f"a sigmoid needs at least three measurements; there are {len(nll)}.")
     middle, width = float(np.mean(nll)), max(float(np.std(nll)), 1e-6)
@@ -247,7 +259,7 @@ def filter_tasks(
         ordered = np.asarray(values, float)[order]
         gap = float(ordered[-1]) - chance[task]
         tau = float(stats.kendalltau(amount, ordered, variant="b").statistic)
-        tau = 0.0 if math.isnan(tau) else tau  # constant accuracy has no order at all
+        tau = 0.0 if math.isnan(tau) else tau  # constant accuracy
         reasons = [f"{gap * 100:+.2f} points from chance"] if gap < min_gap else []
         reasons += [f"τ_b = {tau:.3f}"] if tau < min_tau else []
         found[task] = TaskFilter(not reasons, gap, tau, "; ".join(reasons))

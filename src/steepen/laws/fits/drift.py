@@ -1,4 +1,4 @@
-"""How a hyperparameter's optimum drifts with size, what missing it costs, and growth's own laws."""
+"""Drift of a hyperparameter's optimum with model size, and the laws of growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steepen.laws.fits.vertex import Vertex, find_vertex
 
 @dataclass(frozen=True, eq=False)
 class HyperparameterSweep:
-    """One sweep of a hyperparameter at one size: multiples of its base value, and the losses."""
+    """A sweep of one hyperparameter at one model size: multiples of its base value, and losses."""
 
     parameters: float
     multiples: Array
@@ -27,7 +27,7 @@ class HyperparameterSweep:
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift exponent β of optimum ∝ N^β, and how much the setting matters.
+    """The drift exponent β of optimum ∝ N^β, and the cost of missing the optimum.
 
     `regret` is the mean loss at half and twice the base value less the loss at the base; `span` the full
     range of losses; both at the largest size swept at half, base and twice. `three_errors` is the paper's
@@ -45,7 +45,7 @@ class Drift:
 
 def fit_drift(slices: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:
     """Vertex of each slice (log loss against log multiple), then log optimum against log size; censored
-    ones left out.
+    ones are excluded.
     """
     if not slices:
         raise UsageError("there are no sweeps to fit a drift to.")
@@ -75,9 +75,7 @@ def _at(swept: HyperparameterSweep, multiple: float) -> float | None:
 
 
 def fit_growth_fraction(budget: Array, rho: Array, loss: Array, confidence: float = 0.90) -> IsoflopFit:
-    """Each budget's best share of tokens after growth: a parabola of loss in ρ; the mean is rounded to one
-    decimal.
-    """
+    """Each budget's best fraction ρ of tokens after growth, by a parabola; mean rounded to one decimal."""
     return fit_isoflop(
         budget, rho, loss, log_x=False, log_loss=False, confidence=confidence, decimals=1, needs_law=False
     )

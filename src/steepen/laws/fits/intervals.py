@@ -1,6 +1,4 @@
-"""Intervals by profile likelihood: how far a parameter can move before the best fit with it there is
-refuted.
-"""
+"""Profile-likelihood intervals: the values of a parameter at which an F-test does not reject the best fit."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from steepen.laws.fits.solver import Array, Design, parameter_bounds, solve_from
 
 Indices = NDArray[np.intp]
 
-START_FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, at which floors begin
+START_FRACTIONS = (0.0, 0.5, 0.9)  # of the lowest loss, as starting values of E
 MAX_STEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
 class LeastSquaresFit:
-    """A least-squares fit to one data set, ready to be profiled."""
+    """A least-squares fit to one data set, as `profile_intervals` needs it."""
 
     design: Design
     x: Array
@@ -35,28 +33,28 @@ class LeastSquaresFit:
 def profile_intervals(
     fit: LeastSquaresFit, which: list[int], covariance: Array, quantile: float
 ) -> list[Interval]:
-    """For each parameter, where the profiled sum of squares has risen by quantile² · variance on either
-    side.
+    """Interval of each parameter in `which`, up to where the profiled RSS exceeds its minimum by
+    quantile² · variance.
 
-    With `quantile` Student's t for the residual degrees of freedom this is the interval an F-test inverts.
-    An end that is never reached is infinite; a floor's lower end stops at zero.
+    With `quantile` Student's t for the residual degrees of freedom this inverts an F-test. An end that is
+    never reached is infinite; the lower end of an irreducible loss is at least zero.
     """
-    n_floor = fit.design.sizes[0]
+    n_irreducible = fit.design.sizes[0]
     errors = np.sqrt(np.maximum(np.diag(covariance) * fit.variance, 0.0))
     rows = [(index, side) for index in which for side in (-1.0, 1.0)]
     index = np.array([row[0] for row in rows])
     side = np.array([row[1] for row in rows])
     best = fit.theta[index]
-    # As a parameter is pushed, the others follow it; the covariance says how, to first order.
+    # First-order response of the other parameters to a shift of one, from the covariance.
     follow = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
     lowest, highest = (part[0, index] for part in parameter_bounds(fit.design, fit.y[None]))
-    limit = np.abs(np.where(side < 0, lowest, highest) - best)  # how far each can go
-    # Between `near`, which is not refuted, and `far`, which is; until that is found, twice as far each time.
+    limit = np.abs(np.where(side < 0, lowest, highest) - best)  # distance to the bound
+    # Bracket: `near` is not rejected, `far` is. Until `far` is found, the step doubles.
     near, far = np.zeros(len(rows)), np.full(len(rows), np.inf)
     near_rise, far_rise = np.zeros(len(rows)), np.full(len(rows), np.inf)
     step = np.minimum(np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(best), 1.0)), limit)
     theta = np.repeat(fit.theta[None], len(rows), axis=0)
-    endless = np.zeros(len(rows), bool)
+    unbounded = np.zeros(len(rows), bool)
     for _ in range(MAX_STEPS):
         value = best + side * step
         start = fit.theta + follow * (value - best)[:, None]
@@ -64,32 +62,31 @@ def profile_intervals(
         out = rise >= quantile
         near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)
         far, far_rise = np.where(out, step, far), np.where(out, rise, far_rise)
-        endless = ~out & (step >= limit)
-        done = endless | (np.abs(rise - quantile) <= 1e-4 * quantile)
+        unbounded = ~out & (step >= limit)
+        done = unbounded | (np.abs(rise - quantile) <= 1e-4 * quantile)
         done |= np.isfinite(far) & (far - near <= 1e-9 * far)
         if done.all():
             break
-        # The rise is nearly linear in the parameter; not quite, so some way is always kept from both ends.
+        # Secant step, kept away from both ends of the bracket since the rise is not quite linear.
         with np.errstate(invalid="ignore"):
-            share = np.clip((quantile - near_rise) / (far_rise - near_rise), 0.1, 0.9)
-            between = near + share * (far - near)
+            fraction = np.clip((quantile - near_rise) / (far_rise - near_rise), 0.1, 0.9)
+            between = near + fraction * (far - near)
         step = np.where(done, step, np.where(np.isfinite(far), between, np.minimum(2.0 * step, limit)))
-    # Past every limit the solver allows there is no end, save that no floor lies below zero.
-    ends = np.where(endless & ((index >= n_floor) | (side > 0)), side * np.inf, best + side * step)
+    # Beyond the solver's bounds the interval is open, except that E is not negative.
+    ends = np.where(unbounded & ((index >= n_irreducible) | (side > 0)), side * np.inf, best + side * step)
     return [(float(ends[2 * i]), float(ends[2 * i + 1])) for i in range(len(which))]
 
 
 def _profile(fit: LeastSquaresFit, index: Indices, value: Array, begin: list[Array]) -> tuple[Array, Array]:
-    """How far, in standard deviations, the fit is off with each parameter at a value, and where it is then.
+    """√(RSS rise / variance) with each parameter fixed at `value`, and the refitted θ.
 
-    The best from several starts: where a parameter is pushed far, the best fit may be another than the one
-    that its neighbour's leads to.
+    The best of several starting points: far from the optimum the constrained fit may have several minima.
     """
     rows = np.arange(len(index))
-    anew = [starting_points(fit.design, fit.x, fit.y, fraction) for fraction in START_FRACTIONS]
+    automatic = [starting_points(fit.design, fit.x, fit.y, fraction) for fraction in START_FRACTIONS]
     fixed = np.zeros((len(rows), fit.design.n_parameters), bool)
     fixed[rows, index] = True
-    every = [*begin, *(np.repeat(one[None], len(rows), axis=0) for one in anew)]
+    every = [*begin, *(np.repeat(one[None], len(rows), axis=0) for one in automatic)]
     for start in every:
         start[rows, index] = value
     found = solve_from_starts(

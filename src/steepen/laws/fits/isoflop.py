@@ -1,6 +1,4 @@
-"""Sweeps at fixed compute and how their optima move: the iso-compute method, drift tests and rounding
-rules.
-"""
+"""Iso-compute sweeps and the law of their optima: vertices, scale-shift test and rounding rule."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ NO_BOUNDS: Interval = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class PowerLawFit:
-    """A straight line of log y on log x: y = coefficient · x^exponent, with t-intervals.
+    """y = coefficient · x^exponent by least squares of log y on log x, with t-intervals.
 
     `p_value` is for exponent = 0 (two-sided). `detectable` is the smallest |exponent| this many points with
     this scatter would have found with 80% power at 5%: absence of drift means no more than that.
@@ -43,11 +41,11 @@ class PowerLawFit:
     sum_squares_log_x: float
 
     def predict(self, x: float) -> float:
-        """The line's y at x."""
+        """The fitted y at x."""
         return math.exp(self.mean_log_y + self.exponent * (math.log(x) - self.mean_log_x))
 
     def interval_at(self, x: float) -> Interval:
-        """The interval of the line itself at x (not of a further point)."""
+        """Confidence interval of the fitted y at x (not a prediction interval)."""
         away = math.log(x) - self.mean_log_x
         t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.degrees_of_freedom))))
         count = self.degrees_of_freedom + 2
@@ -62,9 +60,7 @@ class PowerLawFit:
 
 
 def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
-    """Ordinary least squares of log y on log x: the scale-shift test, the drift of a hyperparameter, an
-    allocation law.
-    """
+    """Ordinary least squares of log y on log x."""
     u, v = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
     if len(u) < 2 or np.ptp(u) == 0:
         raise UsageError(f"a power law needs at least two different x; there are {len(np.unique(u))}.")
@@ -96,9 +92,7 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
 
 @dataclass(frozen=True)
 class IsoflopFit:
-    """Every budget's vertex, the law they follow, and their mean. Censored vertices take no part in law or
-    mean.
-    """
+    """The vertex of every budget, their power law and their mean; censored vertices enter neither."""
 
     vertices: tuple[Vertex, ...]
     law: PowerLawFit | None
@@ -108,7 +102,7 @@ class IsoflopFit:
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Nested dicts, lists and numbers, for JSON."""
         law = self.law
         return {
             "law": "isoflop", "form": "x* = coefficient * budget ** exponent", "settings": self.settings,
@@ -136,7 +130,7 @@ class IsoflopFit:
                 f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
             )
         if math.isfinite(self.mean):
-            # The rounding rule is for ratios and fractions; of billions of tokens it says nothing.
+            # The rounding rule is for ratios and fractions, not for billions of tokens.
             rounded = f", rounded {self.rounded:g}" if self.mean < 1000 else ""
             lines.append(f"mean x* {self.mean:.4g}{rounded}")
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
@@ -156,9 +150,9 @@ def fit_isoflop(
     nearest: int | None = None,
     needs_law: bool = True,
 ) -> IsoflopFit:
-    """Find each budget's vertex and how it moves with budget; budgets within `tolerance` are one sweep.
+    """Fit the vertex of each budget and their power law; budgets within `tolerance` are one sweep.
 
-    Without `needs_law` (where only the mean optimum is used) too few optima for a law are not warned of.
+    With `needs_law=False` (only the mean optimum is used) too few optima for a law give no warning.
     """
     budget, x, loss = (np.asarray(part, float) for part in (budget, x, loss))
     warnings: list[str] = []
@@ -221,9 +215,7 @@ def rounded_mean(optima: list[float], decimals: int = 0) -> float:
 
 
 def group_budgets(budget: Array, tolerance: float = 0.01) -> list[NDArray[np.intp]]:
-    """Row numbers of each budget, lowest first; values closer than `tolerance` to their neighbour are one
-    budget.
-    """
+    """Row indices of each budget, lowest first; neighbours within `tolerance` are one budget."""
     order = np.argsort(budget, kind="stable")
     gaps = np.flatnonzero(np.diff(np.log(budget[order])) > math.log1p(tolerance)) + 1
     return [np.asarray(part) for part in np.split(order, gaps)]

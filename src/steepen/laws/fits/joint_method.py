@@ -1,9 +1,7 @@
-"""The compute law L(C) = E + A·(C/C0)^−γ of every arm: the paper's way, and jointly.
+"""The joint method: one E and every arm's A and γ fitted to all losses at once by least squares.
 
-The paper's way takes E from the reference arm alone (summed Huber loss of log losses) and then treats it as
-known: every other arm is a straight line of log(L − E) against log C. Its standard error is conditional on
-that E. The joint way fits one E and every arm's A and γ to all losses at once by least squares. Both report
-intervals conditional on E and unconditional ones; the difference between the two is often a factor of ten.
+Every number has two intervals: conditional on E, and unconditional by profile likelihood. The second is often
+ten times the first.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     design = Design(np.ones((len(x), 1)), own, own)
     best = solve_multistart(design, x, y, weights=weights, log=settings.log)
     theta, rss = best.theta[0], float(best.objective[0])
-    freedom = math.inf if settings.noise else float(len(x) - design.n_parameters)
+    df = math.inf if settings.noise else float(len(x) - design.n_parameters)
     variance = _variance(rss, len(x) - design.n_parameters, y, settings)
-    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(freedom)))
+    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(df)))
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.log)[0]
     fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.log)
     wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
@@ -72,12 +70,12 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         )
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(y.mean()) if settings.log else 1.0)
-    return ComputeFit(settings, c0, arms, sigma, freedom, rss, bound, covariance * variance)
+    return ComputeFit(settings, c0, arms, sigma, df, rss, bound, covariance * variance)
 
 
-def _variance(rss: float, freedom: int, y: Array, settings: FitSettings) -> float:
+def _variance(rss: float, df: int, y: Array, settings: FitSettings) -> float:
     scale = float(y.mean()) if settings.log else 1.0
     if settings.noise:
         return (settings.noise / scale) ** 2
     rounding = ROUNDING_ERROR * (1.0 if settings.log else float(y.mean()))
-    return max(rss / max(freedom, 1), rounding**2)
+    return max(rss / max(df, 1), rounding**2)

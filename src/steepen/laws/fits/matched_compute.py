@@ -1,4 +1,4 @@
-"""Matched-compute cuts: what each family of runs reaches at common budgets, and which is best there."""
+"""Matched-compute slices: the loss of each family of runs at common budgets, and the optimum over them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steepen.laws.ladder import Ladder
 
 @dataclass(frozen=True)
 class ComputeSlice:
-    """One budget: the interpolated loss of every family that covers it, and the optimum over them.
+    """Interpolated losses of every family that covers a budget, and the optimum over the families.
 
     `best.interior` is False (censored) where no parabola has its minimum inside the families present;
     `best.x` is then the best measured family. None where fewer than two families cover the budget.
@@ -36,9 +36,7 @@ def loss_at(ladder: Ladder, budget: float) -> float | None:
 def slice_families(
     families: dict[float, Ladder], budgets: Array, confidence: float = 0.90
 ) -> list[ComputeSlice]:
-    """Cut families (keyed by K, or any positive setting) at budgets; the optimum is a parabola in log K and
-    log loss.
-    """
+    """Slice families (keyed by K, or any positive setting) at budgets; optima by parabolas in log K."""
     for key in families:
         if not key > 0:
             raise UsageError(
@@ -53,18 +51,6 @@ def slice_families(
         }
         found.append(ComputeSlice(float(budget), losses, _best(losses, float(budget), confidence)))
     return found
-
-
-def common_budgets(families: dict[float, Ladder], count: int = 8) -> Array:
-    """Budgets that every family covers, evenly spaced in log compute."""
-    low = max(float(ladder.flops[0]) for ladder in families.values())
-    high = min(float(ladder.flops[-1]) for ladder in families.values())
-    if low > high:
-        raise UsageError(
-            f"no budget is covered by every family (the highest start is {low:.3g}, the lowest end"
-            f" {high:.3g})."
-        )
-    return np.geomspace(low, high, count)
 
 
 def _best(losses: dict[float, float], budget: float, confidence: float) -> Vertex | None:

@@ -1,4 +1,8 @@
-"""The paper's way: E from the reference alone by summed Huber loss, then a log–log line for every arm."""
+"""The paper's method: E from the reference alone by a summed Huber loss, then a log–log line per arm.
+
+E is then treated as known, so a regression's standard error is conditional on it; the unconditional
+intervals propagate the variance of E.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from steepen.laws.ladder import Ladder
 
 
 def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
-    """Fit every arm's law with the reference's E; intervals with and without E's own error."""
+    """Fit every arm's law with the reference's E; intervals with and without the error of E."""
     base = ladders[settings.reference]
     c0 = settings.c0 or default_c0(base)
     fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
@@ -34,14 +38,12 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         for loss, place in zip(ladder.loss, ladder.places, strict=True):
             if loss <= e:
                 raise UsageError(
-                    f"{place}: the loss {loss:g} of arm '{ladder.arm}' is not above the floor E = {e:.4f}"
-                    " fitted on"
-                    f" '{base.arm}', so log(L − E) does not exist; correct the row, or fit all arms' floor"
-                    " together"
-                    " with the joint method."
+                    f"{place}: the loss {loss:g} of arm '{ladder.arm}' is not above the irreducible loss"
+                    f" E = {e:.4f} fitted on '{base.arm}', so log(L − E) does not exist; correct the row, or"
+                    " fit one E to all arms with --method joint."
                 )
-    freedom = len(base.flops) - 3 if settings.noise is None else math.inf
-    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(float(freedom))))
+    df = len(base.flops) - 3 if settings.noise is None else math.inf
+    quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(float(df))))
     errors = np.sqrt(np.maximum(np.diag(fit.covariance), 0.0))
     given_gamma = np.linalg.pinv(np.linalg.pinv(fit.covariance, hermitian=True)[:2, :2], hermitian=True)
     e_estimate = Estimate(
@@ -59,7 +61,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         own = [1 + len(ladders) + i, 1 + i]
         if name == settings.reference:
             value = np.array([fit.theta[2], fit.theta[1]])
-            total, total_nu = errors[[2, 1]], np.array([freedom, freedom], float)
+            total, total_nu = errors[[2, 1]], np.array([df, df], float)
             carrier[own] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
             left = (
                 fit.covariance[np.ix_([2, 1], [2, 1])]
@@ -73,7 +75,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             carried = slope * errors[0]
             carrier[own], joint[np.ix_(own, own)] = slope, inverse
             total = np.sqrt(error**2 + carried**2)
-            parts = error**4 / max(nu, 1e-9) + carried**4 / max(freedom, 1e-9)
+            parts = error**4 / max(nu, 1e-9) + carried**4 / max(df, 1e-9)
             total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
         narrow = float(t_quantile((1 + settings.confidence) / 2, np.array(float(nu))))
         wide = t_quantile((1 + settings.confidence) / 2, total_nu)
@@ -87,7 +89,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         )
         arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
     joint += np.outer(carrier, carrier) * fit.covariance[0, 0]
-    return ComputeFit(settings, c0, arms, fit.sigma, float(freedom), fit.objective, fit.at_bound, joint)
+    return ComputeFit(settings, c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +124,12 @@ def fit_irreducible_loss(
     if noise is not None:
         variance = (noise / (float(ladder.loss.mean()) if log else 1.0)) ** 2
     elif huber is not None:
-        # An M-estimator's variance. Of a few points, most of them beyond δ, it is far too small: then that
-        # of least squares, which it is in any case where every residual is inside δ.
+        # Variance of an M-estimator. With a few points, most of them beyond δ, it is far too small, so the
+        # least-squares variance is a lower bound (the two agree where every residual is inside δ).
         inside = np.abs(residual) <= huber
         clipped = np.clip(residual, -huber, huber)
-        share = max(float(inside.mean()), 1.0 / len(x))
-        variance = max(float((weights * clipped**2).sum()) / free / share**2, variance)
+        fraction = max(float(inside.mean()), 1.0 / len(x))
+        variance = max(float((weights * clipped**2).sum()) / free / fraction**2, variance)
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=log)[0] * variance
     bound = ("e at zero",) if theta[0] <= 0 else ()
     sigma = math.sqrt(variance) * (float(ladder.loss.mean()) if log else 1.0)
@@ -153,7 +155,7 @@ def _three_parameters(
 def _line(
     ladder: Ladder, c0: float, e: float, noise: float | None = None
 ) -> tuple[Array, Array, float, float]:
-    """Log–log regression above a given floor: (γ, log A), their covariance, residual sd in loss, freedom."""
+    """Regression of log(L − e) on log C: (γ, log A), their covariance, residual sd of the loss, df."""
     x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.seeds
     design = np.stack([-x, np.ones_like(x)], axis=1)
     inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)

@@ -1,13 +1,12 @@
-"""Least squares for floors plus power laws, thousands of data sets at a time.
+"""Batched least squares for sums of an irreducible loss and a power law.
 
-One model covers every compute-law fit of this room:
+One model covers every compute-law fit:
 
-    loss_j = (floors · θ)_j + exp((constants · θ)_j − x_j · (exponents · θ)_j),   x = log(C / C0)
+    loss_j = (irreducible · θ)_j + exp((constants · θ)_j − x_j · (exponents · θ)_j),   x = log(C / C0)
 
-A `Design` says which parameters each point uses, so "same law", "own constant", "own exponent" and "own
-floor" differ only by three small matrices. The solver is a damped Gauss–Newton method vectorised over data
-sets (bootstrap draws, simulated ladders, points left out, starts), which is what makes honest statistics
-cheap.
+A `Design` says which parameters each point uses, so nested hypotheses differ only in three small matrices.
+The solver is a damped Gauss–Newton (Levenberg–Marquardt) method vectorised over data sets: bootstrap draws,
+simulated ladders, ladders with a rung left out, starting points.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Mask = NDArray[np.bool_]
 
 GAMMA_BOUNDS = (-1.0, 5.0)
 LOG_CONSTANT_BOUNDS = (-40.0, 40.0)
-# Numbers in one Jacobian; more data sets than fit are solved in turn, so memory stays small.
+# Larger batches are solved in blocks, to bound memory.
 MAX_JACOBIAN_ELEMENTS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Which floor, log constant and exponent each point uses: one (points × parameters) matrix for each."""
+    """Which E, log A and γ each point uses: one (points × parameters) matrix for each."""
 
     irreducible: Array
     constants: Array
@@ -38,7 +37,7 @@ class Design:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """How many floors, log constants and exponents there are, in the order they sit in θ."""
+        """Numbers of irreducible losses, log constants and exponents, in their order in θ."""
         return self.irreducible.shape[1], self.constants.shape[1], self.exponents.shape[1]
 
     @property
@@ -47,7 +46,7 @@ class Design:
         return sum(self.sizes)
 
     def split(self, theta: Array) -> tuple[Array, Array, Array]:
-        """θ of shape (…, parameters) as floors, log constants and exponents."""
+        """θ of shape (…, parameters) as irreducible losses, log constants and exponents."""
         first, second, _ = self.sizes
         return theta[..., :first], theta[..., first : first + second], theta[..., first + second :]
 
@@ -56,21 +55,21 @@ class Design:
         return self.split(theta)[0] @ self.irreducible.T + self.reducible(theta, x)
 
     def reducible(self, theta: Array, x: Array) -> Array:
-        """The part above the floor, held below e^200 so that a wild trial step cannot overflow."""
+        """The reducible loss, bounded by e^200 so that a bad trial step cannot overflow."""
         _, constant, exponent = self.split(theta)
         return np.exp(np.clip(constant @ self.constants.T - x * (exponent @ self.exponents.T), -700.0, 200.0))
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """The best parameters of each data set, its objective, and whether the search came to rest."""
+    """Parameters, objective and convergence flag of each data set."""
 
     theta: Array
     objective: Array
     converged: Mask
 
     def improve_rows(self, rows: Mask, other: Solution) -> Solution:
-        """These data sets' solutions taken from another fit to them, where that is the better."""
+        """Replace the given rows by another fit to them where its objective is lower."""
         theta, objective, converged = self.theta.copy(), self.objective.copy(), self.converged.copy()
         best = best_of(Solution(theta[rows], objective[rows], converged[rows]), other)
         theta[rows], objective[rows], converged[rows] = best.theta, best.objective, best.converged
@@ -83,14 +82,14 @@ def one_hot(groups: NDArray[np.intp], count: int) -> Array:
 
 
 def starting_points(design: Design, x: Array, y: Array, fraction: float) -> Array:
-    """A start for each data set: every floor at `fraction` of its lowest loss, then a log–log regression."""
-    floors = np.stack(
+    """Starting θ of each data set: E at `fraction` of the lowest loss, the rest by log–log regression."""
+    irreducible = np.stack(
         [fraction * y[..., column > 0].min(axis=-1) for column in design.irreducible.T], axis=-1
-    )  # (…, floors)
-    rest = np.log(np.maximum(y - floors @ design.irreducible.T, 1e-12))
+    )  # (…, irreducible losses)
+    rest = np.log(np.maximum(y - irreducible @ design.irreducible.T, 1e-12))
     linear = np.concatenate([design.constants, -x[:, None] * design.exponents], axis=1)
     lines = rest @ np.linalg.pinv(linear).T
-    return np.concatenate([floors, lines], axis=-1, dtype=np.float64)
+    return np.concatenate([irreducible, lines], axis=-1, dtype=np.float64)
 
 
 def solve(
@@ -105,12 +104,10 @@ def solve(
     huber: float | None = None,
     iterations: int = 200,
 ) -> Solution:
-    """Minimise the weighted sum of squares (or the summed Huber loss) of each row of `y` from each row of
-    `start`.
+    """Minimise the weighted sum of squares (or Huber loss) of each row of `y` from each row of `start`.
 
-    `log` compares log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters that
-    stay at their start. Floors are kept between 0 and the highest loss. All arrays broadcast to (data sets,
-    …).
+    `log` fits log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters held at
+    their start. E is bounded by 0 and the highest loss. All arrays broadcast to (data sets, …).
     """
     count = max(len(np.atleast_2d(part)) for part in (y, start, y if weights is None else weights))
     block = max(1, MAX_JACOBIAN_ELEMENTS // (len(x) * design.n_parameters))
@@ -158,8 +155,8 @@ def solve(
         small = np.abs(gain) <= 1e-11 * objective[busy] + tiny[busy]
         theta[hit], objective[hit] = moved[better], trial[0][better]
         residual[hit], influence[hit] = trial[1][better], trial[2][better]
-        # At rest: a nearly undamped step changes nothing (a damped one may only be timid), or no step helps
-        # at all.
+        # Converged: a nearly undamped step changes nothing (a strongly damped one may just be small), or no
+        # step improves the objective.
         done[busy] = (small & (damping[busy] < 1e-2)) | (damping[busy] > 1e9)
         damping[busy] = np.where(better, damping[busy] * 0.1, damping[busy] * 8.0).clip(1e-12, 1e10)
     return Solution(theta, objective, done)
@@ -175,13 +172,13 @@ def solve_multistart(
     log: bool = False,
     huber: float | None = None,
 ) -> Solution:
-    """Like `solve`, from several starts that need no guess; the best of them for each data set."""
+    """`solve` from several automatic starting points; the best for each data set."""
     y = np.atleast_2d(y)
     begin = [starting_points(design, x, y, fraction) for fraction in fractions]
     found = solve_from_starts(design, x, y, begin, weights=weights, log=log, huber=huber, iterations=80)
     if found.converged.all():
         return found
-    # Most are at rest by then; of the others the best goes on.
+    # Continue from the best start where 80 iterations were not enough.
     return solve(design, x, y, found.theta, weights=weights, log=log, huber=huber, iterations=400)
 
 
@@ -197,7 +194,7 @@ def solve_from_starts(
     huber: float | None = None,
     iterations: int,
 ) -> Solution:
-    """`solve` from each of several arrays of starts; the best of them for each data set."""
+    """`solve` from each of several arrays of starting points; the best for each data set."""
     count, many = len(begin[0]), len(begin)
 
     def for_each(part: NDArray[Any]) -> NDArray[Any]:
@@ -225,7 +222,7 @@ def best_of(first: Solution, second: Solution) -> Solution:
 
 def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array:
     """d(prediction)/dθ (or of its logarithm), shape (data sets, points, parameters)."""
-    floor = design.split(theta)[0]
+    irreducible = design.split(theta)[0]
     reducible = design.reducible(theta, x)
     parts = np.concatenate(
         [
@@ -235,7 +232,11 @@ def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array
         ],
         axis=2,
     )
-    return parts / np.maximum(floor @ design.irreducible.T + reducible, 1e-300)[:, :, None] if log else parts
+    return (
+        parts / np.maximum(irreducible @ design.irreducible.T + reducible, 1e-300)[:, :, None]
+        if log
+        else parts
+    )
 
 
 def unscaled_covariance(
@@ -251,17 +252,17 @@ def unscaled_covariance(
 
 
 def _rows(part: NDArray[Any], count: int, first: int, block: int) -> NDArray[Any]:
-    """Some of the data sets of an array that may hold one for all."""
+    """Rows `first` to `first + block` of an array broadcast to `count` rows."""
     return np.broadcast_to(np.atleast_2d(part), (count, np.shape(part)[-1]))[first : first + block]
 
 
 def parameter_bounds(design: Design, y: Array) -> tuple[Array, Array]:
-    """Floors between zero and the highest loss; the others only far from overflow."""
-    n_floor, n_constant, n_exponent = design.sizes
+    """Lower and upper bounds of θ: E in [0, highest loss], the others only against overflow."""
+    n_irreducible, n_constant, n_exponent = design.sizes
     count = len(y)
-    low = [np.zeros((count, n_floor)), np.full((count, n_constant), LOG_CONSTANT_BOUNDS[0])]
+    low = [np.zeros((count, n_irreducible)), np.full((count, n_constant), LOG_CONSTANT_BOUNDS[0])]
     high = [
-        np.repeat(y.max(axis=1)[:, None], n_floor, 1),
+        np.repeat(y.max(axis=1)[:, None], n_irreducible, 1),
         np.full((count, n_constant), LOG_CONSTANT_BOUNDS[1]),
     ]
     low.append(np.full((count, n_exponent), GAMMA_BOUNDS[0]))
@@ -295,7 +296,7 @@ def _step(
     damping: Array,
     log: bool,
 ) -> Array:
-    """The damped Gauss–Newton step of each data set; parameters held by a limit do not move."""
+    """The damped Gauss–Newton step of each data set; parameters at an active bound do not move."""
     low, high = limits
     j = jacobian(design, x, theta, log)
     weighted = np.swapaxes(j * influence[:, :, None], 1, 2)

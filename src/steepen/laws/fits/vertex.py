@@ -1,6 +1,4 @@
-"""The optimum of one sweep at fixed compute: a parabola's vertex with its interval, or an Akima curve's
-minimum.
-"""
+"""The optimum of one sweep at fixed compute: vertex of a parabola with its interval, or Akima minimum."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ MIN_POINTS = 3
 
 @dataclass(frozen=True)
 class Vertex:
-    """Where a sweep is lowest. `interior`: the minimum is bracketed by the sweep; otherwise it is censored.
+    """The minimum of a sweep. `interior`: it lies inside the sweep; otherwise it is censored.
 
     A censored sweep's `x` is its best measured point, not an optimum. `interval` is infinite where the
-    curvature itself is uncertain. `left_out` is the range of the vertex as each point is left out in turn.
-    A parabola that opens downwards is `concave`: it has no minimum, so `interval` and `left_out` are None.
+    curvature itself is uncertain. `leave_one_out` is the range of the vertex without each point. A
+    parabola that opens downwards is `concave`: it has no minimum, so `interval` and `leave_one_out` are None.
     `p_parabola` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
     """
 
@@ -42,7 +40,7 @@ class Vertex:
 
     @property
     def censored(self) -> bool:
-        """Whether the optimum lies outside what was measured."""
+        """Whether the optimum lies outside the sweep."""
         return not self.interior
 
     @property
@@ -52,7 +50,7 @@ class Vertex:
 
     @property
     def unbounded(self) -> bool:
-        """Whether the sweep leaves open where its optimum is (an Akima minimum has no interval to say so)."""
+        """Whether the interval of the optimum is infinite (an Akima minimum has no interval)."""
         return self.method == "quadratic" and (self.interval is None or math.isinf(self.interval[1]))
 
 
@@ -67,10 +65,9 @@ def find_vertex(
     confidence: float = 0.90,
     nearest: int | None = None,
 ) -> Vertex:
-    """Fit loss against x (each in logarithms unless told otherwise) and find the minimum.
+    """Fit loss against x (log–log by default) and find the minimum.
 
-    `nearest` fits only that many points around the lowest measured one, for sweeps wider than a parabola
-    holds.
+    `nearest` fits only that many points around the lowest, for sweeps too wide for a parabola.
     """
     if nearest is not None and nearest < MIN_POINTS:
         raise UsageError(f"nearest is {nearest}; a parabola needs at least {MIN_POINTS} points.")

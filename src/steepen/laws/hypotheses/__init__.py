@@ -1,1 +1,1 @@
-"""Nested models of two ladders, the tests between them, and checks of their assumptions."""
+"""Nested models of two ladders, F-tests between them, bootstrap and diagnostics."""

@@ -1,4 +1,4 @@
-"""Resampled ladders (residuals exchanged, seeds redrawn, rungs left out) and how the verdict takes it."""
+"""Bootstrap and leave-one-out: the verdict on resampled ladders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_LEFT_OUT_PER_END = 50
 
 @dataclass(frozen=True)
 class Resampling:
-    """Δγ over resampled ladders, and how often each verdict came out."""
+    """Percentile interval of Δγ over bootstrap draws, and the fraction of draws with each verdict."""
 
     kind: str
     draws: int
@@ -37,7 +37,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """The outcome without one rung."""
+    """The verdict without one rung."""
 
     place: str
     arm: str
@@ -50,9 +50,9 @@ class LeaveOneOut:
 def residual_draws(
     fits: NestedFits, y: Array, rule: DecisionRule, draws: int, rng: np.random.Generator
 ) -> Array:
-    """Ladders made of the free reading plus its residuals, shuffled with replacement.
+    """Residual bootstrap of the free model: (draws, points) losses.
 
-    Residuals are first scaled by their leverage, or the draws would scatter less than the measurements do.
+    Residuals are scaled by their leverage first; otherwise draws scatter less than the measurements.
     """
     design, x, weights = fits.designs["free"], fits.pair.x, fits.weights[0]
     theta = fits.solutions["free"].theta[:1]
@@ -68,10 +68,9 @@ def residual_draws(
 
 
 def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Generator) -> Array | None:
-    """Rung means after drawing each rung's seeds again; None where no rung has two.
+    """Rung means of seeds resampled within each rung: (draws, rungs); None where no rung has two seeds.
 
-    With k seeds a plain redraw scatters too little by (k − 1)/k, so deviations from the rung's mean are
-    stretched.
+    With k seeds the variance of a resampled mean is too small by (k − 1)/k, so deviations are rescaled.
     """
     if all(len(runs) < 2 for ladder in ladders for runs in ladder.runs):
         return None
@@ -97,12 +96,12 @@ def bootstrap(
     draws: int,
     seed: int,
 ) -> tuple[tuple[Resampling, ...], NestedFits]:
-    """Both kinds of bootstrap; the residual one's fits also give the multipliers their bands."""
+    """Residual and seed bootstrap; also return the residual bootstrap's fits, for bands of multipliers."""
     rng = np.random.default_rng(seed)
-    # Long ladders are well determined and slow to refit: fewer draws, as the result then says.
+    # Long ladders are well determined and slow to refit, so they get fewer draws; `draws` reports it.
     draws = min(draws, max(MIN_DRAWS, MAX_POINTS_DRAWN // len(y)))
     found: list[Resampling] = []
-    kept = fits
+    residual_fits = fits
     for kind, data in (
         ("residuals", residual_draws(fits, y, rule, draws, rng)),
         ("seeds", seed_draws(ladders, draws, rng)),
@@ -110,25 +109,25 @@ def bootstrap(
         if data is None:
             continue
         drawn = fit_hypotheses(fits.pair, data, rule, warm_start=fits)
-        kept = drawn if kind == "residuals" else kept
+        residual_fits = drawn if kind == "residuals" else residual_fits
         tests = f_test_hypotheses(drawn, rule)
         words = verdict_words(tests, rule)
         tail = (1 - confidence) / 2
         low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
-        shares = {word: float(np.mean(words == word)) for word in VERDICTS}
-        found.append(Resampling(kind, draws, (float(low), float(high)), shares))
-    return tuple(found), kept
+        fractions = {word: float(np.mean(words == word)) for word in VERDICTS}
+        found.append(Resampling(kind, draws, (float(low), float(high)), fractions))
+    return tuple(found), residual_fits
 
 
 def leave_one_out(
     ladders: tuple[Ladder, Ladder], fits: NestedFits, y: Array, rule: DecisionRule
 ) -> tuple[LeaveOneOut, ...]:
-    """Every rung left out in turn, by giving it no weight."""
+    """The verdict without each rung, by setting its weight to zero."""
     count = len(y)
     if count - 1 < 7:
         return ()
     sizes = [len(ladder.flops) for ladder in ladders]
-    # Of a very long ladder only the ends are left out in turn: they are what a slope hangs on.
+    # In a very long ladder only rungs near the ends are left out: they have the leverage on the slope.
     chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < MAX_LEFT_OUT_PER_END]
     chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < MAX_LEFT_OUT_PER_END]
     weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)

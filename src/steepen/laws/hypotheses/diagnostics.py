@@ -1,6 +1,4 @@
-"""What a reader must know before trusting a table of laws: whether the laws fit, whether arms share a floor,
-which rows stand out.
-"""
+"""Diagnostics of a compute-law fit: lack of fit, the test of a shared E, outliers, and their warnings."""
 
 from __future__ import annotations
 
@@ -24,35 +22,34 @@ from steepen.laws.fits.solver import (
 )
 from steepen.laws.ladder import Ladder
 
-# Beyond this a residual's t-value says no more than "not noise"; its digits would be the table's rounding.
+# Larger t-values are not printed: their digits would only reflect the rounding of the table.
 MAX_T_SHOWN = 20.0
 
 
 def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
-    """p-value that rungs scatter about their laws no more than their seeds do; None where no rung has two
-    seeds. The laws have one floor between them, and a constant and an exponent each.
+    """p-value of the lack-of-fit F-test of laws with one shared E; None where no rung has two seeds.
 
-    They are those with the least squares of the losses, whichever way `fit` was made: only about these does
-    the scatter have the distribution the test supposes. About the paper's, which take E from one arm alone,
-    it is larger though the law is right.
+    Compares the scatter of rungs about the laws with the scatter of seeds within rungs. The laws are refitted
+    by least squares whatever the method of `fit`: only then does the statistic follow the F distribution.
+    About the paper's laws, which take E from one arm, it is too large even where the law is right.
     """
     within = sum(
         float(((runs - runs.mean()) ** 2).sum()) for ladder in ladders.values() for runs in ladder.runs
     )
-    inner = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
-    freedom = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
-    if inner == 0 or within <= 0 or freedom <= 0:
+    df_within = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
+    df = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
+    if df_within == 0 or within <= 0 or df <= 0:
         return None
     between, _ = _fit_shared(ladders, fit, list(ladders), log=False)
-    return float(stats.f.sf((between / freedom) / (within / inner), freedom, inner))
+    return float(stats.f.sf((between / df) / (within / df_within), df, df_within))
 
 
 @dataclass(frozen=True, eq=False)
 class SharedIrreducibleLoss:
-    """F-tests of one floor for all arms against a floor for each; the variance is that of the free laws.
+    """F-tests of one irreducible loss E for all arms against a separate E for each.
 
-    `p` is for all arms at once (None without the points for it), `by_arm` for each arm sharing the
-    reference's floor. `theta` holds the free laws: every arm's floor, then log constants, then exponents.
+    `p` is for all arms at once (None with too few points), `by_arm` for each arm with the reference alone.
+    `theta` holds the separate laws: every arm's E, then every log A, then every γ.
     """
 
     p: float | None
@@ -70,21 +67,21 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     alone = {name: fitted([name]) for name in ladders}
     theta = np.stack([alone[name][1] for name in ladders]).T.ravel()
     points = sum(len(ladder.flops) for ladder in ladders.values())
-    freedom = points - 3.0 * len(ladders)
+    df = points - 3.0 * len(ladders)
     free = sum(rss for rss, _ in alone.values())
-    if len(ladders) < 2 or (freedom < 1 and not settings.noise):
+    if len(ladders) < 2 or (df < 1 and not settings.noise):
         return SharedIrreducibleLoss(None, {}, theta)
     mean = float(np.concatenate([ladder.loss for ladder in ladders.values()]).mean())
     if settings.noise:
         variance = (settings.noise / (mean if settings.log else 1.0)) ** 2
     else:
-        variance = max(free / freedom, (ROUNDING_ERROR * (1.0 if settings.log else mean)) ** 2)
-    below = np.array(math.inf if settings.noise else freedom)
+        variance = max(free / df, (ROUNDING_ERROR * (1.0 if settings.log else mean)) ** 2)
+    df_denominator = np.array(math.inf if settings.noise else df)
 
     def p_value(names: list[str]) -> float:
         extra = len(names) - 1.0
         worse = fitted(names)[0] - sum(alone[name][0] for name in names)
-        return float(f_p_value(np.array(worse / extra / variance), extra, below))
+        return float(f_p_value(np.array(worse / extra / variance), extra, df_denominator))
 
     reference = settings.reference
     by_arm = {name: p_value([reference, name]) for name in ladders if name != reference}
@@ -96,26 +93,24 @@ def collect_warnings(
     ladders: dict[str, Ladder],
     fit: ComputeFit,
     p_lack: float | None,
-    floors: SharedIrreducibleLoss,
+    shared: SharedIrreducibleLoss,
     level: float,
 ) -> tuple[str, ...]:
-    """Everything about the table and its fit that a reader should be told."""
-    found = [
-        f"the fit rests on a limit ({what}), so its intervals are one-sided there" for what in fit.at_bound
-    ]
-    apart = floors.p is not None and floors.p < level
-    if apart:
-        blamed = [name for name, p in floors.by_arm.items() if p < level]
-        blamed = blamed or [min(floors.by_arm, key=lambda name: floors.by_arm[name])]
-        each = "; ".join(f"{name}, p = {floors.by_arm[name]:.2g}" for name in blamed)
+    """Warnings about the table and its fit, each a sentence."""
+    found = [f"the fit is at a bound ({what}), so its intervals are one-sided there" for what in fit.at_bound]
+    differ = shared.p is not None and shared.p < level
+    if differ:
+        blamed = [name for name, p in shared.by_arm.items() if p < level]
+        blamed = blamed or [min(shared.by_arm, key=lambda name: shared.by_arm[name])]
+        each = "; ".join(f"{name}, p = {shared.by_arm[name]:.2g}" for name in blamed)
         off = (
             "E and γ of the joint table are off for all of them"
             if fit.settings.method == "joint"
             else "γ of every arm but the reference is off"
         )
         found.append(
-            f"the arms do not share one floor ({each}): {off}; read the verdicts, which compare each arm with"
-            " the reference alone"
+            f"the arms do not share one irreducible loss E ({each}): {off}; read the verdicts, which compare"
+            " each arm with the reference alone"
         )
     if p_lack is not None and p_lack < 0.01:
         found.append(
@@ -125,24 +120,22 @@ def collect_warnings(
     for name, ladder in ladders.items():
         rise = np.flatnonzero(np.diff(ladder.loss) > 0)
         found += [f"{ladder.places[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise]
-        floor = fit.arms[name].e.value
+        e = fit.arms[name].e.value
         found += [
-            f"{ladder.places[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted floor E ="
-            f" {floor:.4f}; the law cannot hold there"
-            for i in np.flatnonzero(ladder.loss <= floor)
+            f"{ladder.places[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted E ="
+            f" {e:.4f}; the law cannot hold there"
+            for i in np.flatnonzero(ladder.loss <= e)
         ]
-    # Where floors differ every row of some arm is off the shared law, so rows are judged by the free laws.
-    return tuple(found + _outliers(ladders, fit, floors.theta if apart else None))
+    # If E differs between arms, all rows of some arm are off the shared law: use each arm's own law.
+    return tuple(found + _outliers(ladders, fit, shared.theta if differ else None))
 
 
 def _fit_shared(
     ladders: dict[str, Ladder], fit: ComputeFit, names: list[str], *, log: bool
 ) -> tuple[float, Array]:
-    """The least sum of squares of some arms with one floor among them, and its law; the fit at hand is one of
-    the starts.
-    """
+    """RSS and θ of the least-squares fit of these arms with one shared E; `fit` is one starting point."""
     x, y, weights, group = _stacked({name: ladders[name] for name in names}, fit.c0)
-    design = _design(group, len(names), shared=True)
+    design = _design(group, len(names), shared_e=True)
     rows = [list(fit.arms).index(name) for name in names]
     start = fit.theta[[0, *(1 + i for i in rows), *(1 + len(fit.arms) + i for i in rows)]]
     found = best_of(
@@ -153,7 +146,7 @@ def _fit_shared(
 
 
 def _stacked(ladders: dict[str, Ladder], c0: float) -> tuple[Array, Array, Array, np.ndarray]:
-    """x, loss, seeds and the number of the ladder of every rung."""
+    """log(C/C0), loss, seeds and ladder index of every rung."""
     parts = list(ladders.values())
     return (
         np.log(np.concatenate([ladder.flops for ladder in parts]) / c0),
@@ -163,35 +156,35 @@ def _stacked(ladders: dict[str, Ladder], c0: float) -> tuple[Array, Array, Array
     )
 
 
-def _design(group: np.ndarray, count: int, *, shared: bool) -> Design:
+def _design(group: np.ndarray, count: int, *, shared_e: bool) -> Design:
     own = one_hot(group, count)
-    return Design(np.ones((len(group), 1)) if shared else own, own, own)
+    return Design(np.ones((len(group), 1)) if shared_e else own, own, own)
 
 
 def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -> list[str]:
-    """Rungs whose residual, judged by the other rungs, is beyond chance (1% over the whole table)."""
+    """Rungs with an externally studentised residual beyond 1%, Bonferroni-corrected over the table."""
     x, y, w, group = _stacked(ladders, fit.c0)
-    design = _design(group, len(ladders), shared=free is None)
+    design = _design(group, len(ladders), shared_e=free is None)
     theta = fit.theta if free is None else free
-    freedom = len(x) - design.n_parameters - 1
-    if freedom < 2:
+    df = len(x) - design.n_parameters - 1
+    if df < 2:
         return []
     residual = (y - design.predict(theta, x)) * np.sqrt(w)
     j = jacobian(design, x, theta[None])[0] * np.sqrt(w)[:, None]
     inverse = unscaled_covariance(design, x, theta, weights=w)[0]
     left = np.maximum(1 - np.einsum("ni,ij,nj->n", j, inverse, j), 1e-6)
-    rest = np.maximum((residual @ residual - residual**2 / left) / freedom, (1e-9 * y.mean()) ** 2)
+    rest = np.maximum((residual @ residual - residual**2 / left) / df, (1e-9 * y.mean()) ** 2)
     t = residual / np.sqrt(rest * left)
-    p = 2 * stats.t.sf(np.abs(t), freedom) * len(x)
+    p = 2 * stats.t.sf(np.abs(t), df) * len(x)
     places = [place for ladder in ladders.values() for place in ladder.places]
     return [
-        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({_errors(float(t[i]))});"
+        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({_format_t(float(t[i]))});"
         " check that run"
         for i in np.flatnonzero(p < 0.01)
     ]
 
 
-def _errors(t: float) -> str:
+def _format_t(t: float) -> str:
     if abs(t) > MAX_T_SHOWN:
         return f"more than {MAX_T_SHOWN:.0f} standard errors"
     return f"{t:+.1f} standard errors"

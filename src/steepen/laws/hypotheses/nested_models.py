@@ -1,16 +1,14 @@
-"""Five readings of the same two ladders, the tests between them, and the rule that turns tests into a
-verdict.
+"""Nested models of two ladders, the F-tests between them, and the rule that turns tests into a verdict.
 
-    same      one law for both                        3 parameters
-    constant  own constant                            4
-    exponent  own constant and exponent, one floor    5
-    floor     own constant and floor, one exponent    5   (the floor-shift twin of `exponent`)
-    free      everything its own                      6
+    same         one law for both                           3 parameters
+    constant     separate A                                 4
+    exponent     separate A and γ, one E                    5   (the exponent hypothesis)
+    irreducible  separate A and E, one γ                    5   (the irreducible-loss hypothesis)
+    free         separate A, γ and E                        6
 
-All are fitted by least squares to both ladders at once, so every comparison is an F-test between nested
-models whose size is right for eight points as well as for eight hundred. Everything here is vectorised over
-data sets: the verdict on the measurements, on every bootstrap draw, on every simulated ladder and with
-every rung left out is the same code.
+All are fitted by least squares to both ladders at once, so nested models are compared by F-tests, whose size
+is right for eight points as for eight hundred. Everything is vectorised over data sets: measurements,
+bootstrap draws, simulated ladders and ladders with a rung left out go through the same code.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """How verdicts are reached. `margin` is the largest |Δγ|/γ that may still be called a constant gain.
+    """Level and margin of the tests. `margin` is the largest |Δγ|/γ that still counts as a constant gain.
 
     The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
-    .0027 of .1113), so an effect of that size is not waved through as a constant. `noise` is a known
-    standard deviation of the loss; without it the scatter about the free reading is used.
+    .0027 of .1113), so an effect of that size does not pass as a constant gain. `noise` is a known
+    standard deviation of the loss; without it the residual scatter of the free model is used.
     """
 
     level: float = 0.05
@@ -59,18 +57,14 @@ class DecisionRule:
 
 @dataclass(frozen=True, eq=False)
 class LadderPair:
-    """Where the points of a reference and an arm lie: x = log(C/C0), which are the arm's, and runs behind
-    each.
-    """
+    """Points of a reference and an arm: x = log(C/C0), a mask of the arm's points, seeds as weights."""
 
     x: Array
     arm: NDArray[np.bool_]
     weights: Array
 
     def designs(self) -> dict[Hypothesis, Design]:
-        """The five readings; constants and exponents are (reference, arm − reference), floors one per
-        ladder.
-        """
+        """The five designs. Constants and exponents are (reference, arm − reference), E one per ladder."""
         ones = np.ones((len(self.x), 1))
         arm = self.arm[:, None].astype(float)
         both, split = np.hstack([ones, arm]), np.hstack([1.0 - arm, arm])
@@ -85,7 +79,7 @@ class LadderPair:
 
 @dataclass(frozen=True, eq=False)
 class NestedFits:
-    """Every reading fitted to every data set."""
+    """Least-squares fits of every hypothesis to every data set."""
 
     pair: LadderPair
     weights: Array
@@ -93,25 +87,27 @@ class NestedFits:
     solutions: dict[Hypothesis, Solution]
     scale: Array
 
-    def rss(self, reading: Hypothesis) -> Array:
-        """Weighted residual sum of squares of one reading, one value per data set."""
-        return self.solutions[reading].objective
+    def rss(self, hypothesis: Hypothesis) -> Array:
+        """Weighted residual sum of squares of one hypothesis, one value per data set."""
+        return self.solutions[hypothesis].objective
 
-    def degrees_of_freedom(self, reading: Hypothesis) -> Array:
-        """Points that count, less the reading's parameters."""
-        return (self.weights > 0).sum(axis=1) - float(self.designs[reading].n_parameters)
+    def degrees_of_freedom(self, hypothesis: Hypothesis) -> Array:
+        """Points with positive weight minus parameters, one value per data set."""
+        return (self.weights > 0).sum(axis=1) - float(self.designs[hypothesis].n_parameters)
 
-    def variance(self, reading: Hypothesis, rule: DecisionRule) -> Array:
-        """The noise variance a test against `reading` divides by."""
+    def variance(self, hypothesis: Hypothesis, rule: DecisionRule) -> Array:
+        """Noise variance: known, or the residual variance of `hypothesis`, at least the table's rounding."""
         if rule.noise is not None:
             return np.full(len(self.scale), (rule.noise / (self.scale if rule.log else 1.0)) ** 2)
         rounding = ROUNDING_ERROR * (1.0 if rule.log else self.scale)
-        return np.maximum(self.rss(reading) / np.maximum(self.degrees_of_freedom(reading), 1e-9), rounding**2)
+        return np.maximum(
+            self.rss(hypothesis) / np.maximum(self.degrees_of_freedom(hypothesis), 1e-9), rounding**2
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class FTests:
-    """What the verdict rests on, one value per data set; every `p_` is the p-value of an F-test."""
+    """Test results and estimates behind a verdict, one value per data set; `p_…` are F-test p-values."""
 
     p_shift: Array
     p_slope: Array
@@ -134,42 +130,44 @@ def fit_hypotheses(
     weights: Array | None = None,
     warm_start: NestedFits | None = None,
 ) -> NestedFits:
-    """Fit the five readings to each row of `y`; `warm` (a fit to similar data) saves looking for starts.
+    """Fit the five hypotheses to each row of `y`, starting from `warm_start` (a fit to similar data).
 
-    Where there is none, or a search from it does not come to rest, several starts are tried: a short ladder
-    leaves its floor nearly free, and a search that begins at the wrong end of that valley may stop in it.
+    Without one, or where the solver does not converge from it, several starting points are tried: a short
+    ladder hardly determines E, and from a bad start the solver may stop in that flat valley.
     """
     y, w = np.broadcast_arrays(np.atleast_2d(y), np.atleast_2d(pair.weights if weights is None else weights))
     designs = pair.designs()
 
-    def run(reading: Hypothesis, start: Array) -> Solution:
-        return solve(designs[reading], pair.x, y, start, weights=w, log=rule.log, iterations=80)
+    def run(hypothesis: Hypothesis, start: Array) -> Solution:
+        return solve(designs[hypothesis], pair.x, y, start, weights=w, log=rule.log, iterations=80)
 
-    def anew(reading: Hypothesis, rows: Mask) -> Solution:
-        return solve_multistart(designs[reading], pair.x, y[rows], weights=w[rows], log=rule.log)
+    def multistart(hypothesis: Hypothesis, rows: Mask) -> Solution:
+        return solve_multistart(designs[hypothesis], pair.x, y[rows], weights=w[rows], log=rule.log)
 
     found: dict[Hypothesis, Solution] = {}
-    for reading in HYPOTHESES:
+    for hypothesis in HYPOTHESES:
         if warm_start is None:
-            found[reading] = anew(reading, np.ones(len(y), bool))
+            found[hypothesis] = multistart(hypothesis, np.ones(len(y), bool))
             continue
-        found[reading] = run(reading, warm_start.solutions[reading].theta)
-        restless = ~found[reading].converged
-        if restless.any():
-            found[reading] = found[reading].improve_rows(restless, anew(reading, restless))
+        found[hypothesis] = run(hypothesis, warm_start.solutions[hypothesis].theta)
+        unconverged = ~found[hypothesis].converged
+        if unconverged.any():
+            found[hypothesis] = found[hypothesis].improve_rows(
+                unconverged, multistart(hypothesis, unconverged)
+            )
     _restart_from_nested(found, run)
     return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1))
 
 
 def _embed(theta: Array, by: ExtraParameter) -> Array:
-    """θ of a reading as θ of the larger one that gives the arm its own exponent, or its own floor."""
+    """θ of a model as θ of the larger model in which the arm has a separate exponent, or a separate E."""
     return np.hstack([theta, np.zeros((len(theta), 1))] if by == "exponent" else [theta[:, :1], theta])
 
 
 def _restart_from_nested(
     found: dict[Hypothesis, Solution], run: Callable[[Hypothesis, Array], Solution]
 ) -> None:
-    """Where a larger reading came out worse than one it contains, start it from that one."""
+    """Refit a larger model from the model nested in it wherever its fit is worse."""
     pairs: list[tuple[Hypothesis, Hypothesis, ExtraParameter]] = [
         ("constant", "exponent", "exponent"),
         ("constant", "irreducible", "irreducible"),
@@ -182,7 +180,7 @@ def _restart_from_nested(
 
 
 def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
-    """Compare nested readings. Each test has one degree of freedom above and the larger model's below."""
+    """F-tests of nested models, each with one numerator degree of freedom."""
     free = fits.solutions["free"].theta
     exponent = fits.solutions["exponent"].theta
     covariance = unscaled_covariance(
@@ -207,36 +205,35 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
 def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
     """The verdict on each data set.
 
-    1. Slopes (given one floor) differ: if the reference gains on the arm with compute the arm is *shallower*,
-    wherever it stands now, and whether by a smaller exponent or a higher floor, which foretell the same. If
-    the arm gains, the exponent reading and its floor twin are each tested against the free reading: *steeper*
-    if only the twin is refuted, *floor* if only the exponent reading is, the sign of the free Δγ if both are,
-    and *undecided* if neither is. 2. Slopes do not differ: *lower (constant)* or *worse* if the constant
-    does, if the interval of Δγ excludes a drift beyond the margin, and if one floor for both is not refuted:
-    where it is, a floor and an exponent may make up for each other here and part further on. Otherwise
-    *undecided*.
+    1. Slopes differ, given one E (`p_slope`), and the reference gains: *shallower*, whether by a smaller
+       exponent or a higher E. If the arm gains, the exponent and the irreducible-loss hypothesis are each
+       tested against the free model: *steeper* if only the irreducible-loss hypothesis is rejected, *floor*
+       if only the exponent hypothesis is, the sign of the free Δγ if both are, *undecided* if neither is.
+    2. Slopes do not differ: *lower (constant)* or *worse* if the constant differs (`p_shift`), the interval
+       of Δγ lies inside the margin, and one E for both is not rejected; otherwise *undecided*. If one E is
+       rejected, E and γ may cancel within the ladder but not beyond it.
     """
     level = rule.level
-    steep = tests.p_slope < level
-    twin_out = tests.p_irreducible_hypothesis < level
-    exponent_out = tests.p_exponent_hypothesis < level
+    sloped = tests.p_slope < level
+    irreducible_rejected = tests.p_irreducible_hypothesis < level
+    exponent_rejected = tests.p_exponent_hypothesis < level
     quantile = t_quantile(
         1.0 - level,
         tests.degrees_of_freedom if rule.noise is None else np.full_like(tests.degrees_of_freedom, np.inf),
     )
     reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     flat = reach < rule.margin * np.abs(tests.gamma)
-    constant = ~steep & flat & ~exponent_out & (tests.p_shift < level)
+    constant = ~sloped & flat & ~exponent_rejected & (tests.p_shift < level)
 
-    verdict = np.full(len(steep), "undecided", dtype="<U16")
+    verdict = np.full(len(sloped), "undecided", dtype="<U16")
     verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
     verdict[constant & (tests.delta_log_a > 0)] = "worse"
-    up = steep & (tests.delta_gamma > 0)
-    verdict[steep & (tests.delta_gamma < 0)] = "shallower"
-    verdict[up & twin_out & ~exponent_out] = "steeper"
-    verdict[up & exponent_out & ~twin_out] = "floor"
-    verdict[up & exponent_out & twin_out] = "floor"
-    verdict[up & exponent_out & twin_out & (tests.delta_gamma_free > 0)] = "steeper"
+    gains = sloped & (tests.delta_gamma > 0)
+    verdict[sloped & (tests.delta_gamma < 0)] = "shallower"
+    verdict[gains & irreducible_rejected & ~exponent_rejected] = "steeper"
+    verdict[gains & exponent_rejected & ~irreducible_rejected] = "floor"
+    verdict[gains & exponent_rejected & irreducible_rejected] = "floor"
+    verdict[gains & exponent_rejected & irreducible_rejected & (tests.delta_gamma_free > 0)] = "steeper"
     return verdict
 
 

@@ -1,1 +1,1 @@
-"""Verdicts on arms: multipliers, sensitivity, hold-outs, and the sentences that state them."""
+"""Verdicts on arms: evidence, sentences, sensitivity, multipliers and hold-outs."""

@@ -110,9 +110,9 @@ def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
 
 
 def score_hold_outs(
-    fit: ComputeFit, held: dict[str, Ladder], verdicts: dict[str, Verdict]
+    fit: ComputeFit, held: dict[str, Ladder], verdicts: dict[str, Verdict] | None = None
 ) -> tuple[HoldOut, ...]:
-    """Compare every held-out rung with its arm's law, and with both hypotheses of the arm's verdict."""
+    """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses."""
     names = list(fit.arms)
     theta = fit.theta
     df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
@@ -148,14 +148,14 @@ def score_hold_outs(
                     p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
                     decades_beyond=math.log10(flops / law.flops_range[1]),
-                    forecast_by_hypothesis=_by_hypothesis(verdicts.get(arm), x),
+                    forecast_by_hypothesis=_by_hypothesis((verdicts or {}).get(arm), x),
                 )
             )
     return tuple(found)
 
 
 def _by_hypothesis(verdict: Verdict | None, x: float) -> dict[str, float]:
-    """Forecast of the arm's loss at log(C/C0) = x by each hypothesis; empty for the reference."""
+    """Forecast of the arm's loss at log(C/C0) = x by each hypothesis; empty without a verdict."""
     if verdict is None:
         return {}
     fits = {name: verdict.hypotheses[name] for name in ("exponent", "irreducible")}

@@ -1,7 +1,7 @@
-"""Compute multipliers over a reference: how many times less compute an arm needs for the reference's loss.
+"""Compute multipliers m(C) = C / C_arm: how many times less compute an arm needs for the reference's loss.
 
-Two methods that need not agree, so each value carries its method's name: `interpolated` between
-measurements, as the paper's figures do, and `fitted`, from the ratio of two fitted laws.
+Two methods, which need not agree, so every value names its own: `interpolated` between measurements, as in
+the paper's figures, and `fitted`, from the ratio of two fitted laws.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from steepen.laws.ladder import Ladder
 
 @dataclass(frozen=True)
 class Multiplier:
-    """A multiplier at a compute of the reference, with its band; `extrapolated` ones lie outside the
-    measurements.
-    """
+    """A multiplier with its interval at the reference's `flops`; `extrapolated`: beyond the ladders."""
 
     method: str
     flops: float
@@ -32,8 +30,7 @@ class Multiplier:
 
 
 def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
-    """The compute at which a measured curve first falls to each target, log–log between the two nearest
-    points.
+    """The compute at which a measured curve first falls to each target loss, interpolated log–log.
 
     `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
     """
@@ -42,8 +39,8 @@ def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
     wanted = goal[..., :, None]
     crosses = (above >= wanted) & (wanted >= below) & (above > below)
     first = crosses.argmax(axis=-1)
-    share = (above - wanted) / np.where(above > below, above - below, 1.0)
-    where = log_c[:-1] + share * np.diff(log_c)
+    fraction = (above - wanted) / np.where(above > below, above - below, 1.0)
+    where = log_c[:-1] + fraction * np.diff(log_c)
     value = np.take_along_axis(where, first[..., None], axis=-1)[..., 0]
     found = crosses.any(axis=-1)
     return np.where(found, np.exp(np.where(found, value, 0.0)), np.nan)
@@ -58,11 +55,9 @@ def interpolated_multipliers(
     draws: int = 2000,
     seed: int = 0,
 ) -> list[Multiplier]:
-    """At each of the reference's budgets whose loss lies within the arm's measured losses; never
-    extrapolated.
+    """Multipliers at the reference's rungs whose loss lies within the arm's measured losses.
 
-    The band is from adding noise of standard deviation `sigma` to every run (divided by √seeds) of both
-    ladders.
+    The interval comes from noise of standard deviation `sigma`/√seeds simulated at every rung.
     """
     value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss)
     rng = np.random.default_rng(seed)
@@ -75,7 +70,7 @@ def interpolated_multipliers(
         )
         theirs = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
-        # Every draw compares each point with each segment, so long ladders are taken a few draws at a time.
+        # Every draw compares each point with each segment, so draws go in blocks that fit in memory.
         block = max(1, 2_000_000 // cells)
         spread = np.concatenate(
             [
@@ -99,9 +94,7 @@ def interpolated_multipliers(
 def fitted_multipliers(
     fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False
 ) -> list[Multiplier]:
-    """From the ratio of the fitted laws at the reference's compute; points outside both ladders only if
-    asked for.
-    """
+    """Multipliers from the fitted laws at the reference's compute; beyond the ladders with `extrapolate`."""
     if arm not in fit.arms:
         raise UsageError(f"'{arm}' is not among the fitted arms: {', '.join(fit.arms)}.")
     names = list(fit.arms)
@@ -111,11 +104,11 @@ def fitted_multipliers(
     theta = fit.theta
     found: list[Multiplier] = []
     if min(theta[g_a], theta[g_r]) < 1e-9:
-        return found  # a curve that does not fall with compute reaches no lower loss
+        return found  # a flat curve reaches no lower loss
     for value in np.atleast_1d(np.asarray(flops, float)):
         x = math.log(value / fit.c0)
         needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
-        # One floor is shared, so it cancels: only constants and exponents carry error.
+        # The shared E cancels, so only log A and γ contribute to the error.
         slope = np.zeros(len(theta))
         slope[a_a], slope[a_r] = -1 / theta[g_a], 1 / theta[g_a]
         slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
@@ -141,15 +134,6 @@ def fitted_multipliers(
                 )
             )
     return found
-
-
-def carried_multiplier(
-    multiplier: float, from_flops: float, to_flops: float, gamma: float, gamma_arm: float
-) -> float:
-    """A multiplier carried along two laws with one floor: its slope against log compute is 1 − γ/γ_arm,
-    whatever E is.
-    """
-    return multiplier * (to_flops / from_flops) ** (1 - gamma / gamma_arm)
 
 
 def _exp(value: float) -> float:

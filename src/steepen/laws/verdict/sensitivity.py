@@ -1,4 +1,4 @@
-"""What would decide between the exponent and its floor twin, and what error would undo a verdict."""
+"""Sensitivity of a verdict: what would separate the two hypotheses, and what error would change it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from steepen.laws.hypotheses.nested_models import (
 MAX_EXTRA_DECADES = 12.0
 MAX_LOSS_PENALTY = 0.03
 MAX_RUNS_FACTOR = 100
-DENSITY_PROBE = 4  # times the rungs, from which it is told what other multiples of them would show
+DENSITY_PROBE = 4  # evaluate the noncentrality at 4× the rungs and extrapolate to other multiples
 
 
 @dataclass(frozen=True)
 class Separation:
-    """What it would take to tell the two readings apart with 90% power, each remedy alone.
+    """What separates the exponent from the irreducible-loss hypothesis with 90% power, each change alone.
 
-    `seeds_factor`: that many times the seeds; they narrow every rung's mean, but how far rungs scatter about
-    a law is known no better. `rungs_factor`: that many times the rungs in the same span (None beyond
-    `MOST_RUNS`). `top_flops`: extend both
-    ladders to this compute at the present spacing (None beyond twelve decades), which takes `extra_rungs`
-    of both together and `extra_runs` with as many seeds as the ladders have now. `apart_flops`: where the
-    readings' predicted gap between the arms differs by three standard deviations of one run.
+    `seeds_factor`: times the seeds, which narrow every rung's mean but add no degrees of freedom.
+    `rungs_factor`: times the rungs in the same span (None from MAX_RUNS_FACTOR). `top_flops`: extend both
+    ladders to this compute at the present spacing (None beyond MAX_EXTRA_DECADES), with `extra_rungs` rungs
+    and `extra_runs` runs in total. `three_sigma_flops`: where the gaps between the arms that the two
+    hypotheses predict differ by three standard deviations of one run.
     """
 
     seeds_factor: float
@@ -48,13 +47,11 @@ class Separation:
 
 @dataclass(frozen=True)
 class MistuningTolerance:
-    """The smallest unnoticed excess of loss at a ladder's top rung that changes the outcome; None: none up
-    to 3%.
+    """The smallest loss penalty at a ladder's top rung that would change the outcome; None: none up to 3%.
 
-    `undoes_slope` is the excess without which Δγ would be zero, so that the error alone explains it; it is
-    asked only of the ladder where `may_fake_slope` (the reference's end if the arm is steeper, the arm's if
-    it is shallower) and Δγ is resolved. A learning rate that is off can only raise a loss, so the excess is
-    taken off the measured value.
+    A mistuned learning rate can only raise a loss, so the penalty is subtracted from the measured loss.
+    `penalty_explaining_slope` is the penalty without which Δγ would be zero. It is computed only where
+    `could_explain_slope`: Δγ is resolved, and the ladder is the reference (for Δγ > 0) or the arm (Δγ < 0).
     """
 
     ladder: str
@@ -68,7 +65,7 @@ class MistuningTolerance:
 def rival_rss(
     truth: Design, theta: Array, rival: Design, start: Array, pair: LadderPair, *, log: bool = False
 ) -> float:
-    """The sum of squares the twin cannot explain when the truth is the other reading, without noise."""
+    """RSS of the rival model fitted to noise-free losses of the true model at θ."""
     y = truth.predict(theta, pair.x)
     found = solve(rival, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
     if not found.converged[0]:
@@ -77,7 +74,7 @@ def rival_rss(
 
 
 def extend(pair: LadderPair, decades: float) -> LadderPair:
-    """Both ladders carried on upwards at their own mean spacing."""
+    """Both ladders extended upwards by `decades` at their mean spacing."""
     x, arm, weights = [pair.x], [pair.arm], [pair.weights]
     for flag in (False, True):
         own = np.sort(pair.x[pair.arm == flag])
@@ -90,7 +87,7 @@ def extend(pair: LadderPair, decades: float) -> LadderPair:
 
 
 def densify(pair: LadderPair, factor: int) -> LadderPair:
-    """That many times the rungs of both ladders, evenly over the span each has."""
+    """Both ladders with `factor` times the rungs over the same span."""
     x, arm, weights = list[Array](), list[Mask](), list[Array]()
     for flag in (False, True):
         own = pair.x[pair.arm == flag]
@@ -102,60 +99,65 @@ def densify(pair: LadderPair, factor: int) -> LadderPair:
 
 
 def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Separation:
-    """Remedies for a tie of the exponent reading and its floor twin, each taken in turn as the truth."""
+    """What would separate the two hypotheses; the worse case of either being true."""
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
-    exponent, floor = (fits.solutions[name].theta[0] for name in ("exponent", "irreducible"))
+    exponent, irreducible = (fits.solutions[name].theta[0] for name in ("exponent", "irreducible"))
 
-    def strength(where: LadderPair) -> float:
-        own = where.designs()
-        first = rival_rss(own["exponent"], exponent, own["irreducible"], floor, where, log=rule.log)
-        second = rival_rss(own["irreducible"], floor, own["exponent"], exponent, where, log=rule.log)
+    def noncentrality(points: LadderPair) -> float:
+        designs = points.designs()
+        first = rival_rss(
+            designs["exponent"], exponent, designs["irreducible"], irreducible, points, log=rule.log
+        )
+        second = rival_rss(
+            designs["irreducible"], irreducible, designs["exponent"], exponent, points, log=rule.log
+        )
         return min(first, second) / variance
 
-    def needed(points: int) -> float:
+    def required(points: int) -> float:
         return required_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
 
-    def tells(where: LadderPair) -> bool:
-        return strength(where) >= needed(len(where.x))
+    def separates(points: LadderPair) -> bool:
+        return noncentrality(points) >= required(len(points.x))
 
-    seeds = needed(len(pair.x)) / max(strength(pair), 1e-12)
-    each = (
-        strength(densify(pair, DENSITY_PROBE)) / DENSITY_PROBE
-    )  # what one more of each rung adds, once they are many
-    enough_rungs = (k for k in range(1, MAX_RUNS_FACTOR) if k * each >= needed(len(pair.x) * k))
+    seeds = required(len(pair.x)) / max(noncentrality(pair), 1e-12)
+    per_rung = noncentrality(densify(pair, DENSITY_PROBE)) / DENSITY_PROBE
+    rungs_factors = (k for k in range(1, MAX_RUNS_FACTOR) if k * per_rung >= required(len(pair.x) * k))
     top = float(pair.x.max())
     spacing = max(
         np.ptp(pair.x[pair.arm == flag]) / (int((pair.arm == flag).sum()) - 1) for flag in (False, True)
     )
 
-    def enough(count: int) -> bool:
-        return tells(extend(pair, count * spacing * 1.001 / math.log(10)))
+    def separates_with(extra_rungs: int) -> bool:
+        return separates(extend(pair, extra_rungs * spacing * 1.001 / math.log(10)))
 
-    # A longer ladder always tells more, so halving finds the shortest that tells enough.
+    # Noncentrality grows with the ladder, so bisection finds the shortest extension.
     low, high = -1, int(MAX_EXTRA_DECADES * math.log(10) / spacing)
     decades, rungs, runs = None, None, None
-    if enough(high):
+    if separates_with(high):
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
+            low, high = (low, middle) if separates_with(middle) else (middle, high)
         decades = high * spacing / math.log(10)
         longer = extend(pair, decades * 1.001)
         rungs = len(longer.x) - len(pair.x)
         runs = round(float(longer.weights[len(pair.x) :].sum()))
 
-    # Along a fine line of compute: how differently do the readings see the gap between the arms?
+    # On a fine grid of compute: how much do the predicted gaps between the arms differ?
     line = np.linspace(top, top + MAX_EXTRA_DECADES * math.log(10), 1200)
     both = LadderPair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
     gaps = [
         np.diff(design.predict(theta, both.x).reshape(2, -1), axis=0)[0]
-        for design, theta in ((both.designs()["exponent"], exponent), (both.designs()["irreducible"], floor))
+        for design, theta in (
+            (both.designs()["exponent"], exponent),
+            (both.designs()["irreducible"], irreducible),
+        )
     ]
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
     return Separation(
         seeds_factor=max(1.0, seeds),
-        rungs_factor=next(enough_rungs, None),
+        rungs_factor=next(rungs_factors, None),
         top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
         extra_decades=decades,
         extra_rungs=rungs,
@@ -167,36 +169,33 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
 def mistuning_tolerance(
     fits: NestedFits, y: Array, rule: DecisionRule, names: tuple[str, str], c0: float
 ) -> tuple[MistuningTolerance, MistuningTolerance]:
-    """For each ladder, how much too high its top loss would have to be to explain the slope by itself,
-    or to change the verdict.
-    """
+    """For each ladder, the penalty at its top rung that would explain the slope or change the verdict."""
     found: list[MistuningTolerance] = []
     for name, flag in zip(names, (False, True), strict=True):
         own = np.flatnonzero(fits.pair.arm == flag)
         index = int(own[np.argmax(fits.pair.x[own])])
 
-        def lowered(excess: Array, index: int = index) -> FTests:
-            data = np.repeat(y[None], len(excess), axis=0)
-            data[:, index] *= 1.0 - excess
+        def tests_without(penalty: Array, index: int = index) -> FTests:
+            data = np.repeat(y[None], len(penalty), axis=0)
+            data[:, index] *= 1.0 - penalty
             return f_test_hypotheses(fit_hypotheses(fits.pair, data, rule, warm_start=fits), rule)
 
-        excess = np.concatenate([[0.0], np.geomspace(1e-5, MAX_LOSS_PENALTY, 60)])
-        tests = lowered(excess)
+        penalties = np.concatenate([[0.0], np.geomspace(1e-5, MAX_LOSS_PENALTY, 60)])
+        tests = tests_without(penalties)
         verdicts = verdict_words(tests, rule)
         changed = _first(verdicts != verdicts[0])
         then = None if changed is None else str(verdicts[changed])
         at = math.nan
         if changed is not None:
-            # Once more between the last excess that kept the verdict and the first that did not.
-            between = np.linspace(excess[changed - 1], excess[changed], 41)
-            again = verdict_words(lowered(between), rule)
+            # Refine between the last penalty with the same verdict and the first with another.
+            between = np.linspace(penalties[changed - 1], penalties[changed], 41)
+            again = verdict_words(tests_without(between), rule)
             sooner = _first(again != verdicts[0])
             at, then = (
-                (float(between[sooner]), str(again[sooner])) if sooner else (float(excess[changed]), then)
+                (float(between[sooner]), str(again[sooner])) if sooner else (float(penalties[changed]), then)
             )
         sign = float(np.sign(tests.delta_gamma[0]))
-        # Lowering the reference's end closes a gap in the arm's favour, lowering the arm's end one against
-        # it.
+        # Lowering the reference's top loss reduces Δγ > 0; lowering the arm's top loss reduces Δγ < 0.
         may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
         zero = _crossing(fits, y, index, sign, log=rule.log) if may else None
         loss = float(y[index])
@@ -214,24 +213,24 @@ def mistuning_tolerance(
 
 
 def _first(mask: Mask) -> int | None:
-    """The first place that is true."""
+    """Index of the first true element; None if there is none."""
     return int(np.argmax(mask)) if mask.any() else None
 
 
 def _crossing(fits: NestedFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
-    """By bisection, the share of one loss whose removal brings the fitted Δγ to zero; None up to 3%."""
+    """Fraction of one loss whose removal makes the fitted Δγ zero, by bisection; None if above 3%."""
     design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
 
-    def kept(excess: float) -> bool:
+    def same_sign(penalty: float) -> bool:
         data = y.copy()
-        data[index] *= 1.0 - excess
+        data[index] *= 1.0 - penalty
         found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
         return float(found.theta[0, 4]) * sign > 0
 
     low, high = 0.0, MAX_LOSS_PENALTY
-    if kept(high):
+    if same_sign(high):
         return None
     while high - low > 1e-4 * high:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if kept(middle) else (low, middle)
+        low, high = (middle, high) if same_sign(middle) else (low, middle)
     return high
