@@ -99,13 +99,13 @@ def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> 
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
 
 
-def test_scores_in_many_pieces_are_the_scores_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_in_blocks_equal_scores_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("vanilla", context=11)
     tokens = torch.randint(17, (3, 12), generator=torch.Generator().manual_seed(0))
     expected = gradients(network, tokens[:, :-1], tokens[:, 1:])
     cpu.install_fused_cpu(network)
-    monkeypatch.setattr(cpu, "QUERIES", 4)  # pieces of 4, 4 and 3 queries
-    monkeypatch.setattr(cpu, "CACHED", 4 * 11 * 2)  # of two heads of the nine
+    monkeypatch.setattr(cpu, "QUERY_BLOCK", 4)  # blocks of 4, 4 and 3 queries
+    monkeypatch.setattr(cpu, "MAX_CACHED_SCORES", 4 * 11 * 2)  # two of the nine heads at a time
     torch.testing.assert_close(
         gradients(network, tokens[:, :-1], tokens[:, 1:]), expected, rtol=1e-9, atol=1e-12
     )

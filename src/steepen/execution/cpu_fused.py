@@ -1,10 +1,9 @@
-"""The transformer block as a CPU computes it fastest: the same function as `block.py`, forward and backward.
+"""Fused execution of the transformer block on a CPU: hand-written forward and backward, channel-major.
 
-Tiny models spend most of their time not in matrix products but in many small operations on short rows (a head
-is a few numbers wide). So activations lie channel by channel, (width, tokens): every operation then runs
-along all the tokens, and every product is a plain one. Scores need no running maximum: the norm of queries
-and keys bounds them. The stream's tensors keep their shape, (batch, time, width); only the strides tell how
-they lie.
+Tiny models spend most of their time not in GEMMs but in many small operations on short rows (a head is a few
+elements wide). So activations are stored channel-major, (width, tokens): every elementwise operation runs
+along all tokens, and every GEMM is a plain one. The softmax needs no running maximum, because the QK norm
+bounds the scores. Hidden states keep their shape (batch, time, width); only their strides differ.
 """
 
 from __future__ import annotations
@@ -21,31 +20,33 @@ from torch.nn import functional
 from steepen.model.block import TransformerBlock
 from steepen.model.network import Network
 
-QUERIES = 64  # at a time: blocks of scores right of the diagonal are never computed
-CACHED = 2**18  # scores at a time: a megabyte of fp32
-STEEPEST = 60.0  # largest score whose exponential, summed over a context, is far from fp32's largest number
+QUERY_BLOCK = 64  # queries per block of scores; blocks right of the diagonal are never computed
+MAX_CACHED_SCORES = (
+    2**18
+)  # scores computed at a time: 1 MiB of fp32, the L2 cache of the CPU measured (Zen 4)
+MAX_SCORE = 60.0  # the sum of exp(score) over a context stays far below the largest fp32 number
 
 
 def install_fused_cpu(network: Network) -> None:
-    """Have the built-in blocks of a network on a CPU compute this way; copies that growth makes do too."""
+    """Install `FusedCpuBlock` in the built-in blocks of a network; deep copies made by growth keep it."""
     for block in network.blocks():
         if type(block) is TransformerBlock:
             block.fused_forward = FusedCpuBlock(block)
 
 
 class FusedCpuBlock:
-    """A block, fast; it hands back to the plain one what it does not serve."""
+    """Fused forward of a `TransformerBlock` in fp32 or fp64; other inputs run the reference."""
 
     def __init__(self, block: TransformerBlock) -> None:
         self.block = block
         head_dim = block.out.shape[-1] // block.heads
-        self.bounded = head_dim * block.attention_scale <= STEEPEST
+        self.scores_bounded = head_dim * block.attention_scale <= MAX_SCORE
 
     def __call__(self, x: Tensor, rotary: Tensor) -> Tensor:
-        """What the block's forward gives."""
+        """`TransformerBlock.forward` without a mask."""
         block = self.block
-        exact = x.dtype in (torch.float32, torch.float64)  # in less, norms and sums would want more
-        if not (exact and self.bounded and x.is_cpu):
+        wide = x.dtype in (torch.float32, torch.float64)  # lower precisions need wider norms and sums
+        if not (wide and self.scores_bounded and x.is_cpu):
             return block.forward_reference(x, rotary)
         weights = (w.to(x.dtype) for w in (block.qkv, block.out, block.gate_up, block.down))
         return cast("Tensor", _Block.apply(x, rotary, *weights, block))
@@ -58,11 +59,11 @@ class _Block(torch.autograd.Function):
         block: TransformerBlock,
     ) -> Tensor:  # fmt: skip
         batch, time, width = x.shape
-        stream = x.permute(2, 0, 1).reshape(width, -1)
-        normed1, rstd1 = _norm(stream, block.eps)
+        hidden = x.permute(2, 0, 1).reshape(width, -1)
+        normed1, rstd1 = _norm(hidden, block.eps)
         parts, rstd_qk = _rotate_norm(torch.mm(qkv.flatten(0, 1), normed1), rotary, block, batch)
         attended, total = _attend(parts)
-        middle = torch.addmm(stream, out, attended, alpha=block.residual)
+        middle = torch.addmm(hidden, out, attended, alpha=block.residual)
         normed2, rstd2 = _norm(middle, block.eps)
         gated = torch.mm(gate_up.flatten(0, 1), normed2)
         gate, up = gated.chunk(2)
@@ -112,26 +113,27 @@ class _Block(torch.autograd.Function):
 
 
 def _norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each column, and the reciprocals of the root mean squares."""
+    """RMSNorm of each column; returns (normed, reciprocal root mean square)."""
     rstd = x.square().mean(0).add_(eps).rsqrt_()
     return x * rstd, rstd
 
 
 def _norm_backward_(d: Tensor, normed: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of a norm's input, in the place of that of its output."""
+    """Gradient of a norm's input; overwrites d, the gradient of its output."""
     along = (d * normed).mean(0)
     return d.addcmul_(normed, along, value=-1).mul_(rstd)
 
 
 def _query_factor(block: TransformerBlock) -> float:
-    """What queries are multiplied by: exponentials are taken to base 2, several times faster on a CPU."""
+    """Factor on the queries: the softmax uses exp2, which is several times faster than exp on a CPU."""
     return block.attention_scale / math.log(2)
 
 
 def _rotate_norm(raw: Tensor, rotary: Tensor, block: TransformerBlock, batch: int) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values, (3, heads, batch, head_dim, time); the former two rotated and normed.
+    """Queries, keys and values, (3, heads, batch, head_dim, time); queries and keys with RoPE and RMSNorm.
 
-    The queries bear their factor too. Returns also what the rotated were multiplied by.
+    The queries are also multiplied by `_query_factor`. Returns (parts, factor of the rotated queries and
+    keys).
     """
     heads, time = block.heads, rotary.shape[1]
     raw = raw.view(3, heads, -1, batch, time)
@@ -140,19 +142,19 @@ def _rotate_norm(raw: Tensor, rotary: Tensor, block: TransformerBlock, batch: in
     factor[0].mul_(_query_factor(block))
     cos, sin = rotary.mT.unsqueeze(2)  # each (half, 1, time)
     parts = torch.empty(3, heads, batch, 2 * half, time, dtype=raw.dtype)
-    turned = parts.transpose(2, 3)
+    rotated = parts.transpose(2, 3)
     first, second = raw[:2, :, :half], raw[:2, :, half:]
-    torch.mul(first, cos, out=turned[:2, :, :half]).addcmul_(second, sin, value=-1)
-    torch.mul(first, sin, out=turned[:2, :, half:]).addcmul_(second, cos)
-    turned[:2].mul_(factor)
-    turned[2].copy_(raw[2])
+    torch.mul(first, cos, out=rotated[:2, :, :half]).addcmul_(second, sin, value=-1)
+    torch.mul(first, sin, out=rotated[:2, :, half:]).addcmul_(second, cos)
+    rotated[:2].mul_(factor)
+    rotated[2].copy_(raw[2])
     return parts, factor
 
 
 def _rotate_norm_backward_(
     d: Tensor, parts: Tensor, factor: Tensor, rotary: Tensor, block: TransformerBlock
 ) -> Tensor:
-    """The gradient of what `_rotate_norm` was given, (3·width, tokens); d is overwritten."""
+    """Gradient of the input of `_rotate_norm`, (3·width, tokens); overwrites d."""
     _, heads, batch, head_dim, time = d.shape
     along = (d[:2] * parts[:2]).mean(3, keepdim=True)
     along[0].div_(_query_factor(block) ** 2)
@@ -160,25 +162,25 @@ def _rotate_norm_backward_(
     half = head_dim // 2
     cos, sin = rotary.mT.unsqueeze(2)
     raw = torch.empty(3, heads, head_dim, batch, time, dtype=d.dtype)
-    turned = d.transpose(2, 3)
-    first, second = turned[:2, :, :half], turned[:2, :, half:]
+    rotated = d.transpose(2, 3)
+    first, second = rotated[:2, :, :half], rotated[:2, :, half:]
     torch.mul(first, cos, out=raw[:2, :, :half]).addcmul_(second, sin)
     torch.mul(second, cos, out=raw[:2, :, half:]).addcmul_(first, sin, value=-1)
-    raw[2].copy_(turned[2])
+    raw[2].copy_(rotated[2])
     return raw.view(3 * heads * head_dim, -1)
 
 
-def _pieces(count: int, time: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Heads, queries and keys whose scores fit in the cache together, the last queries of a head first."""
-    each = max(1, CACHED // (QUERIES * time))
+def _score_blocks(count: int, time: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Slices of heads, queries and keys whose scores fit the cache, the last queries of a head first."""
+    each = max(1, MAX_CACHED_SCORES // (QUERY_BLOCK * time))
     for head in range(0, count, each):
-        for first in reversed(range(0, time, QUERIES)):
-            end = min(first + QUERIES, time)
+        for first in reversed(range(0, time, QUERY_BLOCK)):
+            end = min(first + QUERY_BLOCK, time)
             yield slice(head, head + each), slice(first, end), slice(end)
 
 
 def _exponentials(query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-    """2 to the scores, (·, key, query), of queries and all keys up to the last; 0 where not causal."""
+    """exp2 of the scores, (·, key, query), of queries and all keys up to the last; 0 where not causal."""
     powers = torch.bmm(key.mT, query).exp2_()
     width = query.shape[-1]
     powers[:, -width:].mul_(visible[:width, :width])
@@ -187,16 +189,16 @@ def _exponentials(query: Tensor, key: Tensor, visible: Tensor) -> Tensor:
 
 def _visible(like: Tensor) -> Tensor:
     """1 where a query sees a key, on the diagonal blocks of the scores."""
-    return torch.ones(QUERIES, QUERIES, dtype=like.dtype).triu_()
+    return torch.ones(QUERY_BLOCK, QUERY_BLOCK, dtype=like.dtype).triu_()
 
 
 def _attend(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """The attended values (width, tokens), and the sums of the scores' exponentials."""
+    """Attention output (width, tokens), and the softmax denominators."""
     _, heads, batch, head_dim, time = parts.shape
     query, key, value = parts.flatten(1, 2)
     visible, sums = _visible(parts), torch.empty_like(value)
     total = torch.empty(heads * batch, 1, time, dtype=value.dtype)
-    for some, queries, keys in _pieces(heads * batch, time):
+    for some, queries, keys in _score_blocks(heads * batch, time):
         powers = _exponentials(query[some, :, queries], key[some, :, keys], visible)
         torch.sum(powers, 1, keepdim=True, out=total[some, :, queries])
         sums[some, :, queries] = torch.bmm(value[some, :, keys], powers)
@@ -207,7 +209,7 @@ def _attend(parts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _attend_backward(d: Tensor, attended: Tensor, parts: Tensor, total: Tensor) -> Tensor:
-    """The gradient of query, key and value, (3, heads, batch, head_dim, time); scores are computed anew."""
+    """The gradient of query, key and value, (3, heads, batch, head_dim, time); scores are recomputed."""
     _, heads, batch, head_dim, time = parts.shape
     shape = (heads, head_dim, batch, time)
     query, key, value = parts.flatten(1, 2)
@@ -216,15 +218,15 @@ def _attend_backward(d: Tensor, attended: Tensor, parts: Tensor, total: Tensor) 
     d_sums = torch.empty_like(value)
     torch.div(d.view(shape).transpose(1, 2), total, out=d_sums.view(heads, batch, -1, time))
     along = (d * attended).view(shape).sum(1).div_(total.squeeze(2)).view(-1, 1, time)
-    for some, queries, keys in _pieces(heads * batch, time):
+    for some, queries, keys in _score_blocks(heads * batch, time):
         query_, key_, d_sums_ = query[some, :, queries], key[some, :, keys], d_sums[some, :, queries]
         powers = _exponentials(query_, key_, visible)
-        # The first piece of a head covers all its keys and sets their gradients; the others add to them.
-        held = 0.0 if queries.stop == time else 1.0
-        d_value[some, :, keys].baddbmm_(d_sums_, powers.mT, beta=held)
+        # The first block of a head covers all its keys and writes their gradients; the others add to them.
+        beta = 0.0 if queries.stop == time else 1.0
+        d_value[some, :, keys].baddbmm_(d_sums_, powers.mT, beta=beta)
         d_powers = torch.bmm(value[some, :, keys].mT, d_sums_)
         d_scores = d_powers.sub_(along[some, :, queries]).mul_(powers)
-        d_key[some, :, keys].baddbmm_(query_, d_scores.mT, beta=held)
+        d_key[some, :, keys].baddbmm_(query_, d_scores.mT, beta=beta)
         d_query[some, :, queries] = torch.bmm(key_, d_scores)
     d_parts[:2].mul_(math.log(2))
     return d_parts

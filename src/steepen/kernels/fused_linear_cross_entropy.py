@@ -151,8 +151,8 @@ def _finish_kernel(
     sums = tl.zeros([PARTS, ROWS], tl.float32)
     for start in range(0, parts, PARTS):
         part = start + tl.arange(0, PARTS)[:, None]
-        source = partial_sum_ptr + part * rows + row[None, :]
-        sums += tl.load(source, mask=(part < parts) & row_mask, other=0.0)
+        mask = (part < parts) & row_mask
+        sums += tl.load(partial_sum_ptr + part * rows + row[None, :], mask=mask, other=0.0)
     total = tl.sum(sums, axis=0)
     tl.store(loss_ptr + row, tl.log(1 + total), mask=row_mask)
     if STORE:
