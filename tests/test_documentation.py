@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -106,3 +108,14 @@ def test_named_tests_exist(page: Path) -> None:
         file.stem for file in (REPOSITORY / "src").rglob("test_*.py")
     }  # evaluation/test_time_passes.py
     assert named <= defined | modules
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_imports_in_python_examples_exist(page: Path) -> None:
+    missing: list[str] = []
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("steepen"):
+                module = importlib.import_module(node.module or "")
+                missing += [f"{node.module}.{a.name}" for a in node.names if not hasattr(module, a.name)]
+    assert not missing
