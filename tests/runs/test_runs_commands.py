@@ -120,7 +120,7 @@ def test_status_shows_progress_and_what_is_left(
     found = json.loads(capsys.readouterr().out)
     assert found["counts"]["finished"] == 1 and found["flops_left"] == pytest.approx(expected_flops(spec(2)))
     assert main(["status", *where]) == 0 and main(["status", str(tmp_path / "studies" / "pair")]) == 0
-    assert capsys.readouterr().out.count("pair: finished, batch 1; 2 runs asked for so far") == 2
+    assert capsys.readouterr().out.count("pair: finished, batch 1; 2 runs requested") == 2
 
 
 def test_one_unreadable_journal_is_named_and_hides_no_other_study(

@@ -1,4 +1,4 @@
-"""The options of every command that launches runs, and what `--dry-run` prints."""
+"""Options of the commands that launch runs, and the text of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ import typer
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
-    from steepen.launch.cost_estimate import Speed
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
-    from steepen.runs.store import RunStore
     from steepen.studies.driver.drive import Study
     from steepen.studies.driver.dry_run import DryRunReport
 
 On = Annotated[
     str,
-    typer.Option(
-        "--on", help="Where runs happen: local, slurm, ray, or module:attribute of a custom launcher."
-    ),
+    typer.Option("--on", help="Launcher: local, slurm, ray, or module:attribute of a custom one."),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Runs at a time: one per GPU, or per CPU core, by default.")
+    int | None,
+    typer.Option("--jobs", "-j", help="Max runs at a time (default: one per GPU, else per CPU core)."),
 ]
 With = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
         metavar="KEY=VALUE",
-        help="How to run (repeatable). local: runs_per_gpu, threads. slurm: partition, timeout_min, "
-        "gpus_per_node, account and all else submitit knows. ray: address, num_cpus, num_gpus, threads.",
+        help="Option of the launcher (repeatable). local: runs_per_gpu, threads. slurm: partition, "
+        "timeout_min, gpus_per_node, account and any other of submitit. ray: address, num_cpus, num_gpus, "
+        "threads.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the runs to make with FLOPs, time and cost; start nothing.")
+    bool, typer.Option("--dry-run", help="Print the next runs with FLOPs, time and cost; start nothing.")
 ]
 BudgetText = Annotated[
     str | None,
@@ -49,20 +47,19 @@ Gpu = Annotated[
     str | None, typer.Option("--gpu", help="Estimate time for this GPU (a100, h100, …) instead of measuring.")
 ]
 Mfu = Annotated[
-    float | None, typer.Option("--mfu", help="And for this share of its peak (0.4).", min=1e-6, max=1.0)
+    float | None,
+    typer.Option("--mfu", help="Estimate time for this fraction of the GPU's peak (0.4).", min=1e-6, max=1.0),
 ]
 Price = Annotated[
     float | None,
-    typer.Option("--dollars-per-hour", help="Price of what one run occupies, e.g. one GPU.", min=0.0),
+    typer.Option("--dollars-per-hour", help="Hourly price of what one run uses, e.g. one GPU.", min=0.0),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Where run directories live.")]
-Studies = Annotated[Path, typer.Option("--studies", help="Where the journals of studies live.")]
-RetryDiverged = Annotated[
-    bool, typer.Option("--retry-diverged", help="Train runs again whose loss has diverged before.")
-]
+Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
+Studies = Annotated[Path, typer.Option("--studies", help="Directory of the journals of studies.")]
+RetryDiverged = Annotated[bool, typer.Option("--retry-diverged", help="Retrain runs whose loss diverged.")]
 
-ABSURD_SECONDS = 3 * 86400.0  # nobody waits so long for a CPU
+GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest --gpu
 
 
 def launch_study(
@@ -83,53 +80,46 @@ def launch_study(
     dollars_per_hour: float | None = None,
     device: str = "auto",
     retry_diverged: bool = False,
-    gaps: bool = False,
+    accept_diverged: bool = False,
     as_json: bool = False,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]] = (),
 ) -> Any:
-    """Run a study to its answer, or with `dry_run` print what it would run next and return None.
-
-    `options` are what makes this study another one than its namesake; they go to its journal. `stand_ins` are
-    results a dry run may make up to see what an adaptive study would ask for next.
-    """
-    from steepen.launch.base import LaunchContext
-    from steepen.launch.batch_progress import BatchProgress
+    """Run a study to its answer, or with `dry_run` print its next runs and return None."""
     from steepen.launch.budget import Budget
-    from steepen.launch.local import visible_gpus
-    from steepen.launch.registry import make_launcher
-    from steepen.runs.store import RunStore
-    from steepen.studies.driver.drive import drive, look_ahead
-    from steepen.studies.driver.dry_run import DryRunReport
-    from steepen.studies.driver.journal import Journal
+    from steepen.studies.driver import launch
 
-    store = RunStore(runs)
     limit = None if budget is None else Budget.parse(budget)
     check_device(device, on, dry_run)
-    arguments = () if device == "auto" else ("--device", device)
-    launcher = make_launcher(on, LaunchContext(data, store, arguments), jobs, settings or [])
-    speed = measured_speed(store, on, device, gpu, mfu)
-    if dry_run:
-        rehearsal = look_ahead(make_study, store, stand_ins, accept_diverged=gaps)
-        forecast = DryRunReport.from_step(rehearsal, store, speed, launcher.slots, dollars_per_hour)
-        cpu = gpu is None and mfu is None and on == "local" and (device == "cpu" or not visible_gpus())
-        print(json.dumps(forecast.to_dict(), indent=2) if as_json else describe(forecast, suggest_gpu=cpu))
-        return None
-    return drive(
-        make_study(),
-        store,
-        launcher,
-        journal=Journal.open(studies, name, options, runs),
-        budget=limit,
-        accept_diverged=gaps,
-        retry_diverged=retry_diverged,
-        progress=BatchProgress(store, speed=speed),
+    launching = launch.LaunchSettings(data, runs, on, jobs, tuple(settings or ()), device, gpu, mfu)
+    if not dry_run:
+        return launch.launch_study(
+            make_study,
+            launching,
+            name=name,
+            options=options,
+            studies=studies,
+            budget=limit,
+            accept_diverged=accept_diverged,
+            retry_diverged=retry_diverged,
+        )
+    report = launch.forecast_study(
+        make_study,
+        launching,
+        stand_ins=stand_ins,
+        accept_diverged=accept_diverged,
+        dollars_per_hour=dollars_per_hour,
     )
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        print(describe(report, suggest_gpu=launching.estimated_on_cpu()))
+    return None
 
 
 def check_device(device: str, on: str = "local", dry_run: bool = False) -> None:
-    """Refuse a device that no run could have, before any is started.
+    """Raise UsageError for a device that this machine does not have, before any run starts.
 
-    What a cluster's nodes have is not known here, and a dry run needs no device: only the name is checked.
+    For a cluster, whose devices are not known here, and for a dry run only the name is checked.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"--device {device!r} is not known: use auto, cpu, cuda or cuda:N.")
@@ -139,49 +129,36 @@ def check_device(device: str, on: str = "local", dry_run: bool = False) -> None:
         find_device(device)
 
 
-def measured_speed(store: RunStore, on: str, device: str, gpu: str | None, mfu: float | None) -> Speed:
-    """How fast runs go: as given, or from finished runs of the hardware they will have, or assumed."""
-    import platform
-
-    from steepen.launch.cost_estimate import Speed, local_hardware_name
-
-    # On a cluster any hardware may come: all finished runs count.
-    name = None if on != "local" else platform.node() if device == "cpu" else local_hardware_name()
-    return Speed.from_records(
-        store.records() if gpu is None and mfu is None else (), device=name, gpu=gpu, mfu=mfu
-    )
-
-
-def describe(forecast: DryRunReport, suggest_gpu: bool = False) -> str:
-    """What a dry run prints."""
+def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
+    """The text that a dry run prints."""
     from steepen.utils.formatting import format_duration
 
-    done = f"{forecast.finished} finished" if forecast.finished else "none finished yet"
-    if forecast.complete:
+    done = f"{report.finished} finished" if report.finished else "none finished yet"
+    if report.complete:
         return f"Nothing is left to run ({done}): the study has its answer."
     lines = [f"{'run':16}  {'arm':20} {'depth':>5} {'seed':>4} {'tokens':>14} {'FLOPs':>9} {'time':>14}"]
-    for run in forecast.runs:
+    for run in report.runs:
         lines.append(
             f"{run.run:16}  {run.arm:20} {run.depth:5} {run.seed:4} {run.tokens:14,} {run.flops:9.2e} "
             f"{format_duration(run.seconds):>14}"
         )
-    noun = "run" if len(forecast.runs) == 1 else "runs"
+    noun = "run" if len(report.runs) == 1 else "runs"
     lines += [
         "",
-        f"{len(forecast.runs)} {noun} to make ({done}): {forecast.flops:.3g} FLOPs, "
-        f"{format_duration(forecast.machine_seconds)} of machine time, "
-        f"{format_duration(forecast.seconds)} with {forecast.slots} at a time ({forecast.speed}).",
+        f"{len(report.runs)} {noun} to make ({done}): {report.flops:.3g} FLOPs, "
+        f"{format_duration(report.machine_seconds)} of machine time, "
+        f"{format_duration(report.seconds)} with {report.slots} at a time ({report.speed}).",
     ]
-    if forecast.dollars is not None:
-        lines.append(f"Cost: ${forecast.dollars:,.2f} at ${forecast.dollars_per_hour:g} an hour.")
-    if forecast.later_runs:
-        noun = "run" if forecast.later_runs == 1 else "runs"
+    if report.dollars is not None:
+        lines.append(f"Cost: ${report.dollars:,.2f} at ${report.dollars_per_hour:g} an hour.")
+    if report.later_runs:
+        noun = "run" if report.later_runs == 1 else "runs"
         lines.append(
-            f"then about {forecast.later_runs} more {noun}, {forecast.later_flops:.3g} FLOPs "
+            f"then about {report.later_runs} more {noun}, {report.later_flops:.3g} FLOPs "
             "(their settings depend on results)."
         )
-    if suggest_gpu and forecast.seconds > ABSURD_SECONDS:
+    if suggest_gpu and report.seconds > GPU_HINT_SECONDS:
         lines.append(
-            f"That is {forecast.seconds / 86400:,.0f} days on CPUs; `--gpu h100` estimates it for a GPU."
+            f"That is {report.seconds / 86400:,.0f} days on CPUs; `--gpu h100` estimates it for a GPU."
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`steepen runs` and `steepen status`: what has been run, and how far a study has come."""
+"""`steepen runs` and `steepen status`: the runs of a store, and the progress of studies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steepen.cli.launch_options import Runs, Studies
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
+from steepen.runs.status import SORT_KEYS
 
 if TYPE_CHECKING:
     from steepen.runs.status import RunRow
     from steepen.studies.driver.dry_run import StudyStatus
 
-SORTS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
 
 
@@ -27,35 +27,41 @@ def runs(
     status: Annotated[
         str | None, typer.Option(help="Only finished, running, failed, interrupted or waiting.")
     ] = None,
-    sort: Annotated[str, typer.Option(help=f"By {', '.join(SORTS)}; a - before it reverses.")] = "arm",
+    sort: Annotated[str, typer.Option(help=f"Sort by {', '.join(SORT_KEYS)}; -loss reverses.")] = "arm",
     as_json: Json = False,
     table: Annotated[
         Path | None,
-        typer.Option("--csv", help="Write the finished ones to this file, as `steepen fit` takes them."),
+        typer.Option("--csv", help="Write finished runs to this file, for `steepen fit`."),
     ] = None,
 ) -> None:
-    """List runs: what came out, what is going on, and what went wrong.
+    """List runs with status, loss and speed.
 
-    A run that is not finished shows its last training loss; one that was interrupted goes on where it
-    stopped when it is asked for again.
+    An unfinished run shows its last training loss. The command that started an interrupted run resumes it.
 
     Example: steepen runs --arm untied-grow --sort loss
     """
-    from steepen.runs.status import check_status
-    from steepen.runs.store import RunStore
+    from steepen.runs.status import check_status, sort_rows
+    from steepen.runs.store import VALIDATED_RUNS, RunStore
 
     if not runs.is_dir():
-        raise UsageError(f"there is no folder {runs}; name the one with your runs with --runs.")
+        raise UsageError(f"there is no directory {runs}; name the directory of your runs with --runs.")
     chosen = None if status is None else check_status(status)
-    found = _sorted(RunStore(runs).rows(arm=arm, depth=depth, status=chosen), sort)
+    store = RunStore(runs)
+    found = sort_rows(store.rows(arm=arm, depth=depth, status=chosen), sort)
+    if len(store.runs()) > VALIDATED_RUNS:
+        print(
+            f"note: more than {VALIDATED_RUNS:,} runs: only the fields shown here were checked; "
+            "`steepen report` and `steepen fit` check whole records.",
+            file=sys.stderr,
+        )
     if table is not None:
         _write_csv(table, [row for row in found if row.status == "finished"])
     if as_json:
         print(json.dumps({"runs": [row.to_dict() for row in found]}, indent=2, ensure_ascii=False))
         return
     if not found:
-        asked = any(value is not None for value in (arm, depth, status))
-        print(f"No run in {runs}" + (" is like that." if asked else " yet."))
+        filtered = any(value is not None for value in (arm, depth, status))
+        print(f"No run in {runs}" + (" matches." if filtered else " yet."))
         return
     _print_table(found)
 
@@ -63,18 +69,16 @@ def runs(
 def status(
     study: Annotated[
         str | None,
-        typer.Argument(help="A study's name or the beginning of it, or its folder; all where left out."),
+        typer.Argument(help="Name of a study, a prefix of it, or its directory (default: all)."),
     ] = None,
     studies: Studies = Path("studies"),
-    runs: Annotated[
-        Path | None, typer.Option(help="Where its run directories are, if they have moved.")
-    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Directory of its runs, if it has moved.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far a study has come: runs by status, FLOPs done and left, and when it will be done.
+    """Show the progress of a study: runs by status, FLOPs done and left, and ETA.
 
-    It looks at files only, so it can be asked anywhere the folder is visible, also while the study runs
-    elsewhere.
+    It reads files only, so it works on any machine that sees the directory, also while the study runs on
+    another.
 
     Example: steepen status ladder
     """
@@ -83,7 +87,9 @@ def status(
 
     if study is None:
         if not studies.is_dir():
-            raise UsageError(f"there is no folder {studies}; name the one with your studies with --studies.")
+            raise UsageError(
+                f"there is no directory {studies}; name the directory of your studies with --studies."
+            )
         journals, unreadable = read_journals(studies)
         every = [study_status(journal, runs) for journal in journals]
         if as_json:
@@ -100,18 +106,18 @@ def status(
     print(_headline(found))
     if found.message:
         print(found.message)
-    waiting = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
-    if waiting:
-        _print_table(waiting)
+    shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
+    if shown:
+        _print_table(shown)
 
 
 def _headline(study: StudyStatus) -> str:
-    """A study in one or two lines."""
+    """One line: state, runs by status, FLOPs done and left, ETA."""
     from steepen.utils.formatting import format_duration
 
     total = len(study.runs)
     counts = ", ".join(f"{count} {name}" for name, count in study.counts.items() if count)
-    line = f"{study.name}: {study.state}, batch {study.batches}; {total} runs asked for so far"
+    line = f"{study.name}: {study.state}, batch {study.batches}; {total} runs requested"
     line += f" ({counts})" if counts else ""
     line += f"; {study.flops_done:.3g} FLOPs done, {study.flops_left:.3g} left"
     if study.flops_left and study.seconds_left is not None:
@@ -121,7 +127,7 @@ def _headline(study: StudyStatus) -> str:
 
 
 def _write_csv(path: Path, rows: list[RunRow]) -> None:
-    """The table a law is fitted to, one line per run."""
+    """Write the table that `steepen fit` reads, one line per run."""
     from steepen.report.table_files import to_csv
     from steepen.studies.answer import Table
     from steepen.utils.files import write_atomically
@@ -134,20 +140,7 @@ def _write_csv(path: Path, rows: list[RunRow]) -> None:
     print(f"{path}: {len(rows)} finished runs.", file=sys.stderr)
 
 
-def _sorted(rows: list[RunRow], sort: str) -> list[RunRow]:
-    key = sort.removeprefix("-")
-    if key not in SORTS:
-        raise UsageError(f"--sort {sort!r} is not known; the nearest are {nearest(key, SORTS)}.")
-    field = {"speed": "tokens_per_second"}.get(key, key)
-    rows = sorted(rows, key=lambda row: (row.arm, row.depth, row.seed, row.run))
-    have = [row for row in rows if getattr(row, field) is not None]
-    lack = [row for row in rows if getattr(row, field) is None]  # what has no value comes last, either way
-    return sorted(have, key=lambda row: getattr(row, field), reverse=sort.startswith("-")) + lack
-
-
 def _print_table(rows: list[RunRow]) -> None:
-    import sys
-
     from rich.console import Console
     from rich.table import Table
 
@@ -159,7 +152,7 @@ def _print_table(rows: list[RunRow]) -> None:
     table.add_column("status")
     for row in rows:
         table.add_row(*_cells(row))
-    # A reader that is not a terminal has no width: nothing is cut off there.
+    # A pipe or file has no width: print whole lines.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 

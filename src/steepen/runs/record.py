@@ -1,4 +1,4 @@
-"""A run's record: what came out. Analysis reads records, never logs."""
+"""A run's record: losses, FLOPs, parameters and speed. Analysis reads records, never logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ValidationScore:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one finished run gave, with the spec that made it."""
+    """Results of one finished run, with its spec."""
 
     spec: RunSpec
     run: str  # the spec's hash
@@ -58,15 +58,17 @@ class RunRecord:
     versions: dict[str, str]
     git: dict[str, Any] | None
     finished: str  # UTC, ISO 8601
-    resumed: int = 0  # how often the run was taken up again
-    evaluation: dict[str, Any] = field(default_factory=dict[str, Any])  # scores joined by the evaluation room
+    resumed: int = 0  # how often the run was resumed
+    evaluation: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # scores added by `steepen eval --join`
     version: int = RECORD_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in record.json."""
+        """The JSON value that record.json holds."""
         return to_builtins(self)
 
     @staticmethod
     def from_dict(value: Any) -> RunRecord:
-        """The record of plain values."""
+        """Decode the value of record.json."""
         return from_builtins(RunRecord, value, "record")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, nearest
+from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 Status = Literal["finished", "running", "failed", "interrupted", "waiting"]
 STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "interrupted", "waiting")
+SORT_KEYS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class RunRow:
     flops: float  # of the whole run; expected until it has finished
     status: Status
     cause: str = ""  # of a failure, with its kind
-    failure_kind: str = ""  # Diverged, OutOfMemory, …
+    failure_kind: str = ""  # Diverged, OutOfMemory, DamagedRecord, …
     loss: float | None = None  # validation loss; until the run has finished, the last training loss
     step: int | None = None  # steps done, until the run has finished
     steps: int | None = None
@@ -73,20 +76,30 @@ def status_of(run: RunDirectory) -> tuple[Status, tuple[str, str] | None]:
     return ("interrupted" if begun else "waiting"), None
 
 
-def run_row(run: RunDirectory) -> RunRow | None:
-    """The row of a run, finished or not; None for a directory that holds no run."""
+def run_row(run: RunDirectory, *, validate: bool = True) -> RunRow | None:
+    """The row of a run, finished or not; None for a directory that holds no run.
+
+    With `validate`, every field of the record is checked; otherwise only those shown in the row.
+    """
     try:
         text = run.record_file.read_bytes()
     except OSError:
         return _unfinished_row(run)
+    row: RunRow | None = None
     try:
-        return _finished_row(run.path.name, json.loads(text))
-    except (ValueError, LookupError, TypeError) as error:
-        return _unreadable_row(run, str(run.unreadable(error)))
+        record = json.loads(text)
+        row = _finished_row(run.path.name, record)
+        if validate:
+            RunRecord.from_dict(record)
+        return row
+    except (ValueError, LookupError, TypeError, SteepenError) as error:
+        row = row or RunRow(run.path.name, "?", 0, 0, 0, 0.0, "failed")
+        cause = str(run.unreadable(error))
+        return replace(row, status="failed", cause=cause, failure_kind="DamagedRecord", loss=None)
 
 
 def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
-    # From the JSON values: decoding the whole record takes four times as long (benchmarks/runs_store.py).
+    # From JSON values: decoding the whole record takes four times as long (benchmarks/runs_store.py).
     spec = record["spec"]
     return RunRow(
         run=name,
@@ -109,7 +122,9 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, SteepenError) as error:
-        return _unreadable_row(run, f"spec.json cannot be read: {error}")
+        return RunRow(
+            run.path.name, "?", 0, 0, 0, 0.0, "failed", f"spec.json cannot be read: {error}", "DamagedSpec"
+        )
     last = last_metrics(run)
     return RunRow(
         run=run.path.name,
@@ -128,8 +143,17 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
     )
 
 
-def _unreadable_row(run: RunDirectory, cause: str) -> RunRow:
-    return RunRow(run.path.name, "?", 0, 0, 0, 0.0, "failed", cause)
+def sort_rows(rows: Iterable[RunRow], key: str) -> list[RunRow]:
+    """Sort rows by one of SORT_KEYS, descending with a leading "-"; rows without a value come last."""
+    name = key.removeprefix("-")
+    if name not in SORT_KEYS:
+        raise UsageError(f"--sort {key!r} is not known; the nearest are {nearest(name, SORT_KEYS)}.")
+    field = "tokens_per_second" if name == "speed" else name
+    ordered = sorted(rows, key=lambda row: (row.arm, row.depth, row.seed, row.run))
+    with_value = [row for row in ordered if getattr(row, field) is not None]
+    without_value = [row for row in ordered if getattr(row, field) is None]
+    with_value.sort(key=lambda row: getattr(row, field), reverse=key.startswith("-"))
+    return with_value + without_value
 
 
 def check_status(status: str) -> Status:

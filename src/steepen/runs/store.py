@@ -1,4 +1,4 @@
-"""The run store: a directory of run directories. Their files are the only source of truth.
+"""The run store: a directory of run directories. All status comes from their files.
 
 A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, log.txt, checkpoints/ and,
 once the run has finished, record.json; failure.json says why it could not. Every file except metrics and log
@@ -19,6 +19,8 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import RunRow, Status, run_row
 from steepen.utils.lock import file_lock, is_locked
+
+VALIDATED_RUNS = 2_000  # up to this many runs, `rows` checks every field of every record (about 0.5 s)
 
 
 class RunBusy(SteepenError):
@@ -84,7 +86,7 @@ class RunDirectory:
         """The error to raise for a record that cannot be decoded."""
         return SteepenError(
             f"the record {self.record_file} cannot be read ({error}); "
-            "move it aside to let the run be finished again."
+            "move it aside, and the run is finished again from its newest checkpoint."
         )
 
     def failure(self) -> tuple[str, str] | None:
@@ -137,8 +139,12 @@ class RunStore:
     def rows(
         self, *, arm: str | None = None, depth: int | None = None, status: Status | None = None
     ) -> list[RunRow]:
-        """Every run as a table row, sorted by name; a run with an unreadable record is listed as failed."""
-        rows = (run_row(run) for run in self.runs())
+        """Every run as a table row, sorted by name; a run with a damaged record is listed as failed.
+
+        In a store of more than VALIDATED_RUNS runs, only the fields that a row shows are checked.
+        """
+        runs = self.runs()
+        rows = (run_row(run, validate=len(runs) <= VALIDATED_RUNS) for run in runs)
         return [
             row
             for row in rows
@@ -156,10 +162,10 @@ class RunStore:
         runs: Collection[str] | None = None,
     ) -> list[RunRecord]:
         """Records of finished runs, sorted by name; `runs` restricts them to these names."""
-        wanted = None if runs is None else set(runs)
+        names = None if runs is None else set(runs)
         found: list[RunRecord] = []
         for run in self.runs():
-            if wanted is not None and run.path.name not in wanted:
+            if names is not None and run.path.name not in names:
                 continue
             record = run.record()
             if record is None:
