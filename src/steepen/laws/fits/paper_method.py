@@ -35,10 +35,10 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
     e = float(fit.theta[0])
     for ladder in ladders.values():
-        for loss, place in zip(ladder.loss, ladder.places, strict=True):
+        for loss, row in zip(ladder.loss, ladder.places, strict=True):
             if loss <= e:
                 raise UsageError(
-                    f"{place}: the loss {loss:g} of arm '{ladder.arm}' is not above the irreducible loss"
+                    f"{row}: the loss {loss:g} of arm '{ladder.arm}' is not above the irreducible loss"
                     f" E = {e:.4f} fitted on '{base.arm}', so log(L − E) does not exist; correct the row, or"
                     " fit one E to all arms with --method joint."
                 )
@@ -52,30 +52,30 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         (max(0.0, e - quantile * float(errors[0])), e + quantile * float(errors[0])),
     )
     arms: dict[str, ArmLaw] = {}
-    carrier = np.zeros(1 + 2 * len(ladders))  # how every parameter moves with E
-    carrier[0] = 1.0
-    joint = np.zeros((len(carrier), len(carrier)))
+    slope_in_e = np.zeros(1 + 2 * len(ladders))  # derivative of every parameter by E
+    slope_in_e[0] = 1.0
+    joint = np.zeros((len(slope_in_e), len(slope_in_e)))
     for i, (name, ladder) in enumerate(ladders.items()):
         value, inverse, sd, nu = _line(ladder, c0, e, settings.noise)
         error = np.sqrt(np.diag(inverse))
-        own = [1 + len(ladders) + i, 1 + i]
+        columns = [1 + len(ladders) + i, 1 + i]
         if name == settings.reference:
             value = np.array([fit.theta[2], fit.theta[1]])
             total, total_nu = errors[[2, 1]], np.array([df, df], float)
-            carrier[own] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
-            left = (
+            slope_in_e[columns] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
+            given_e = (
                 fit.covariance[np.ix_([2, 1], [2, 1])]
-                - np.outer(carrier[own], carrier[own]) * fit.covariance[0, 0]
+                - np.outer(slope_in_e[columns], slope_in_e[columns]) * fit.covariance[0, 0]
             )
-            joint[np.ix_(own, own)] = left
+            joint[np.ix_(columns, columns)] = given_e
         else:
             # E comes from other runs than the line, so their errors add; the degrees of freedom by
             # Satterthwaite.
             slope = (_line(ladder, c0, e + 1e-6)[0] - value) / 1e-6
-            carried = slope * errors[0]
-            carrier[own], joint[np.ix_(own, own)] = slope, inverse
-            total = np.sqrt(error**2 + carried**2)
-            parts = error**4 / max(nu, 1e-9) + carried**4 / max(df, 1e-9)
+            error_from_e = slope * errors[0]
+            slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse
+            total = np.sqrt(error**2 + error_from_e**2)
+            parts = error**4 / max(nu, 1e-9) + error_from_e**4 / max(df, 1e-9)
             total_nu = np.where(parts > 0, total**4 / np.maximum(parts, 1e-300), nu)
         narrow = float(t_quantile((1 + settings.confidence) / 2, np.array(float(nu))))
         wide = t_quantile((1 + settings.confidence) / 2, total_nu)
@@ -88,7 +88,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             for i in range(2)
         )
         arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
-    joint += np.outer(carrier, carrier) * fit.covariance[0, 0]
+    joint += np.outer(slope_in_e, slope_in_e) * fit.covariance[0, 0]
     return ComputeFit(settings, c0, arms, fit.sigma, float(df), fit.objective, fit.at_bound, joint)
 
 

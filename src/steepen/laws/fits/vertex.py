@@ -89,9 +89,9 @@ def find_vertex(
         math.isfinite(position) and curvature > 0 and u[0] + 1e-9 * span < position < u[-1] - 1e-9 * span
     )
     interval: Interval | None = _fieller(u, v, confidence) if method == "quadratic" else (-math.inf, math.inf)
-    left_out = _leave_one_out(u, v, method)
+    jackknife = _leave_one_out(u, v, method)
     if method == "quadratic" and curvature <= 0:
-        interval, left_out = None, None
+        interval, jackknife = None, None
     if not interior:
         best = int(np.argmin(v))
         position, height = float(u[best]), float(v[best])
@@ -107,7 +107,7 @@ def find_vertex(
         interval=None if interval is None else (back(interval[0]), back(interval[1])),
         curvature=curvature,
         points=len(x),
-        leave_one_out=None if left_out is None else (back(left_out[0]), back(left_out[1])),
+        leave_one_out=None if jackknife is None else (back(jackknife[0]), back(jackknife[1])),
         method=method,
         p_parabola=_p_cubic(u, v) if method == "quadratic" else None,
     )

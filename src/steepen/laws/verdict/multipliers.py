@@ -1,6 +1,6 @@
 """Compute multipliers m(C) = C / C_arm: how many times less compute an arm needs for the reference's loss.
 
-Two methods, which need not agree, so every value names its own: `interpolated` between measurements, as in
+Two methods, which need not agree, so every value names its method: `interpolated` between measurements, as in
 the paper's figures, and `fitted`, from the ratio of two fitted laws.
 """
 
@@ -34,16 +34,15 @@ def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
 
     `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
     """
-    log_c, log_l, goal = np.log(flops), np.log(loss), np.log(target)
+    log_c, log_l, goal = np.log(flops), np.log(loss), np.log(target)[..., :, None]
     above, below = log_l[..., None, :-1], log_l[..., None, 1:]
-    wanted = goal[..., :, None]
-    crosses = (above >= wanted) & (wanted >= below) & (above > below)
+    crosses = (above >= goal) & (goal >= below) & (above > below)
     first = crosses.argmax(axis=-1)
-    fraction = (above - wanted) / np.where(above > below, above - below, 1.0)
+    fraction = (above - goal) / np.where(above > below, above - below, 1.0)
     where = log_c[:-1] + fraction * np.diff(log_c)
     value = np.take_along_axis(where, first[..., None], axis=-1)[..., 0]
-    found = crosses.any(axis=-1)
-    return np.where(found, np.exp(np.where(found, value, 0.0)), np.nan)
+    reached = crosses.any(axis=-1)
+    return np.where(reached, np.exp(np.where(reached, value, 0.0)), np.nan)
 
 
 def interpolated_multipliers(
@@ -65,10 +64,10 @@ def interpolated_multipliers(
     cells = len(reference.flops) * len(arm.flops)
     draws = min(draws, max(50, 50_000_000 // cells))
     if sigma > 0 and draws > 0:
-        ours = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
+        reference_losses = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
             (draws, len(reference.loss))
         )
-        theirs = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
+        arm_losses = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
         # Every draw compares each point with each segment, so draws go in blocks that fit in memory.
         block = max(1, 2_000_000 // cells)
@@ -76,19 +75,21 @@ def interpolated_multipliers(
             [
                 reference.flops
                 / interpolate_compute(
-                    arm.flops, *(np.maximum(p[k : k + block], tiny) for p in (theirs, ours))
+                    arm.flops, *(np.maximum(p[k : k + block], tiny) for p in (arm_losses, reference_losses))
                 )
                 for k in range(0, draws, block)
             ]
         )
     tail = (1 - confidence) / 2
-    found: list[Multiplier] = []
+    multipliers: list[Multiplier] = []
     for i, flops in enumerate(reference.flops):
         if np.isfinite(value[i]):
             column = spread[:, i]
             low, high = np.quantile(column[np.isfinite(column)], [tail, 1 - tail])
-            found.append(Multiplier("interpolated", float(flops), float(value[i]), float(low), float(high)))
-    return found
+            multipliers.append(
+                Multiplier("interpolated", float(flops), float(value[i]), float(low), float(high))
+            )
+    return multipliers
 
 
 def fitted_multipliers(
@@ -102,9 +103,9 @@ def fitted_multipliers(
     a_r, a_a = 1 + names.index(base.arm), 1 + names.index(arm)
     g_r, g_a = a_r + len(names), a_a + len(names)
     theta = fit.theta
-    found: list[Multiplier] = []
+    multipliers: list[Multiplier] = []
     if min(theta[g_a], theta[g_r]) < 1e-9:
-        return found  # a flat curve reaches no lower loss
+        return multipliers  # a flat curve reaches no lower loss
     for value in np.atleast_1d(np.asarray(flops, float)):
         x = math.log(value / fit.c0)
         needed = (theta[a_a] - theta[a_r] + theta[g_r] * x) / theta[g_a]
@@ -116,14 +117,14 @@ def fitted_multipliers(
             slope[:] = 0.0
         reach = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
         log_m = x - needed
-        theirs = fit.c0 * _exp(needed)
+        arm_flops = fit.c0 * _exp(needed)
         slack = 1 + 1e-9
         inside = (
             base.flops_range[0] / slack <= value <= base.flops_range[1] * slack
-            and other.flops_range[0] / slack <= theirs <= other.flops_range[1] * slack
+            and other.flops_range[0] / slack <= arm_flops <= other.flops_range[1] * slack
         )
         if inside or extrapolate:
-            found.append(
+            multipliers.append(
                 Multiplier(
                     f"fitted ({fit.settings.method})",
                     float(value),
@@ -133,7 +134,7 @@ def fitted_multipliers(
                     not inside,
                 )
             )
-    return found
+    return multipliers
 
 
 def _exp(value: float) -> float:
