@@ -71,7 +71,7 @@ def compare(given: argparse.Namespace, dataset: Dataset, store: RunStore) -> Non
     )
     tokens = given.steps * given.batch_tokens
     recipe = replace(recipe_of(arm), batch_tokens=given.batch_tokens)
-    rung = make_plan(arm, depth=given.depth, scale=scale, tokens=tokens, recipe=recipe).rung
+    rung = make_plan(arm, depth=given.depth, size_rule=scale, tokens=tokens, recipe=recipe).rung
     choice = DataConfig(dataset.identity, epochs=1 + tokens // len(dataset.tokens("train")))
     available = len(dataset.tokens("val")) // (given.context + 1) * given.context
     options = TrainOptions(device=given.device, quiet=True, checkpoint_every=given.steps)

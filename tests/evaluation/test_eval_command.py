@@ -42,7 +42,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -
 def test_requested_scores_are_measured_saved_and_joined(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--depth-used")
+    asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--kl-depth")
     asked = (*asked, "--passes", "1..8", "--figures", tmp_path / "figures", "--json")
     before = RunDirectory(run).record()
     found = answer(capsys, *asked)
@@ -51,13 +51,13 @@ def test_requested_scores_are_measured_saved_and_joined(
     # The same weights on the same tokens: evaluation finds training's own last loss.
     assert found["validation"]["loss"] == pytest.approx(before.validation_loss, abs=1e-6)
     assert found["validation"]["identity"] == before.validation_identity
-    assert found["passes"] == 4 and found["passes_curve"]["passes"] == [1, 2, 3, 4]
-    assert found["depth_used"]["executed"] == 1 + 4 + 1
+    assert found["passes"] == 4 and found["test_time_passes"]["passes"] == [1, 2, 3, 4]
+    assert found["kl_depth"]["executed"] == 1 + 4 + 1
     assert set(found["core"]["tasks"]) == {"choose", "choose_shots", "ending", "complete"}
     assert replace(record, evaluation={}) == replace(before, evaluation={})
     joined = record.evaluation
-    assert all(joined[part] == found[part] for part in ("validation", "depth_used", "passes_curve", "core"))
-    for name in ("core_tasks", "depth_used", "passes"):
+    assert all(joined[part] == found[part] for part in ("validation", "kl_depth", "test_time_passes", "core"))
+    for name in ("core_tasks", "kl_depth", "test_time_passes"):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # Asked again for less, the rest stays; a smaller look at CORE does not displace the larger one.
     answer(capsys, "eval", run, "--data", dataset.directory, "--json")
@@ -72,7 +72,7 @@ def test_scores_are_printed_as_text(
     run: Path, dataset: Dataset, bundle_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--examples", 3)
-    assert main([str(word) for word in (*words, "--passes", "1,2", "--depth-used")]) == 0
+    assert main([str(word) for word in (*words, "--passes", "1,2", "--kl-depth")]) == 0
     said = capsys.readouterr().out
     for part in ("validation loss", "choose_shots", "KL effective depth", "loss at k passes", "at most 3"):
         assert part in said
@@ -89,13 +89,13 @@ def test_passes_that_do_not_exist_are_named(
     assert main([*words, "6"]) == 0
     said = capsys.readouterr().out
     assert "passes 6 do not exist" in said and "loss at k passes" not in said
-    assert answer(capsys, *words, "3..5", "--json")["passes_curve"]["left_out"] == [5]
+    assert answer(capsys, *words, "3..5", "--json")["test_time_passes"]["unsupported_passes"] == [5]
 
 
 def test_tokens_used_for_kl_depth_are_printed(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["eval", str(run), "--data", str(dataset.directory), "--depth-used"]
+    words = ["eval", str(run), "--data", str(dataset.directory), "--kl-depth"]
     most = len(dataset.tokens("val")) // 65 * 64  # whole contexts of 64 and what follows each
     assert main([*words, "--depth-tokens", "1000000"]) == 0
     out, err = capsys.readouterr()
@@ -133,7 +133,7 @@ def test_wrong_requests_are_refused_in_a_sentence(
     assert "--passes '8..1'" in refused(capsys, "eval", run, *data, "--passes", "8..1")
     assert "--passes 'all'" in refused(capsys, "eval", run, *data, "--passes", "all")
     assert "--examples 0" in refused(capsys, "eval", run, *data, "--examples", "0")
-    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--depth-used", "--direction", "up")
+    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--kl-depth", "--direction", "up")
     core = (*data, "--core", bundle_folder)
     assert "no task 'chose'" in refused(capsys, "eval", run, *core, "--tasks", "chose")
     assert "--precision 'fp8'" in refused(capsys, "eval", run, *data, "--precision", "fp8")
@@ -159,7 +159,7 @@ def test_training_scores_the_run_when_it_ends(
     words += ["--runs", tmp_path / "runs", "--device", "cpu"]
     scored = answer(capsys, *words, "--core", bundle_folder, "--core-examples", 2, "--passes", "1..3")
     assert scored["evaluation"]["core"]["examples"] == 2
-    assert scored["evaluation"]["passes_curve"]["passes"] == [1, 2, 3]
+    assert scored["evaluation"]["test_time_passes"]["passes"] == [1, 2, 3]
     # A wrong request is refused before anything is trained.
     other = [*words[:-4], "--runs", tmp_path / "other", "--device", "cpu"]
     assert "not a CORE bundle" in refused(capsys, *other, "--core", tmp_path)

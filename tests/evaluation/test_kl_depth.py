@@ -10,8 +10,8 @@ import torch
 
 from steepen.data import Dataset, ValidationSet
 from steepen.errors import UsageError
-from steepen.evaluation.kl_depth import depth_used, effective_depth
-from steepen.evaluation.test_time_passes import passes_curve
+from steepen.evaluation.kl_depth import effective_depth, measure_kl_depth
+from steepen.evaluation.test_time_passes import measure_test_time_passes
 from steepen.evaluation.validation_loss import validate
 from steepen.model.growth import grow
 from steepen.model.network import Network
@@ -52,7 +52,7 @@ def test_every_executed_block_is_decoded(
     arm: str, passes: int, stages: list[str], make_network: Make, validation: ValidationSet
 ) -> None:
     network = make_network(arm)
-    found = depth_used(network, validation, passes)
+    found = measure_kl_depth(network, validation, passes)
     assert list(found.stages) == stages and len(found.curve) == found.executed == len(stages)
     assert found.curve[-1] == pytest.approx(0, abs=1e-9) and found.curve[0] > 0.1
     # The first block's divergence again, token by token in double precision.
@@ -63,40 +63,40 @@ def test_every_executed_block_is_decoded(
         network.hidden_states(torch.from_numpy(inputs), passes, visit=first.append)
         block = network.logits(first[0]).double().log_softmax(-1)
     assert found.curve[0] == pytest.approx(float((final.exp() * (final - block)).sum(-1).mean()), rel=1e-4)
-    other = depth_used(network, validation, passes, direction="block-to-final")
+    other = measure_kl_depth(network, validation, passes, direction="block-to-final")
     assert other.curve[0] == pytest.approx(float((block.exp() * (block - final)).sum(-1).mean()), rel=1e-4)
 
 
 def test_untrained_network_has_the_depth_of_its_peak(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
     network.head.data.zero_()
-    assert depth_used(network, validation).depth == 1
+    assert measure_kl_depth(network, validation).depth == 1
 
 
 def test_bad_requests_are_refused(make_network: Make, validation: ValidationSet) -> None:
     with pytest.raises(UsageError, match="direction 'up'"):
-        depth_used(make_network(), validation, direction="up")  # pyright: ignore[reportArgumentType]
+        measure_kl_depth(make_network(), validation, direction="up")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="threshold 0"):
-        depth_used(make_network(), validation, threshold=0)
+        measure_kl_depth(make_network(), validation, threshold=0)
     with pytest.raises(UsageError, match="passes 0"):
-        passes_curve(make_network(), validation, [0, 1])
+        measure_test_time_passes(make_network(), validation, [0, 1])
 
 
 def test_tied_arms_run_beyond_their_passes_and_untied_ones_up_to_theirs(
     make_network: Make, validation: ValidationSet
 ) -> None:
-    tied = passes_curve(make_network("loop-2"), validation)
+    tied = measure_test_time_passes(make_network("loop-2"), validation)
     assert tied.passes == tuple(range(1, 9)) and tied.trained == 2
     assert tied.differences[1] == 0.0 and tied.differences[0] != 0.0
     grown = make_network("untied-grow")
     grow(grown, 4)
-    assert passes_curve(grown, validation).passes == (1, 2, 3, 4)
-    assert passes_curve(make_network("vanilla"), validation).passes == (1,)
+    assert measure_test_time_passes(grown, validation).passes == (1, 2, 3, 4)
+    assert measure_test_time_passes(make_network("vanilla"), validation).passes == (1,)
 
 
 def test_pass_curve_has_the_losses_of_validation(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("loop-2")
-    found = passes_curve(network, validation, (3, 1, 3), trained=2)
+    found = measure_test_time_passes(network, validation, (3, 1, 3), trained=2)
     assert found.passes == (1, 3)
     assert found.losses == (
         validate(network, validation, 1).loss,

@@ -65,4 +65,4 @@ def test_evaluate_in_python_gives_scores_and_joins_them(
     assert found.joined and found.saved == copy.resolve() / "record.json" and not found.notes
     assert seen == [found.scores["validation"]["loss"]]
     record = load(copy, device="cpu").record
-    assert record is not None and record.evaluation["passes_curve"]["passes"] == [1, 2]
+    assert record is not None and record.evaluation["test_time_passes"]["passes"] == [1, 2]

@@ -138,10 +138,10 @@ def test_smaller_core_evaluation_never_replaces_a_larger_one(
     assert evaluate(dataset, "--core", bundle_folder)[0] == 0
     large = scores(run)["core"]
     assert len(large["tasks"]) == 4
-    code, out, err = evaluate(dataset, "--core", small, "--depth-used")
+    code, out, err = evaluate(dataset, "--core", small, "--kl-depth")
     assert code == 0 and "mean of 2 tasks" in out
     assert "keeps its larger CORE result (4 tasks" in err and "this one (2 tasks" in err
-    assert scores(run)["core"] == large and "depth_used" in scores(run)
+    assert scores(run)["core"] == large and "kl_depth" in scores(run)
     (file,) = run.glob("evaluation/*/evaluation.json")
     assert json.loads(file.read_text())["core"] == large
     # Nor does a look in another precision, which could not stand beside it, with CORE or without.

@@ -176,7 +176,7 @@ def test_growth_target_shows_depth_where_evaluation_has_joined_it(
     plain = synthetic.fabricate_record
 
     def scored(spec: RunSpec, loss: float) -> RunRecord:
-        return replace(plain(spec, loss), evaluation={"depth_used": {"depth": 7, "executed": 11}})
+        return replace(plain(spec, loss), evaluation={"kl_depth": {"depth": 7, "executed": 11}})
 
     monkeypatch.setattr(synthetic, "fabricate_record", scored)
     answer = Formula(lambda spec: 3.0).answer(growth_target(paper))

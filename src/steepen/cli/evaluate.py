@@ -46,7 +46,7 @@ def checkpoint(
     core: Annotated[
         Path | None, typer.Option(help="A CORE bundle's folder (core.yaml, eval_meta_data.csv, eval_data/).")
     ] = None,
-    depth_used: Annotated[bool, typer.Option("--depth-used", help="Measure KL effective depth.")] = False,
+    kl_depth: Annotated[bool, typer.Option("--kl-depth", help="Measure KL effective depth.")] = False,
     passes: Annotated[
         str | None, typer.Option(help="Measure the loss at these core passes: 1..8, or 1,2,4.")
     ] = None,
@@ -60,12 +60,12 @@ def checkpoint(
         str | None,
         typer.Option(help="Only these tasks: labels with commas, or core17 for the paper's subset."),
     ] = None,
-    threshold: Annotated[float, typer.Option(help="KL threshold in nats of --depth-used.")] = 2.0,
+    threshold: Annotated[float, typer.Option(help="KL threshold in nats of --kl-depth.")] = 2.0,
     direction: Annotated[
         str, typer.Option(help="KL direction: final-to-block or block-to-final.")
     ] = "final-to-block",
     depth_tokens: Annotated[
-        int | None, typer.Option(help="Validation tokens for --depth-used; default 16,384.")
+        int | None, typer.Option(help="Validation tokens for --kl-depth; default 16,384.")
     ] = None,
     validation_tokens: Annotated[
         int | None, typer.Option(help="Validation tokens; default: as in training.")
@@ -91,13 +91,13 @@ def checkpoint(
 
     The outcome of every example is saved task by task; an interrupted evaluation resumes.
 
-    [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --depth-used --passes 1..8[/bold]
+    [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --kl-depth --passes 1..8[/bold]
     """
     from steepen.evaluation.evaluate_run import evaluate
 
     request = make_request(
         core,
-        depth_used=depth_used,
+        kl_depth=kl_depth,
         passes=passes,
         examples=examples,
         seeds=seeds,
@@ -240,18 +240,18 @@ def print_scores(found: dict[str, Any]) -> None:
         f"{validation['loss']:.4f} ({validation['bits_per_byte']:.4f} bits per byte, "
         f"{validation['tokens']:,} tokens)"
     )
-    if depth := found.get("depth_used"):
+    if depth := found.get("kl_depth"):
         curve = " ".join(f"{value:.2f}" for value in depth["curve"])
         typer.echo(
             f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
             f"(peak after block {depth['peak']}, {depth['tokens']:,} tokens); nats after each: {curve}"
         )
-    if curve := found.get("passes_curve"):
+    if curve := found.get("test_time_passes"):
         pairs = zip(curve["passes"], curve["differences"], strict=True)
         parts = ", ".join(f"{passes}: {difference:+.4f}" for passes, difference in pairs)
         if parts:
             typer.echo(f"loss at k passes minus loss at {curve['trained']}: {parts}")
-        if left := curve["left_out"]:
+        if left := curve["unsupported_passes"]:
             typer.echo(
                 f"passes {', '.join(map(str, left))} do not exist: untied cores run only as many passes as "
                 "there are cores, and a network without a core runs as trained."

@@ -134,7 +134,7 @@ def plan(
         flops=flops,
         tokens=tokens,
         rho=rho,
-        scale=SizeRule(aspect, head_dim, mlp_multiple, context, vocabulary),
+        size_rule=SizeRule(aspect, head_dim, mlp_multiple, context, vocabulary),
         recipe=replace(recipe_of(found), batch_tokens=batch_tokens, base_depth=base_depth),
         cluster=Cluster(gpus, find_accelerator(gpu), mfu, dollars_per_hour, micro_batch),
     )

@@ -165,8 +165,8 @@ def train(
     core_examples: Annotated[
         int | None, typer.Option(help="Maximum number of examples per CORE task.", rich_help_panel=EVALUATION)
     ] = None,
-    depth_used: Annotated[
-        bool, typer.Option("--depth-used", help="Measure KL effective depth.", rich_help_panel=EVALUATION)
+    kl_depth: Annotated[
+        bool, typer.Option("--kl-depth", help="Measure KL effective depth.", rich_help_panel=EVALUATION)
     ] = False,
     passes: Annotated[
         str | None,
@@ -232,10 +232,10 @@ def train(
         print(run.hash)
         return
     wanted = None
-    if core is not None or depth_used or passes is not None:
+    if core is not None or kl_depth or passes is not None:
         from steepen.cli.evaluate import make_request
 
-        wanted = make_request(core, depth_used=depth_used, passes=passes, examples=core_examples)
+        wanted = make_request(core, kl_depth=kl_depth, passes=passes, examples=core_examples)
     from steepen.runs.store import RunStore
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
@@ -308,7 +308,7 @@ def _spec(
     plan = make_plan(
         found,
         depth=depth,
-        scale=size,
+        size_rule=size,
         recipe=changed,
         tokens=budget["tokens"],
         flops=budget["flops"],

@@ -31,7 +31,7 @@ class EvaluationRequest:
 
     core: Bundle | None = None
     core_options: CoreOptions | None = None
-    depth_used: bool = False  # KL effective depth
+    kl_depth: bool = False  # KL effective depth
     threshold: float = 2.0  # nats, of KL effective depth
     direction: str = "final-to-block"  # of the KL divergence
     depth_tokens: int | None = None  # None: DEPTH_TOKENS
@@ -83,7 +83,7 @@ def evaluate(
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     context = checkpoint.spec.shape.context
-    if request.depth_used and request.depth_tokens is not None and request.depth_tokens < context:
+    if request.kl_depth and request.depth_tokens is not None and request.depth_tokens < context:
         raise UsageError(
             f"--depth-tokens {request.depth_tokens:,} is not valid: give at least the run's context, "
             f"{context:,}."
@@ -113,7 +113,7 @@ def evaluate(
             on_scores(scores)
         saved = save_scores(checkpoint, scores, join, folder=folder, problem=problem)
     notes += saved.notes
-    used = scores["depth_used"]["tokens"] if request.depth_used else None
+    used = scores["kl_depth"]["tokens"] if request.kl_depth else None
     if request.depth_tokens is not None and used not in (None, request.depth_tokens):
         notes.append(
             f"--depth-tokens {request.depth_tokens:,}: {used:,} were used, the largest multiple of the "
@@ -132,8 +132,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
     from steepen.data import ValidationSet
-    from steepen.evaluation.kl_depth import depth_used
-    from steepen.evaluation.test_time_passes import passes_curve
+    from steepen.evaluation.kl_depth import measure_kl_depth
+    from steepen.evaluation.test_time_passes import measure_test_time_passes
     from steepen.evaluation.validation_loss import validate
 
     spec, passes, network = run.spec, run.passes, run.network
@@ -154,10 +154,10 @@ def measure(
         scores["validation"] = validate(
             network, validation, passes, progress=lambda done, total: progress("validation", done, total)
         ).to_dict()
-        if request.depth_used:
+        if request.kl_depth:
             depth_tokens = request.depth_tokens or DEPTH_TOKENS
             subset = ValidationSet(dataset, context, max(context, min(depth_tokens, available)))
-            scores["depth_used"] = depth_used(
+            scores["kl_depth"] = measure_kl_depth(
                 network,
                 subset,
                 passes,
@@ -166,7 +166,7 @@ def measure(
                 progress=lambda done, total: progress("KL effective depth", done, total),
             ).to_dict()
         if request.passes:
-            scores["passes_curve"] = passes_curve(
+            scores["test_time_passes"] = measure_test_time_passes(
                 network,
                 validation,
                 request.passes,

@@ -65,7 +65,7 @@ def stage_names(network: Network, passes: int) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def depth_used(
+def measure_kl_depth(
     network: Network,
     validation: ValidationSet,
     passes: int | None = None,

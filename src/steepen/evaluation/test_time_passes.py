@@ -22,7 +22,7 @@ class PassesCurve:
     trained_loss: float
     tokens: int
     identity: str
-    left_out: tuple[int, ...] = ()  # requested, but the network cannot run them
+    unsupported_passes: tuple[int, ...] = ()  # requested, but the network cannot run them
 
     @property
     def differences(self) -> tuple[float, ...]:
@@ -39,7 +39,7 @@ class PassesCurve:
             "differences": list(self.differences),
             "tokens": self.tokens,
             "identity": self.identity,
-            "left_out": list(self.left_out),
+            "unsupported_passes": list(self.unsupported_passes),
         }
 
 
@@ -59,7 +59,7 @@ def runnable_passes(network: Network, requested: Sequence[int]) -> tuple[int, ..
     return tuple(sorted({passes for passes in requested if passes <= maximum}))
 
 
-def passes_curve(
+def measure_test_time_passes(
     network: Network,
     validation: ValidationSet,
     requested: Sequence[int] = tuple(range(1, 9)),
@@ -68,7 +68,7 @@ def passes_curve(
 ) -> PassesCurve:
     """The loss at the requested numbers of passes that the network can run, and at the trained one.
 
-    Those it cannot run are in `left_out`. `progress(done, total)` counts sequences over all
+    Those it cannot run are in `unsupported_passes`. `progress(done, total)` counts sequences over all
     numbers of passes.
     """
     trained = network.passes if trained is None else trained

@@ -210,9 +210,9 @@ class Arm:
         """The "module:attribute" names of the arm's block and boundaries that are not built in."""
         return tuple(name for name in (self.block, self.core_boundary, self.coda_boundary) if ":" in name)
 
-    def shape(self, depth: int, scale: SizeRule | None = None) -> Shape:
+    def shape(self, depth: int, size_rule: SizeRule | None = None) -> Shape:
         """The shape of this arm at a nominal depth."""
-        return Shape.at(depth, self.allocation.at(depth), scale)
+        return Shape.at(depth, self.allocation.at(depth), size_rule)
 
     def stored_cores(self, passes: int) -> int:
         """Cores stored to run this many passes."""

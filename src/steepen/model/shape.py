@@ -99,26 +99,26 @@ class Shape:
         return self.width // self.heads
 
     @staticmethod
-    def at(depth: int, split: BlockAllocation, scale: SizeRule | None = None) -> Shape:
+    def at(depth: int, split: BlockAllocation, size_rule: SizeRule | None = None) -> Shape:
         """The shape at nominal depth `depth` by a size rule."""
-        scale = scale or SizeRule()
+        size_rule = size_rule or SizeRule()
         require(
             isinstance(depth, int) and depth >= 1, "Shape", "depth", depth, "a whole number of at least 1"
         )
-        width = scale.width(depth)
+        width = size_rule.width(depth)
         require(
-            width % scale.head_dim == 0,
+            width % size_rule.head_dim == 0,
             "SizeRule",
             "head_dim",
-            scale.head_dim,
+            size_rule.head_dim,
             f"a divisor of the width ({width} at depth {depth})",
         )
         return Shape(
             depth=depth,
             width=width,
-            heads=width // scale.head_dim,
-            mlp_width=scale.mlp_width(width),
-            context=scale.context,
-            vocabulary=scale.vocabulary,
+            heads=width // size_rule.head_dim,
+            mlp_width=size_rule.mlp_width(width),
+            context=size_rule.context,
+            vocabulary=size_rule.vocabulary,
             allocation=split,
         )

@@ -138,7 +138,7 @@ def make_plan(
     flops: float | None = None,
     tokens: float | None = None,
     rho: float | None = None,
-    scale: SizeRule | None = None,
+    size_rule: SizeRule | None = None,
     recipe: Recipe | None = None,
     cluster: Cluster | None = None,
 ) -> Plan:
@@ -162,7 +162,7 @@ def make_plan(
     if depth is None:
         if flops is None and tokens is None:
             raise UsageError("give the size of the run: --depth, --flops or --tokens.")
-        depth = nearest_depth(recipe, arm, scale, flops=flops, tokens=tokens)
+        depth = nearest_depth(recipe, arm, size_rule, flops=flops, tokens=tokens)
     if not 1 <= depth <= MAX_DEPTH:
         raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {MAX_DEPTH}.")
     for name, value, limit in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
@@ -171,17 +171,17 @@ def make_plan(
                 f"--{name} {value:g} is beyond anything that could be trained (the limit is {limit:g})."
             )
     if flops is None and tokens is None:
-        rung = recipe.at(arm, depth, scale, rho=rho)
+        rung = recipe.at(arm, depth, size_rule, rho=rho)
     else:
-        rung = recipe.spend(arm, depth, scale, flops=flops, tokens=tokens, rho=rho)
+        rung = recipe.spend(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, scale or SizeRule(), flops)))
+    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops)))
 
 
 def nearest_depth(
     recipe: Recipe,
     arm: Arm,
-    scale: SizeRule | None = None,
+    size_rule: SizeRule | None = None,
     *,
     flops: float | None = None,
     tokens: float | None = None,
@@ -189,7 +189,7 @@ def nearest_depth(
     """The depth whose compute-optimal run is nearest to a budget, by ratio."""
 
     def distance(depth: int) -> float:
-        rung = recipe.at(arm, depth, scale)
+        rung = recipe.at(arm, depth, size_rule)
         return abs(math.log(rung.flops.total / flops) if flops else math.log(rung.tokens / (tokens or 1)))
 
     best: tuple[float, int] | None = None
@@ -204,7 +204,7 @@ def nearest_depth(
     raise UsageError(f"the budget is beyond depth {MAX_DEPTH}, the limit of this planner.")
 
 
-def _warnings(rung: Rung, recipe: Recipe, scale: SizeRule, budget: float | None) -> list[str]:
+def _warnings(rung: Rung, recipe: Recipe, size_rule: SizeRule, budget: float | None) -> list[str]:
     """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = rung.shape.depth
@@ -213,7 +213,7 @@ def _warnings(rung: Rung, recipe: Recipe, scale: SizeRule, budget: float | None)
             f"a single step of {rung.batch_tokens:,} tokens costs {rung.flops.total:.3g} FLOPs, more than "
             f"the budget of {budget:.3g}."
         )
-    if scale.aspect != 128 or scale.context != 2048 or scale.vocabulary != 50_304:
+    if size_rule.aspect != 128 or size_rule.context != 2048 or size_rule.vocabulary != 50_304:
         found.append(
             "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, context 2048 "
             "and a vocabulary of 50,304."

@@ -45,16 +45,16 @@ class Recipe:
             self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
         )
 
-    def learning_rate(self, arm: Arm, depth: int, scale: SizeRule | None = None) -> float:
+    def learning_rate(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
         anchor = self.base.learning_rate if self.learning_rate_base is None else self.learning_rate_base
-        size = stored_parameters(arm, arm.shape(depth, scale), arm.passes.initial)
-        base = stored_parameters(arm, arm.shape(self.base_depth, scale), arm.passes.initial)
+        size = stored_parameters(arm, arm.shape(depth, size_rule), arm.passes.initial)
+        base = stored_parameters(arm, arm.shape(self.base_depth, size_rule), arm.passes.initial)
         return anchor * (size / base) ** self.learning_rate_exponent
 
-    def hyperparameters(self, arm: Arm, depth: int, scale: SizeRule | None = None) -> Hyperparameters:
+    def hyperparameters(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> Hyperparameters:
         """The base values with the learning rate of this depth."""
-        return replace(self.base, learning_rate=self.learning_rate(arm, depth, scale))
+        return replace(self.base, learning_rate=self.learning_rate(arm, depth, size_rule))
 
     def growth_fraction(self, arm: Arm, shape: Shape) -> float | None:
         """ρ for this shape: None where the arm does not grow, or its schedule says itself when."""
@@ -68,19 +68,21 @@ class Recipe:
             )
         return self.growth_law.rho(arm, shape, self.tpp)
 
-    def at(self, arm: Arm, depth: int, scale: SizeRule | None = None, *, rho: float | None = None) -> Rung:
+    def at(
+        self, arm: Arm, depth: int, size_rule: SizeRule | None = None, *, rho: float | None = None
+    ) -> Rung:
         """The compute-optimal run of this arm at a depth."""
-        shape = arm.shape(depth, scale)
+        shape = arm.shape(depth, size_rule)
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
         flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
-        return self.spend(arm, depth, scale, flops=flops, rho=fraction)
+        return self.spend(arm, depth, size_rule, flops=flops, rho=fraction)
 
     def spend(
         self,
         arm: Arm,
         depth: int,
-        scale: SizeRule | None = None,
+        size_rule: SizeRule | None = None,
         *,
         flops: float | None = None,
         tokens: float | None = None,
@@ -89,7 +91,7 @@ class Recipe:
         """A run at a depth whose length is set by compute or by tokens instead of by TPP."""
         if (flops is None) == (tokens is None):
             raise UsageError("give either flops or tokens to set the length of a run.")
-        shape = arm.shape(depth, scale)
+        shape = arm.shape(depth, size_rule)
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
         schedule = arm.passes.resolve(fraction)
         if tokens is None:
@@ -101,7 +103,7 @@ class Recipe:
             shape=shape,
             schedule=schedule,
             rho=fraction,
-            hyperparameters=self.hyperparameters(arm, depth, scale),
+            hyperparameters=self.hyperparameters(arm, depth, size_rule),
             batch_tokens=self.batch_tokens,
             steps=steps,
         )

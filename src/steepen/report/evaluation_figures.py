@@ -39,12 +39,12 @@ def draw(found: Mapping[str, Any], folder: Path, title: str = "") -> list[Path]:
     if "core" in found:
         files.append(folder / "core_tasks.png")
         draw_tasks(found["core"], files[-1], title)
-    if "depth_used" in found:
-        files.append(folder / "depth_used.png")
-        draw_depth({title or "network": found["depth_used"]}, files[-1])
-    if "passes_curve" in found:
-        files.append(folder / "passes.png")
-        draw_passes({title or "network": found["passes_curve"]}, files[-1])
+    if "kl_depth" in found:
+        files.append(folder / "kl_depth.png")
+        draw_depth({title or "network": found["kl_depth"]}, files[-1])
+    if "test_time_passes" in found:
+        files.append(folder / "test_time_passes.png")
+        draw_passes({title or "network": found["test_time_passes"]}, files[-1])
     return files
 
 

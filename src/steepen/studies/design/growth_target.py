@@ -92,10 +92,10 @@ def _fixed(arm: Arm, passes: int) -> Arm:
 
 
 def _effective_depth(record: RunRecord | None) -> float | None:
-    """KL effective depth, where `steepen eval --depth-used` has joined it to the record."""
-    if record is None or "depth_used" not in record.evaluation:
+    """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
+    if record is None or "kl_depth" not in record.evaluation:
         return None
-    return float(record.evaluation["depth_used"]["depth"])
+    return float(record.evaluation["kl_depth"]["depth"])
 
 
 def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
