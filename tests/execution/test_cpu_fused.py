@@ -1,4 +1,4 @@
-"""What a CPU computes in another order than the plain code: the same function and the same gradients."""
+"""The fused CPU block and the chunked head loss equal the reference: outputs and gradients."""
 
 # pyright: reportCallIssue=false
 # Arguments are passed as unpacked lists, whose length a type checker does not know.
@@ -21,8 +21,10 @@ from steepen.model.network import Network, TreeAttention
 from steepen.model.shape import SizeRule
 
 
-def plain_loss(stream: Tensor, weight: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
-    logits = scale * functional.linear(stream, weight)
+def reference_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: float, cap: float | None
+) -> Tensor:
+    logits = scale * functional.linear(hidden, weight)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
@@ -30,12 +32,12 @@ def plain_loss(stream: Tensor, weight: Tensor, targets: Tensor, scale: float, ca
 def build(
     arm: str, *, context: int = 10, multipliers: Multipliers | None = None, **options: float
 ) -> Network:
-    found = find_arm(arm)
-    shape = found.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
-    bare = on_meta(shape, found, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
+    found_arm = find_arm(arm)
+    shape = found_arm.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
+    bare = on_meta(shape, found_arm, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
     network = materialise(bare, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
-    for parameter in network.parameters():  # output projections begin at zero, which would hide errors
+    for parameter in network.parameters():  # output projections start at zero, which would hide errors
         nn.init.normal_(parameter, std=0.3, generator=generator)
     return network
 
@@ -49,29 +51,29 @@ def gradients(network: Network, tokens: Tensor, targets: Tensor, passes: int | N
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_head_loss_has_the_gradients_of_finite_differences(softcap: float | None, chunk: int) -> None:
+def test_head_loss_gradients_equal_finite_differences(softcap: float | None, chunk: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    stream = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    hidden = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(7, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     targets = torch.randint(7, (2, 5), generator=generator)
 
-    def loss(stream: Tensor, weight: Tensor) -> Tensor:
-        return 3 * linear_cross_entropy(stream, weight, targets, scale=1.7, softcap=softcap, chunk=chunk)
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        return 3 * linear_cross_entropy(hidden, weight, targets, scale=1.7, softcap=softcap, chunk=chunk)
 
-    assert torch.autograd.gradcheck(loss, (stream, weight))
-    expected = 3 * plain_loss(stream, weight, targets, 1.7, softcap)
-    torch.testing.assert_close(loss(stream, weight), expected)
+    assert torch.autograd.gradcheck(loss, (hidden, weight))
+    expected = 3 * reference_loss(hidden, weight, targets, 1.7, softcap)
+    torch.testing.assert_close(loss(hidden, weight), expected)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_head_loss_in_any_precision_is_the_plain_loss(dtype: torch.dtype, tolerance: float) -> None:
+def test_head_loss_equals_the_reference_in_every_dtype(dtype: torch.dtype, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(0)
     exact = [torch.randn(50, 8, generator=generator), torch.randn(33, 8, generator=generator)]
     targets = torch.randint(33, (50,), generator=generator)
     found = [x.to(dtype).requires_grad_() for x in exact]
     expected = [x.detach().double().requires_grad_() for x in found]
     loss = linear_cross_entropy(*found, targets, scale=0.5, softcap=None, chunk=16)
-    reference = plain_loss(*expected, targets, 0.5, None)
+    reference = reference_loss(*expected, targets, 0.5, None)
     assert loss.dtype == torch.float32
     for total in (loss, reference):
         total.backward()
@@ -81,15 +83,15 @@ def test_head_loss_in_any_precision_is_the_plain_loss(dtype: torch.dtype, tolera
         assert (one.grad - other.grad).norm() < tolerance * other.grad.norm()
 
 
-def test_head_loss_stands_large_logits_and_needs_no_gradients() -> None:
-    stream, weight = torch.full((4, 1), 100.0), torch.tensor([[50.0], [-50.0]])
+def test_head_loss_does_not_overflow_on_large_logits() -> None:
+    hidden, weight = torch.full((4, 1), 100.0), torch.tensor([[50.0], [-50.0]])
     targets = torch.tensor([0, 0, 0, 1])
     with torch.no_grad():
-        assert linear_cross_entropy(stream, weight, targets).item() == pytest.approx(10_000 / 4)
+        assert linear_cross_entropy(hidden, weight, targets).item() == pytest.approx(10_000 / 4)
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "operator-1", "loop-2", "untied-2"])
-def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> None:
+def test_fused_block_equals_the_reference_block(arm: str) -> None:
     network = build(arm, qk_scale=1.5)
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
     before = gradients(network, tokens[:, :-1], tokens[:, 1:])
@@ -99,7 +101,7 @@ def test_the_cpu_block_computes_the_plain_block_with_its_gradients(arm: str) -> 
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-12)
 
 
-def test_scores_in_blocks_equal_scores_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiled_attention_scores_equal_untiled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("vanilla", context=11)
     tokens = torch.randint(17, (3, 12), generator=torch.Generator().manual_seed(0))
     expected = gradients(network, tokens[:, :-1], tokens[:, 1:])
@@ -111,34 +113,34 @@ def test_scores_in_blocks_equal_scores_at_once(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_blocks_gained_by_growth_compute_as_their_sources_do() -> None:
-    network, plain = build("untied-grow"), build("untied-grow")
-    cpu.install_fused_cpu(network)
-    for one in (network, plain):
-        grow(one, 3)
-        for index, block in enumerate(one.blocks()):  # no longer equal: each must use its own weights
+def test_blocks_added_by_growth_are_fused_and_use_their_weights() -> None:
+    fused, reference = build("untied-grow"), build("untied-grow")
+    cpu.install_fused_cpu(fused)
+    for network in (fused, reference):
+        grow(network, 3)
+        for index, block in enumerate(network.blocks()):  # no longer equal: each must use its own weights
             nn.init.normal_(block.get_parameter("out"), generator=torch.Generator().manual_seed(index))
-    assert all(vars(block)["fused_forward"].block is block for block in network.blocks())
+    assert all(vars(block)["fused_forward"].block is block for block in fused.blocks())
     tokens = torch.randint(17, (3, 11), generator=torch.Generator().manual_seed(0))
-    found, expected = (gradients(one, tokens[:, :-1], tokens[:, 1:], 3) for one in (network, plain))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    result, expected = (gradients(n, tokens[:, :-1], tokens[:, 1:], 3) for n in (fused, reference))
+    torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_what_the_cpu_block_does_not_serve_the_plain_block_does() -> None:
+def test_masks_low_precision_and_large_scores_run_the_reference_block() -> None:
     tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
-    seen = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    tree = TreeAttention(torch.arange(8).expand(2, 8), seen | torch.eye(8, dtype=torch.bool))
-    narrow, steep = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
+    visible = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    tree = TreeAttention(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
+    low_precision, large_scores = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
     masked = build("vanilla")
     with torch.no_grad():
-        before = [masked.hidden_states(tokens, tree=tree), narrow(tokens), steep(tokens)]
-        for network in (masked, narrow, steep):
+        before = [masked.hidden_states(tokens, tree=tree), low_precision(tokens), large_scores(tokens)]
+        for network in (masked, low_precision, large_scores):
             cpu.install_fused_cpu(network)
-        after = [masked.hidden_states(tokens, tree=tree), narrow(tokens), steep(tokens)]
+        after = [masked.hidden_states(tokens, tree=tree), low_precision(tokens), large_scores(tokens)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-def test_the_cpu_block_has_the_gradients_of_finite_differences() -> None:
+def test_fused_block_gradients_equal_finite_differences() -> None:
     shape = find_arm("vanilla").shape(
         1, SizeRule(aspect=4, head_dim=2, mlp_multiple=2, context=5, vocabulary=7)
     )
@@ -152,25 +154,25 @@ def test_the_cpu_block_has_the_gradients_of_finite_differences() -> None:
 
     def run(x: Tensor, *weights: Tensor) -> Tensor:
         for name, weight in zip(names, weights, strict=True):
-            block.__dict__[name] = weight  # found before the parameter of that name
+            block.__dict__[name] = weight  # shadows the parameter of that name
         return cpu.FusedCpuBlock(block)(x, rotary)
 
     assert torch.autograd.gradcheck(run, (x, *weights))
 
 
-def test_without_gradients_the_head_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    products: list[tuple[int, ...]] = []
-    plain = torch.mm
+def test_no_grad_head_loss_runs_only_the_logits_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemms: list[tuple[int, ...]] = []  # rows, contraction, columns
+    mm = torch.mm
 
-    def counted(one: Tensor, other: Tensor) -> Tensor:
-        products.append((*one.shape, other.shape[1]))
-        return plain(one, other)
+    def counted(a: Tensor, b: Tensor) -> Tensor:
+        gemms.append((*a.shape, b.shape[1]))
+        return mm(a, b)
 
     monkeypatch.setattr(torch, "mm", counted)
     weight = nn.Parameter(torch.randn(7, 3))
-    stream, targets = torch.randn(5, 3), torch.randint(7, (5,))
-    linear_cross_entropy(stream, weight, targets)
-    assert len(products) == 3
+    hidden, targets = torch.randn(5, 3), torch.randint(7, (5,))
+    linear_cross_entropy(hidden, weight, targets)
+    assert len(gemms) == 3
     with torch.no_grad():
-        linear_cross_entropy(stream, weight, targets)
-    assert products[3:] == [(7, 3, 5)]  # the logits alone
+        linear_cross_entropy(hidden, weight, targets)
+    assert gemms[3:] == [(7, 3, 5)]  # the logits

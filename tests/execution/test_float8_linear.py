@@ -51,7 +51,7 @@ def build(name: str, scale: SizeRule = SCALE, device: str = "cpu", depth: int = 
     bare = on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
     network = materialise(bare, device, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():  # away from the zeros of the start
+    for parameter in network.parameters():  # some weights are initialised to zero
         noise = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
         parameter.data.add_(noise.to(device))
     return network
@@ -68,7 +68,7 @@ def loss_and_gradients(network: Network, passes: int = 1) -> tuple[float, dict[s
 
 
 def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
-    """What fp8 changes: the loss, and each gradient relative to its norm."""
+    """Errors of fp8 against the compute dtype: of the loss, and of each gradient relative to its norm."""
     reference, fp8 = build(name), build(name)
     install_fused_gpu(reference, partial(FusedLinear, dtype=torch.float32))
     install_fused_gpu(fp8, partial(float8_linear_where_aligned, dtype=torch.float32))
@@ -118,7 +118,7 @@ def use_gemm(monkeypatch: pytest.MonkeyPatch, gemm: Any) -> None:
 
 
 @pytest.mark.parametrize("head", [False, True])
-def test_the_head_s_dgrad_accumulates_in_fp32(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_dgrad_accumulates_in_fp32(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer bits cost loss there; in forward GEMMs and in the dgrad of blocks they do not."""
     calls: list[bool] = []
 
@@ -142,7 +142,7 @@ def test_only_the_head_is_marked_as_head() -> None:
     assert [linear.head for linear in network.fused.linears] == [True, *[False] * 16]
 
 
-def test_the_head_s_wgrad_is_not_quantised() -> None:
+def test_head_wgrad_is_not_quantised() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(64, 128, generator=generator))
     x, d = torch.randn(96, 128, generator=generator), torch.randn(96, 64, generator=generator)
@@ -161,7 +161,7 @@ def test_fp8_gradients_equal_fp32_up_to_quantisation_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["activation", "gradient", "weight"])
-def test_a_wrong_scale_would_exceed_the_error_bound(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_scale_exceeds_the_error_bound(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(x: Tensor, dtype: torch.dtype) -> RowwiseFp8:
         data, scale = quantize_rows_reference(x, dtype)
@@ -225,7 +225,7 @@ def test_fp8_is_refused_on_a_cpu() -> None:
 
 @needs_fp8_gpu
 @pytest.mark.parametrize("name", ["vanilla", "untied-2"])
-def test_on_a_gpu_fp8_gradients_equal_fp32_up_to_quantisation_error(name: str) -> None:
+def test_fp8_gradients_on_a_gpu_equal_fp32_up_to_quantisation_error(name: str) -> None:
     scale = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
     passes = ARMS[name].passes.max_passes
     exact = build(name, scale, "cuda")
@@ -241,5 +241,5 @@ def test_on_a_gpu_fp8_gradients_equal_fp32_up_to_quantisation_error(name: str) -
     loss, want = loss_and_gradients(exact, passes)
     assert abs(found["fp8"][0] - loss) < 0.03
     for key, gradient in want.items():
-        off = {p: ((g[key] - gradient).norm() / gradient.norm()).item() for p, (_, g) in found.items()}
-        assert off["bf16"] < 0.05 and off["fp8"] < MAX_ERROR, (key, off)
+        error = {p: ((g[key] - gradient).norm() / gradient.norm()).item() for p, (_, g) in found.items()}
+        assert error["bf16"] < 0.05 and error["fp8"] < MAX_ERROR, (key, error)

@@ -62,29 +62,31 @@ def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", ARMS)
-def test_every_arm_before_and_after_growth(name: str) -> None:
+def test_fused_equals_reference_for_every_arm_before_and_after_growth(name: str) -> None:
     reference, fused = build(name), build(name)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     same(gradients(fused, fused.passes), gradients(reference, reference.passes))
-    most = ARMS[name].passes.max_passes
+    max_passes = ARMS[name].passes.max_passes
     for network in (reference, fused):
-        grow(network, most)
-        with torch.no_grad():  # cores that are copies of one another no more: each must use its own weights
+        grow(network, max_passes)
+        with torch.no_grad():  # cores are copies of each other after growth; make them differ
             for index, parameter in enumerate(network.parameters()):
                 parameter.mul_(1 + index / 100)
         network.refresh()
-    same(gradients(fused, most), gradients(reference, most))
+    same(gradients(fused, max_passes), gradients(reference, max_passes))
 
 
 @pytest.mark.parametrize("name", ["operator-1", "loop-2", "untied-2-inject-only"])
-def test_an_injection_of_one_leaves_the_preludes_output_whole(name: str) -> None:
+def test_injection_weight_of_one_equals_reference(name: str) -> None:
     reference, fused = build(name, injection=1.0), build(name, injection=1.0)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     same(gradients(fused, fused.passes), gradients(reference, reference.passes))
 
 
 @pytest.mark.parametrize("name", ["vanilla", "loop-2", "untied-2"])
-def test_output_projection_fused_with_the_residual_add(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_projection_with_fused_residual_add_equals_reference(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on Hopper, where cuBLASLt adds the residual in the GEMM's epilogue."""
     reference, fused = build(name), build(name)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
@@ -139,7 +141,7 @@ def test_no_grad_computes_only_the_loss() -> None:
     assert all(p.grad is None for p in fused.parameters())
 
 
-def test_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_logits_equal_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     reference, fused = build("vanilla"), build("vanilla")
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     monkeypatch.setattr("steepen.execution.gpu_fused.logit_chunk_tokens", lambda *_: 5)
@@ -147,7 +149,9 @@ def test_logits_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_separate_head_and_cross_entropy(monkeypatch: pytest.MonkeyPatch, softcap: float | None) -> None:
+def test_separate_head_and_cross_entropy_equal_reference(
+    monkeypatch: pytest.MonkeyPatch, softcap: float | None
+) -> None:
     reference, fused = build("vanilla", softcap), build("vanilla", softcap)
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     kernels = replace(REFERENCE, supports_fused_linear_cross_entropy=lambda *_: False)
@@ -155,7 +159,7 @@ def test_separate_head_and_cross_entropy(monkeypatch: pytest.MonkeyPatch, softca
     same(gradients(fused, 1), gradients(reference, 1))
 
 
-def test_recomputed_mlp_activation(
+def test_recomputed_mlp_activation_equals_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reference, fused = build("vanilla"), build("vanilla")
@@ -182,7 +186,7 @@ class ChannelMajor(TransformerBlock):
         return super().forward(x, rotary, mask).mT.contiguous().mT
 
 
-def test_a_custom_block_may_promote_the_hidden_states() -> None:
+def test_custom_block_may_promote_the_hidden_states() -> None:
     reference, fused = (build("operator-1", block=f"{__name__}:WithGain").float() for _ in range(2))
     for network in (reference, fused):
         network.compute_dtype = torch.bfloat16

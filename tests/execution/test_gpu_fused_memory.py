@@ -1,7 +1,7 @@
 """Peak GPU memory of the fused path, counted without a GPU on fake tensors (shapes without data).
 
-The networks are the paper's: 32×2048 tokens per micro-batch, a vocabulary of 50,304. On an H200 a plain
-compiled torch model of these sizes took 28.7 GiB at depth 8 and 56.3 at depth 12.
+The networks are the paper's: 32×2048 tokens per micro-batch, a vocabulary of 50,304. On an H200 a model
+of these sizes under torch.compile took 28.7 GiB at depth 8 and 56.3 at depth 12.
 """
 
 from __future__ import annotations
@@ -120,27 +120,27 @@ def peak(name: str, depth: int) -> float:
 @pytest.mark.usefixtures("skip_computation")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
 @pytest.mark.parametrize(("depth", "compiled_gib"), [(8, 28.7), (12, 56.3)])
-def test_peak_memory_is_at_most_three_fifths_of_plain_compiled_torch(depth: int, compiled_gib: float) -> None:
+def test_peak_memory_is_at_most_60_percent_of_torch_compile(depth: int, compiled_gib: float) -> None:
     assert 0.5 * compiled_gib * GIB < peak("vanilla", depth) <= 0.6 * compiled_gib * GIB
 
 
 @pytest.mark.usefixtures("skip_computation")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
-def test_another_pass_saves_three_more_blocks_and_two_boundary_inputs() -> None:
+def test_second_pass_adds_activations_of_three_blocks_and_two_boundaries() -> None:
     arm = find_arm("loop-2")
     shape = arm.shape(8, SizeRule())
     # Saved per block, in bf16: normed inputs, queries, keys, values, attention output, gate and up.
     block = 2 * 32 * 2048 * (6 * shape.width + 2 * shape.mlp_width)
     hidden = 2 * 32 * 2048 * shape.width
-    more = peak("loop-2", 8) - peak("vanilla", 8)
+    added = peak("loop-2", 8) - peak("vanilla", 8)
     blocks = shape.allocation.executed(2) - 8
     # Each of the two boundaries saves its input. The peaks are at different places, hence the margin.
-    assert blocks == 3 and 2 * hidden <= more - blocks * block < 3 * hidden
+    assert blocks == 3 and 2 * hidden <= added - blocks * block < 3 * hidden
 
 
 @pytest.mark.usefixtures("skip_computation")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
-def test_small_networks_save_the_mlp_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_networks_store_the_mlp_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = peak("vanilla", 3)
     monkeypatch.setattr(gpu_fused, "KEEP_ACTIVATION_MAX_WIDTH", 0)
     activation = 2 * 32 * 2048 * find_arm("vanilla").shape(3, SizeRule()).mlp_width

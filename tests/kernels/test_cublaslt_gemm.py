@@ -1,4 +1,4 @@
-"""GEMMs with a selected cuBLASLt algorithm equal torch's, and cuBLASLt gets the right arguments."""
+"""GEMMs with a selected cuBLASLt algorithm equal torch's, and cuBLASLt receives the right arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL, LARGE = 29, 24  # a preferred tile, and one that cuBLAS puts first
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def test_the_first_preferred_tile_without_workspace_is_selected() -> None:
+def test_first_preferred_tile_without_workspace_is_selected() -> None:
     assert select_algorithm([(LARGE, 0), (SMALL, 0), (SMALL, 0)]) == 1
     assert select_algorithm([(LARGE, 0), (201, 0), (SMALL, 0)]) == 2, "by our order of preference"
     assert select_algorithm([(LARGE, 0), (SMALL, 4096), (197, 0)]) == 2, "split-K needs workspace"
@@ -25,7 +25,7 @@ def test_the_first_preferred_tile_without_workspace_is_selected() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
-def test_on_a_cpu_torch_runs_the_gemm(transposed: bool, adds: bool) -> None:
+def test_gemm_on_a_cpu_equals_torch(transposed: bool, adds: bool) -> None:
     x, weight, total = torch.randn(5, 3), torch.randn(3, 4), torch.randn(5, 4)
     weight = weight.t().contiguous().t() if transposed else weight
     expected = x @ weight + (total if adds else 0)
@@ -90,7 +90,7 @@ def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_stream")
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_cublaslt_gets_operands_layouts_and_algorithm(transposed: bool, adds: bool) -> None:
+def test_cublaslt_receives_operands_layouts_and_algorithm(transposed: bool, adds: bool) -> None:
     """cuBLAS is column-major: it computes the transposed result from the transposed weight and x."""
     library: Any = FakeLibrary([LARGE, 23, SMALL])
     plan = cublaslt_gemm._Plan(library, 7, 5, 3, transposed=transposed, adds=adds)
@@ -108,7 +108,7 @@ def test_cublaslt_gets_operands_layouts_and_algorithm(transposed: bool, adds: bo
 
 
 @pytest.mark.usefixtures("no_stream")
-def test_torch_takes_over_where_cublaslt_has_no_such_algorithm_or_fails() -> None:
+def test_gemm_falls_back_to_torch_without_algorithm_or_on_failure() -> None:
     library: Any = FakeLibrary([LARGE, 23])
     assert cublaslt_gemm._Plan(library, 7, 5, 3, transposed=False, adds=False).algorithm is None
     refusing: Any = FakeLibrary([SMALL], matmul_status=15)
@@ -147,7 +147,7 @@ SIZES = [(65_536, *sides) for sides in ((256, 768), (384, 1152), (1024, 384), (1
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("rows", "inner", "columns"), [*SIZES, (100, 72, 40), (33, 9, 7)])
-def test_gemm_on_a_gpu(transposed: bool, adds: bool, rows: int, inner: int, columns: int) -> None:
+def test_gemm_on_a_gpu_equals_fp32(transposed: bool, adds: bool, rows: int, inner: int, columns: int) -> None:
     torch.manual_seed(0)
     x, weight, total = draw(rows, inner), draw(inner, columns), draw(rows, columns)
     weight = weight.t().contiguous().t() if transposed else weight
@@ -190,7 +190,7 @@ def test_gemm_can_be_captured_in_a_cuda_graph() -> None:
 
 
 @gpu
-def test_shapes_that_do_not_match_raise() -> None:
+def test_mismatched_shapes_raise() -> None:
     with pytest.raises(RuntimeError):
         gemm(draw(512, 384), draw(256, 128))
     with pytest.raises(RuntimeError):
@@ -198,7 +198,7 @@ def test_shapes_that_do_not_match_raise() -> None:
 
 
 @gpu
-def test_unaligned_tensors_are_left_to_torch() -> None:
+def test_unaligned_tensors_run_in_torch() -> None:
     x, weight = draw(2049 * 384)[8 : 8 + 2048 * 384].view(2048, 384), draw(1152, 384)
     assert cublaslt_gemm.selected_tile(x, weight.t()) is None
     expected = x.float() @ weight.float().t()

@@ -52,7 +52,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def nearly_equal(ours: Tensor, theirs: Tensor) -> None:
-    """Equal except for ties, which the last bit of a row's multiplier breaks one way or the other."""
+    """Equal except for ties, whose rounding depends on the last bit of a row's multiplier."""
     one, two = ours.float(), theirs.float()
     torch.testing.assert_close(one, two, rtol=2 * ROUNDING[ours.dtype], atol=2.0**-9)
     assert (one != two).float().mean() < 0.01
@@ -70,14 +70,14 @@ def check(ours: RowwiseFp8, theirs: RowwiseFp8, dtype: torch.dtype, amax: Tensor
         torch.testing.assert_close(ours.scale, scale, rtol=1e-6 if amax is None else 1e-3, atol=0)
         if amax is None:
             nearly_equal(ours.data, data)
-    values, wanted = (t.data.float() * t.scale for t in (ours, theirs))
-    size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-    assert (values - wanted).abs().div(size).max() <= 2 * ROUNDING[dtype]
-    assert (values - wanted).norm() <= 0.1 * wanted.norm()  # ties may round to the other neighbour
+    values, expected = (t.data.float() * t.scale for t in (ours, theirs))
+    size = expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    assert (values - expected).abs().div(size).max() <= 2 * ROUNDING[dtype]
+    assert (values - expected).norm() <= 0.1 * expected.norm()  # ties may round to the other neighbour
 
 
 @pytest.mark.parametrize("dtype", [ACTIVATION_DTYPE, LOGIT_GRADIENT_DTYPE], ids=str)
-def test_rowwise_quantisation_error_does_not_depend_on_the_row_s_magnitude(dtype: torch.dtype) -> None:
+def test_rowwise_quantisation_error_is_relative_to_each_row(dtype: torch.dtype) -> None:
     x = draw(40, 96).float()
     x[3] = 0
     data, scale = quantize_rows_reference(x, dtype)
@@ -91,7 +91,7 @@ def test_rowwise_quantisation_error_does_not_depend_on_the_row_s_magnitude(dtype
 
 
 @pytest.mark.parametrize("width", [64, 384, 80])
-def test_norms(width: int) -> None:
+def test_norms_equal_reference(width: int) -> None:
     x, y, d = (draw(5, width, seed=seed) for seed in range(3))
     (n, rstd), (want, want_rstd) = (k.rms_norm(x, EPS) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK))
     check(n, want, ACTIVATION_DTYPE)
@@ -114,7 +114,7 @@ def test_norms(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [48, 1536])
-def test_rowwise_quantisation(width: int) -> None:
+def test_rowwise_quantisation_equals_reference(width: int) -> None:
     x = draw(7, width)
     x[2] = 0
     check(TRITON_FP8_BLOCK.quantize_activation(x), quantize_activation_reference(x), ACTIVATION_DTYPE)
@@ -122,7 +122,7 @@ def test_rowwise_quantisation(width: int) -> None:
 
 
 @pytest.mark.parametrize("hidden", [256, 304])
-def test_swiglu(hidden: int) -> None:
+def test_swiglu_equals_reference(hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden, seed=1)
     forward = TRITON_FP8_BLOCK.swiglu(gate_up)
     check(forward, REFERENCE_FP8_BLOCK.swiglu(gate_up), ACTIVATION_DTYPE)
@@ -135,7 +135,7 @@ def test_swiglu(hidden: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32)])
-def test_rope_and_qk_norm(heads: int, size: int) -> None:
+def test_rope_and_qk_norm_equal_reference(heads: int, size: int) -> None:
     batch, time = 2, 7
     angle = draw(time, size // 2).float()
     table = torch.stack([angle.cos(), angle.sin()])
@@ -151,7 +151,7 @@ def test_rope_and_qk_norm(heads: int, size: int) -> None:
 
 @pytest.mark.parametrize("softcap", [None, 15.0])
 @pytest.mark.parametrize("vocabulary", [256, 1008, 19_312])
-def test_cross_entropy(vocabulary: int, softcap: float | None) -> None:
+def test_cross_entropy_equals_reference(vocabulary: int, softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(6, vocabulary, generator=generator)).to(DEVICE, torch.bfloat16)
     targets = torch.randint(0, vocabulary, (6,), generator=generator).to(DEVICE)
@@ -177,30 +177,30 @@ def test_cross_entropy(vocabulary: int, softcap: float | None) -> None:
 
 @pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
 @pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
-def test_transpose_quantize(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
+def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
     x = draw(*shape)
     given: RowwiseFp8 | TensorwisePending
     if dtype is None:
         given = pending_normed(REFERENCE.rms_norm(x, EPS)[0])
         scale, bound = given.scale, ROUNDING[ACTIVATION_DTYPE]
-        wanted = given.original.float()
+        expected = given.original.float()
     else:
         given = RowwiseFp8(None, *quantize_rows_reference(x, dtype))
         scale, bound = tensor_scale(given), 0.0  # from one power of two to another
-        wanted = given.data.float() * given.scale
+        expected = given.data.float() * given.scale
     ours, theirs = (k.transpose_quantize(given, scale) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
     assert ours.shape == (shape[1], -(-shape[0] // 16) * 16)
     assert torch.equal(ours.float(), theirs.float()) and (ours[:, shape[0] :].float() == 0).all()
     back = ours[:, : shape[0]].float().t() * scale
-    large = wanted.abs() > 2.0**-6 * scale  # smaller values are subnormal
-    assert ((back - wanted).abs()[large] <= bound * 1.001 * wanted.abs()[large]).all()
-    assert torch.isfinite(back).all() and (back - wanted).abs().max() <= max(
-        bound * wanted.abs().max(), scale
+    large = expected.abs() > 2.0**-6 * scale  # smaller values are subnormal
+    assert ((back - expected).abs()[large] <= bound * 1.001 * expected.abs()[large]).all()
+    assert torch.isfinite(back).all() and (back - expected).abs().max() <= max(
+        bound * expected.abs().max(), scale
     )
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs fp8 tensor cores")
-def test_wgrad_gemm() -> None:
+def test_wgrad_gemm_equals_reference() -> None:
     d, x = quantize_gradient_reference(draw(130, 96)), quantize_activation_reference(draw(130, 48, seed=1))
     scales = tensor_scale(d), tensor_scale(x)
     transposed = [REFERENCE_FP8_GEMM.transpose_quantize(m, s) for m, s in zip((d, x), scales, strict=True)]
@@ -224,7 +224,7 @@ def quantized_weight(kernels: Fp8GemmKernels, weight: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (96, 80), (48, 200)])
-def test_a_weight_and_its_transpose_are_quantised_with_separate_scales(shape: tuple[int, int]) -> None:
+def test_weight_and_transpose_are_quantised_with_separate_scales(shape: tuple[int, int]) -> None:
     weight = draw(*shape)
     weight[5] = 0
     ours, theirs = (quantized_weight(k, weight) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))
@@ -237,7 +237,7 @@ def test_a_weight_and_its_transpose_are_quantised_with_separate_scales(shape: tu
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs fp8 tensor cores")
-def test_gemm() -> None:
+def test_gemm_equals_reference() -> None:
     for dtype in (ACTIVATION_DTYPE, LOGIT_GRADIENT_DTYPE):
         x = RowwiseFp8(None, *quantize_rows_reference(draw(130, 96), dtype))
         weight, scale, _, _ = quantized_weight(REFERENCE_FP8_GEMM, draw(48, 96, seed=1))

@@ -81,7 +81,7 @@ def test_triton_equals_gemm_and_cross_entropy(size: tuple[int, int, int], softca
 
 
 @pytest.mark.parametrize("kernels", [REFERENCE, TRITON], ids=["reference", "triton"])
-def test_clamped_logit_difference_keeps_a_finite_gradient_of_the_right_sign(kernels: Kernels) -> None:
+def test_clamped_logit_difference_has_a_finite_gradient_of_the_right_sign(kernels: Kernels) -> None:
     # e^60 overflows fp16, which the interpreter computes in: there only the loss is checked.
     dtype = torch.bfloat16 if kernels is REFERENCE else HALF
     n, weight, targets = draw((8, 64, 16), dtype, DEVICE)

@@ -53,7 +53,7 @@ def test_polynomial_equals_reference(size: tuple[int, int], a: float, dtype: tor
     )
 
 
-def test_any_strides_are_accepted() -> None:
+def test_gram_accepts_any_strides() -> None:
     x = draw((4, 90, 50), torch.float32)
     for view in (x.mT, x[::2], x[:, 10:40], x[:, :, 3:30], x.transpose(0, 1)):
         check(TRITON.gram(view), REFERENCE.gram(view.double()))
@@ -73,7 +73,7 @@ def test_results_are_written_to_out() -> None:
 
 
 @DTYPES
-def test_a_matrix_s_result_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+def test_result_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     x = draw((5, 130, 70), dtype)
     batched = TRITON.gram(x)
     for index in range(5):

@@ -54,7 +54,7 @@ def draw(request: pytest.FixtureRequest, device: str) -> Draw:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_norms(draw: Draw, width: int) -> None:
+def test_norms_equal_reference(draw: Draw, width: int) -> None:
     x, y, d = draw(5, width), draw(5, width), draw(5, width)
     for name, arguments in {
         "rms_norm": (x, EPS),
@@ -82,7 +82,7 @@ def test_norms(draw: Draw, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_embedding(draw: Draw, width: int) -> None:
+def test_embedding_equals_reference(draw: Draw, width: int) -> None:
     table, tokens = draw(11, width).float(), draw.integers(11, 9)
     ours, theirs = (k.embed_norm(tokens, table, EPS, draw.dtype) for k in (TRITON, REFERENCE))
     draw.agree(ours[0], theirs[0])
@@ -96,7 +96,7 @@ def test_embedding(draw: Draw, width: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "size"), [(2, 16), (3, 32), (3, 24)])
-def test_rope_and_qk_norm(draw: Draw, heads: int, size: int) -> None:
+def test_rope_and_qk_norm_equal_reference(draw: Draw, heads: int, size: int) -> None:
     batch, time = 2, 7
     angle = draw(time, size // 2).float()
     table = torch.stack([angle.cos(), angle.sin()]).to(draw.dtype)
@@ -115,7 +115,7 @@ def test_rope_and_qk_norm(draw: Draw, heads: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("hidden", [256, 300])
-def test_swiglu(draw: Draw, hidden: int) -> None:
+def test_swiglu_equals_reference(draw: Draw, hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden)
     draw.agree(TRITON.swiglu(gate_up), REFERENCE.swiglu(gate_up))
     results = []
@@ -136,7 +136,7 @@ def test_swiglu_backward_returns_the_saved_activation(draw: Draw) -> None:
 
 @pytest.mark.parametrize("softcap", [None, 15.0])
 @pytest.mark.parametrize("vocabulary", [256, 1000, 19_300])
-def test_cross_entropy(draw: Draw, vocabulary: int, softcap: float | None) -> None:
+def test_cross_entropy_equals_reference(draw: Draw, vocabulary: int, softcap: float | None) -> None:
     logits, targets = 4 * draw(6, vocabulary), draw.integers(vocabulary, 6)
     logits[0, targets[0]] = 40  # a confident prediction, whose gradient is almost zero
     ours, theirs = logits.clone(), logits.clone()
@@ -149,7 +149,7 @@ def test_cross_entropy(draw: Draw, vocabulary: int, softcap: float | None) -> No
 
 
 @pytest.mark.parametrize("vocabulary", [1000])
-def test_cross_entropy_of_equal_logits(draw: Draw, vocabulary: int) -> None:
+def test_cross_entropy_of_equal_logits_is_log_vocabulary(draw: Draw, vocabulary: int) -> None:
     """All logits are zero at initialisation; large ones must not overflow."""
     targets = draw.integers(vocabulary, 2)
     for value in (0.0, 3e4, -3e4):

@@ -1,0 +1,97 @@
+"""On a GPU, the fused and the compiled path are as close to fp32 as the bf16 reference is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.execution.compile import compile_blocks, compile_network
+from steepen.execution.select import apply_execution_mode
+from steepen.model.arms import ARMS
+from steepen.model.growth import grow
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import SizeRule
+from steepen.training.device import fast_kernels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
+
+
+def build(name: str) -> Network:
+    arm = ARMS[name]
+    network = materialise(on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+    generator = torch.Generator("cuda").manual_seed(0)
+    for parameter in network.parameters():  # some weights are initialised to zero
+        scale = 0.5 * parameter.shape[-1] ** -0.5
+        parameter.data.add_(scale * torch.randn(parameter.shape, generator=generator, device="cuda"))
+    return network
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator("cuda").manual_seed(2)
+    tokens = torch.randint(0, 1024, (4, 257), generator=generator, device="cuda")
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def loss_and_gradients(network: Network, passes: int) -> tuple[float, dict[str, Tensor]]:
+    network.zero_grad()
+    loss = network(*batch(), passes=passes)
+    loss.backward()
+    return loss.item(), {n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
+
+
+def assert_as_accurate(name: str, exact: Network, reference: Network, other: Network) -> None:
+    """Check that `other` is as close to fp32 (`exact`) as the bf16 reference, for each number of passes."""
+    arm = ARMS[name]
+    with fast_kernels(torch.device("cuda")):
+        for passes in sorted({1, arm.passes.initial, arm.passes.max_passes}):
+            for network in (exact, reference, other):
+                if passes > network.passes:
+                    grow(network, passes)
+            if other.fused is None:
+                compile_blocks(other)
+            exact_loss, exact_gradients = loss_and_gradients(exact, passes)
+            reference_loss, reference_gradients = loss_and_gradients(reference, passes)
+            loss, gradients = loss_and_gradients(other, passes)
+            assert loss == pytest.approx(exact_loss, abs=max(2 * abs(reference_loss - exact_loss), 2e-2))
+            assert gradients.keys() == exact_gradients.keys()
+            for key, exact_gradient in exact_gradients.items():
+                norm = exact_gradient.norm() + 1e-12
+                reference_error = (reference_gradients[key] - exact_gradient).norm() / norm
+                error = (gradients[key] - exact_gradient).norm() / norm
+                assert error <= max(1.5 * reference_error.item(), 5e-3), key
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_fused_path_is_as_close_to_fp32_as_the_bf16_reference(name: str) -> None:
+    exact, reference, fused = build(name), build(name), build(name)
+    reference.compute_dtype = torch.bfloat16
+    apply_execution_mode(fused, "bf16", fused=True, compiled=False)
+    assert_as_accurate(name, exact, reference, fused)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "loop-grow", "untied-grow"])
+def test_compiled_path_is_as_close_to_fp32_as_the_bf16_reference(name: str) -> None:
+    exact, reference, compiled = build(name), build(name), build(name)
+    reference.compute_dtype = torch.bfloat16
+    apply_execution_mode(compiled, "bf16", fused=False, compiled=True)
+    assert_as_accurate(name, exact, reference, compiled)
+
+
+def test_growth_and_other_passes_trigger_no_recompilation() -> None:
+    from torch._dynamo.utils import counters
+
+    network = build("untied-grow")
+    network.compute_dtype = torch.bfloat16
+    compile_network(network)
+    with fast_kernels(torch.device("cuda")):
+        loss_and_gradients(network, 2)
+        loss_and_gradients(network, 2)
+        counters.clear()
+        grow(network, 4)
+        compile_blocks(network)
+        for passes in (4, 3, 1, 2, 4):
+            loss_and_gradients(network, passes)
+    assert counters["stats"]["unique_graphs"] == 0
