@@ -18,7 +18,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
-from steepen.studies.data_constrained.study import data_constrained
+from steepen.studies.data_constrained.repeated_data import data_constrained
 from steepen.studies.design.allocation import allocation
 from steepen.studies.design.growth_target import growth_target
 from steepen.studies.design.growth_timing import growth_timing
@@ -112,7 +112,7 @@ def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny
     assert sorted(both.findings) == sorted((*answers[0].findings, *answers[1].findings))
 
 
-@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.accepts_divergence])
+@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.accept_diverged])
 def test_sweeps_live_with_runs_that_diverge(tiny: StudyContext, name: str) -> None:
     def fragile(spec: RunSpec) -> float:
         # One setting in fifteen or so, and every very high learning rate.

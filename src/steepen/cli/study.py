@@ -133,7 +133,7 @@ def study(
         lambda: listed.start(context, given),
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
-        retry_diverged=retry_diverged, accept_diverged=listed.accepts_divergence, as_json=as_json,
+        retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
         stand_ins=STAND_IN_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
     if answer is None:  # a dry run

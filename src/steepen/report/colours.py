@@ -7,8 +7,8 @@ vision, within hues that have names, with a contrast of at least 3 to the backgr
 
 from __future__ import annotations
 
+import colorsys
 import hashlib
-import math
 from dataclasses import dataclass
 
 LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181c"
@@ -53,7 +53,19 @@ ARM_TITLES: dict[str, str] = {
     "deep-vanilla-grow": "Deep Vanilla Grow",
 }
 NEUTRAL = Colour("#5b6168", "#9aa3ad")
-_ANONYMOUS = ("vanilla", "loop-2", "operator-1", "untied-2", "deep-vanilla-grow", "loop-grow", "untied-grow")
+# In this order for curves that are no arms and no levels; deep-vanilla's grey is left to reference lines.
+PALETTE: tuple[Colour, ...] = tuple(
+    ARM_COLOURS[arm]
+    for arm in (
+        "vanilla",
+        "loop-2",
+        "operator-1",
+        "untied-2",
+        "deep-vanilla-grow",
+        "loop-grow",
+        "untied-grow",
+    )
+)
 # From dark to bright as in viridis, without its palest end, which is invisible on white.
 _RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#8fbc2b")
 _DARK_RAMP = ("#7d5bbe", "#5f7fd0", "#3fa0c0", "#35b79a", "#7ad151", "#fde725")
@@ -65,14 +77,15 @@ def arm_key(name: str) -> str:
 
 
 def arm_colour(name: str) -> Colour:
-    """An arm's colour: fixed for the eight main arms, drawn from the name for any other."""
+    """An arm's colour: fixed for the eight main arms, a hue and shade hashed from the name for any other."""
     key = arm_key(name)
     if key in ARM_COLOURS:
         return ARM_COLOURS[key]
     digest = hashlib.sha256(key.encode()).digest()
-    hue = 360 * int.from_bytes(digest[:2]) / 65536
-    shade = digest[2] % 3
-    return Colour(_oklch((0.42, 0.53, 0.64)[shade], 0.11, hue), _oklch((0.62, 0.72, 0.82)[shade], 0.11, hue))
+    hue, shade = int.from_bytes(digest[:2]) / 65536, digest[2] % 3
+    light = _hex(colorsys.hls_to_rgb(hue, (0.27, 0.37, 0.47)[shade], 0.55))
+    dark = _hex(colorsys.hls_to_rgb(hue, (0.50, 0.62, 0.74)[shade], 0.55))
+    return Colour(_readable(light, LIGHT_BACKGROUND, 3.0), _readable(dark, DARK_BACKGROUND, 3.0))
 
 
 def level_colour(fraction: float, arm: str | None = None) -> Colour:
@@ -83,62 +96,41 @@ def level_colour(fraction: float, arm: str | None = None) -> Colour:
     return Colour(_mix(colour.light, LIGHT_BACKGROUND, faint), _mix(colour.dark, DARK_BACKGROUND, faint))
 
 
-def anonymous_colour(index: int) -> Colour:
-    """For series that belong to no arm and no level, by their place in the panel."""
-    return ARM_COLOURS[_ANONYMOUS[index % len(_ANONYMOUS)]]
-
-
 def contrast(one: str, other: str) -> float:
     """WCAG's contrast ratio of two colours."""
-    first, second = sorted((_luminance(one) + 0.05, _luminance(other) + 0.05))
-    return second / first
+    darker, lighter = sorted((_luminance(one) + 0.05, _luminance(other) + 0.05))
+    return lighter / darker
 
 
 def _readable(colour: str, background: str, minimum: float = 4.5) -> str:
-    towards = "#000000" if _luminance(background) > 0.5 else "#ffffff"
-    steps = (_mix(colour, towards, step / 50) for step in range(51))
-    return next(shade for shade in steps if contrast(shade, background) >= minimum)
+    """The colour, mixed with black or white until its contrast to the background is `minimum`."""
+    target = "#000000" if _luminance(background) > 0.5 else "#ffffff"
+    shades = (_mix(colour, target, step / 50) for step in range(51))
+    return next(shade for shade in shades if contrast(shade, background) >= minimum)
 
 
-def _channels(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def _hex(channels: tuple[float, ...]) -> str:
-    return "#" + "".join(f"{round(min(max(c, 0), 255)):02x}" for c in channels)
-
-
-def _mix(one: str, other: str, fraction: float) -> str:
-    pairs = zip(_channels(one), _channels(other), strict=True)
-    return _hex(tuple(a + fraction * (b - a) for a, b in pairs))
+def _mix(start: str, end: str, fraction: float) -> str:
+    channels = zip(_rgb(start), _rgb(end), strict=True)
+    return _hex(tuple(a + fraction * (b - a) for a, b in channels))
 
 
 def _along(ramp: tuple[str, ...], fraction: float) -> str:
-    place = min(max(fraction, 0.0), 1.0) * (len(ramp) - 1)
-    start = min(int(place), len(ramp) - 2)
-    return _mix(ramp[start], ramp[start + 1], place - start)
+    """The colour at a fraction of the ramp, between its neighbours."""
+    position = min(max(fraction, 0.0), 1.0) * (len(ramp) - 1)
+    index = min(int(position), len(ramp) - 2)
+    return _mix(ramp[index], ramp[index + 1], position - index)
 
 
 def _luminance(colour: str) -> float:
-    red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (channel / 255 for channel in _channels(colour))
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    """WCAG's relative luminance, from sRGB."""
+    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(colour))
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _oklch(lightness: float, chroma: float, hue: float) -> str:
-    """Ottosson's OKLab, in which equal steps look equal; its matrices, and sRGB's transfer curve."""
-    a, b = chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    linear = (
-        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
-    )
-    clipped = (min(max(c, 0.0), 1.0) for c in linear)
-    return _hex(
-        tuple(255 * (12.92 * c if c <= 0.0031308 else 1.055 * c ** (1 / 2.4) - 0.055) for c in clipped)
-    )
+def _rgb(colour: str) -> tuple[float, ...]:
+    """#rrggbb as fractions of 1."""
+    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def _hex(rgb: tuple[float, ...]) -> str:
+    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)

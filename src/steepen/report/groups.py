@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steepen.report.colours import NEUTRAL, Colour, anonymous_colour, arm_colour, arm_key, level_colour
+from steepen.report.colours import NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
 from steepen.studies.answer import Panel, Role, Series
 from steepen.utils.formatting import format_value, pretty_exponents
 
@@ -72,7 +72,7 @@ def curves_of(panel: Panel, titles: dict[str, str]) -> list[Curve]:
             label = ladder_title(arm, variant, titles)
         else:
             kind = bucket[0].kind
-            colour = anonymous_colour(unnamed_by_kind.get(kind, 0))
+            colour = PALETTE[unnamed_by_kind.get(kind, 0) % len(PALETTE)]
             unnamed_by_kind[kind] = unnamed_by_kind.get(kind, 0) + 1
         curves.append(Curve(label, colour, tuple(bucket), named=level is not None or arm is not None))
     return curves

@@ -1,4 +1,4 @@
-"""Figures of `steepen fit`, drawn with matplotlib (imported only here, when needed)."""
+"""Figures of `steepen fit`: compute laws with multipliers, Chinchilla fits, and sweeps at fixed compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.fits.chinchilla import ChinchillaFit
 from steepen.laws.fits.isoflop import IsoflopFit
@@ -15,19 +14,28 @@ from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.multipliers import fitted_multipliers
+from steepen.report.figure_style import (
+    BLACK,
+    GREY,
+    MARKERS,
+    PANEL_INCHES,
+    curve_colours,
+    figure_style,
+    new_figure,
+    save_figure,
+)
 
-# Okabe–Ito palette, distinguishable under common colour blindness; black is the reference.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A600")
-MARKERS = "osD^vP*X"
+WIDTH, HEIGHT = PANEL_INCHES
 
 
+@figure_style()
 def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path) -> None:
     """Loss against compute, multipliers with bands, and exponent against constant."""
-    plt = _pyplot()
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    figure = new_figure(3 * WIDTH, HEIGHT)
+    left, middle, right = figure.subplots(1, 3)
     fit = report.primary_fit
-    for i, (name, law) in enumerate(fit.arms.items()):
-        colour, marker = _style(i, name == report.request.reference)
+    for i, ((name, law), colour) in enumerate(zip(fit.arms.items(), curve_colours([*fit.arms]), strict=True)):
+        marker = MARKERS[i % len(MARKERS)]
         ladder = ladders[name]
         line = np.geomspace(ladder.flops[0], ladder.flops[-1], 100)
         left.plot(line, law.predict(line), color=colour, lw=1.2)
@@ -36,7 +44,6 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
             ladder.loss,
             marker,
             color=colour,
-            ms=4.5,
             label=f"{name}  γ = {law.gamma.value:.4f}",
         )
         for out in (h for h in report.hold_out if h.arm == name):
@@ -44,7 +51,7 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
             left.plot(further, law.predict(further), color=colour, lw=1.2, ls="--")
             left.plot(out.flops, out.observed, "s", mfc="none", color=colour, ms=8)
         low, high = law.gamma.unconditional
-        gap = [[_reach(law.gamma.value - low)], [_reach(high - law.gamma.value)]]
+        gap = [[_finite(law.gamma.value - low)], [_finite(high - law.gamma.value)]]
         sides = law.log_a.conditional
         wide = [[law.log_a.value - sides[0]], [sides[1] - law.log_a.value]]
         narrow = law.gamma.conditional
@@ -57,7 +64,7 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
             fmt=marker, color=colour, ms=5.5, lw=2, label=name,
         )  # fmt: skip
         _draw_multipliers(middle, report, name, colour, marker)
-    middle.axhline(1.0, color="black", lw=0.8)
+    middle.axhline(1.0, color=BLACK, lw=0.8)
     left.set(
         xscale="log",
         yscale="log",
@@ -67,18 +74,17 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
     )
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
-    left.tick_params(axis="y", which="both", labelsize=8)
     middle.set(
         xscale="log", xlabel=f"compute of {report.request.reference} (FLOPs)", ylabel="compute multiplier"
     )
-    middle.set_title("Multiplier: points interpolated, lines fitted", fontsize=10)
+    middle.set_title("Multiplier: points interpolated, lines fitted")
     right.set(
         xlabel=f"constant, −log A at C0 = {fit.c0:.2g} (right is better)", ylabel="exponent γ (up is better)"
     )
-    right.set_title(f"Bold: {fit.settings.confidence:.0%} given E; thin: with E's error", fontsize=10)
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    right.set_title(f"Bold: {fit.settings.confidence:.0%} given E; thin: with E's error")
+    left.legend()
+    right.legend()
+    save_figure(figure, path)
 
 
 def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str, marker: str) -> None:
@@ -112,13 +118,14 @@ def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str,
                 )
 
 
+@figure_style()
 def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: Path) -> None:
     """Residuals against compute, and contours of the law over the runs with the compute-optimal line."""
-    plt = _pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    figure = new_figure(2 * WIDTH, HEIGHT)
+    left, right = figure.subplots(1, 2)
     flops = 6 * n * d
     residual = loss - fit.predict(n, d)
-    left.axhline(0, color="black", lw=0.8)
+    left.axhline(0, color=BLACK, lw=0.8)
     shown = left.scatter(flops, residual, c=np.log10(d / n), cmap="cividis", s=14)
     figure.colorbar(shown, ax=left, label="log10 of tokens per parameter")
     left.set(
@@ -131,8 +138,8 @@ def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: P
     surface = fit.predict(grid_n[None, :], grid_d[:, None])
     levels = np.quantile(loss, np.linspace(0.02, 0.98, 10))
     lines = right.contour(grid_n, grid_d, surface, levels=np.unique(levels), cmap="cividis", linewidths=1)
-    right.clabel(lines, fmt="%.2f", fontsize=7)
-    right.plot(n, d, ".", color="#7F7F7F", ms=4, label="runs")
+    right.clabel(lines, fmt="%.2f")
+    right.plot(n, d, ".", color=GREY, ms=4, label="runs")
     budgets = np.geomspace(flops.min(), flops.max(), 60)
     best = np.array([fit.optimum(float(c))[:2] for c in budgets])
     inside = (
@@ -141,7 +148,7 @@ def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: P
     right.plot(
         best[inside, 0],
         best[inside, 1],
-        color="#D55E00",
+        color=curve_colours(["operator-1"])[0],
         lw=1.6,
         label=f"optimum, N ∝ C^{fit.parameters_exponent:.3f}",
     )
@@ -152,21 +159,20 @@ def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: P
         ylabel="tokens D",
         title="The law's loss, and the best split",
     )
-    right.legend(loc="lower left", framealpha=0.9, edgecolor="none", fontsize=8)
-    _save(figure, path)
+    right.legend(loc="lower left", frameon=True, framealpha=0.9, edgecolor="none")
+    save_figure(figure, path)
 
 
+@figure_style()
 def draw_isoflop(
     fits: dict[str, IsoflopFit], data: dict[str, tuple[Array, Array, Array]], path: Path
 ) -> None:
     """Every sweep with its parabola, and the optima against budget with their law."""
-    plt = _pyplot()
-    figure, axes = plt.subplots(
-        len(fits), 2, figsize=(10, 4.2 * len(fits)), layout="constrained", squeeze=False
-    )
+    figure = new_figure(2 * WIDTH, HEIGHT * len(fits))
+    axes = figure.subplots(len(fits), 2, squeeze=False)
     for (name, fit), (left, right) in zip(fits.items(), axes, strict=True):
         _draw_sweeps(left, fit, data[name])
-        colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(fit.vertices)))
+        colours = _shades(len(fit.vertices))
         for vertex, colour in zip(fit.vertices, colours, strict=True):
             fill = colour if vertex.interior else "none"
             right.plot(vertex.budget, vertex.x, "*", ms=11, mfc=fill, color=colour)
@@ -176,7 +182,7 @@ def draw_isoflop(
         title = "optima (hollow: censored)"
         if fit.law:
             line = np.geomspace(min(v.budget for v in fit.vertices), max(v.budget for v in fit.vertices), 50)
-            right.plot(line, [fit.law.predict(float(b)) for b in line], color="black", lw=1)
+            right.plot(line, [fit.law.predict(float(b)) for b in line], color=BLACK, lw=1)
             title = (
                 f"x* ∝ budget^{fit.law.exponent:.3f} ({fit.law.interval[0]:.3f} to {fit.law.interval[1]:.3f})"
             )
@@ -184,13 +190,12 @@ def draw_isoflop(
         label = "" if len(fits) == 1 else f"{name}: "
         left.set(xscale=scale, xlabel="x", ylabel="loss", title=f"{label}sweeps at fixed compute")
         right.set(xscale="log", yscale=scale, xlabel="budget", ylabel="best x", title=title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_sweeps(axis: Any, fit: IsoflopFit, data: tuple[Array, Array, Array]) -> None:
-    plt = _pyplot()
     budget, x, loss = data
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(fit.vertices)))
+    colours = _shades(len(fit.vertices))
     log_x, log_loss = fit.settings["log_x"], fit.settings["log_loss"]
     for vertex, colour in zip(fit.vertices, colours, strict=True):
         own = np.abs(np.log(budget / vertex.budget)) <= fit.settings["tolerance"]
@@ -210,31 +215,15 @@ def _draw_sweeps(axis: Any, fit: IsoflopFit, data: tuple[Array, Array, Array]) -
             axis.plot(line[seen], height[seen], color=colour, lw=1)
         axis.plot(vertex.x, vertex.loss, "*", ms=10, mfc=colour if vertex.interior else "none", color=colour)
     if len(fit.vertices) <= 16:
-        axis.legend(frameon=False, fontsize=7, title="budget", title_fontsize=7)
+        axis.legend(title="budget")
 
 
-def _style(index: int, reference: bool) -> tuple[str, str]:
-    return ("black", "o") if reference else (COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+def _shades(count: int) -> Any:
+    """Colours of a family of sweeps, from dark to bright, without viridis's palest end."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](np.linspace(0, 0.85, count))
 
 
-def _reach(value: float) -> float:
+def _finite(value: float) -> float:
     return value if np.isfinite(value) else 0.0
-
-
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def _save(figure: Any, path: Path) -> None:
-    known = {".pdf", ".png", ".svg"}
-    if path.suffix.lower() not in known:
-        raise UsageError(f"the figure {path.name} must end in {', '.join(sorted(known))}.")
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} for the figure does not exist; make it first.")
-    figure.savefig(path, dpi=150)
-    _pyplot().close(figure)

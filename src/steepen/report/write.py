@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from steepen.errors import UsageError
+from steepen.report.figure_style import FORMATS, Format
 from steepen.report.load import LoadedStudy, arm_titles
 from steepen.report.page import render_page
-from steepen.report.panel_figures import FORMATS, Format, draw_panels
+from steepen.report.panel_figures import draw_panels
 from steepen.report.table_files import to_csv, to_markdown
 from steepen.studies.answer import Panel
+from steepen.utils.files import write_atomically
 
 PAGE_NAME = "report.html"
 MAX_COMBINED_PANELS = 6  # panels that one figure may hold
@@ -78,12 +80,5 @@ def _name(study: str, title: str, taken: set[str]) -> str:
 
 
 def _write(path: Path, data: bytes) -> Path:
-    """Whole or not at all: a report that is stopped leaves no half figure behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomically(path, data)
     return path

@@ -25,7 +25,7 @@ class StudyEntry:
     target: str
     question: str = ""
     adaptive: bool = False  # later runs depend on earlier results
-    accepts_divergence: bool = True  # a diverged run is a result of the sweep, not a failure of the study
+    accept_diverged: bool = True  # a diverged run is a result of the sweep, not a failure of the study
     parts: tuple[str, ...] = ()
 
     @property
@@ -63,7 +63,7 @@ STUDIES: dict[str, StudyEntry] = {
     for study in (
         StudyEntry(
             "ladder", f"{_PACKAGE}.ladders.ladder:ladder",
-            "Which arms scale better, and is it exponent or constant?", accepts_divergence=False,
+            "Which arms scale better, and is it exponent or constant?", accept_diverged=False,
         ),
         StudyEntry(
             "fit-recipe", f"{_PACKAGE}.stages.fit_recipe:fit_recipe",
@@ -104,20 +104,20 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "transfer", f"{_PACKAGE}.stages.transfer:transfer", "What does another arm's recipe cost?",
-            accepts_divergence=False, parts=("probe", "ladder"),
+            accept_diverged=False, parts=("probe", "ladder"),
         ),
         StudyEntry(
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations", "Which choices carry the gains?",
-            accepts_divergence=False,
+            accept_diverged=False,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
                    "constant"),
         ),
         StudyEntry(
             "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",
-            "Does the fitted law predict a held-out rung?", adaptive=True, accepts_divergence=False,
+            "Does the fitted law predict a held-out rung?", adaptive=True, accept_diverged=False,
         ),
         StudyEntry(
-            "data-constrained", f"{_PACKAGE}.data_constrained.study:data_constrained",
+            "data-constrained", f"{_PACKAGE}.data_constrained.repeated_data:data_constrained",
             "Parameters or passes, when data are repeated?", parts=("grid", "regimes", "controls"),
         ),
     )
@@ -132,7 +132,7 @@ def find_study(study: str | Callable[..., Study]) -> StudyEntry:
     if callable(study) or ":" in study:
         target = object_name(study, "study")
         name = target.rpartition(":")[2].rpartition(".")[2].replace("_", "-")
-        entry = StudyEntry(name, target, adaptive=True, accepts_divergence=False)
+        entry = StudyEntry(name, target, adaptive=True, accept_diverged=False)
         entry.function  # noqa: B018  (refuses a name that cannot be imported)
         return entry
     key = study.strip().lower().replace("_", "-")

@@ -1,0 +1,109 @@
+"""The style of every matplotlib figure: fonts, line widths, colours and markers, and how files are saved."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from steepen.errors import UsageError
+from steepen.report.colours import ARM_COLOURS, NEUTRAL, PALETTE, arm_key
+from steepen.report.layout import PAPER
+from steepen.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Format = Literal["pdf", "svg", "png"]
+FORMATS: tuple[Format, ...] = ("pdf", "svg", "png")
+BLACK, GREY = "#111111", NEUTRAL.light
+MARKERS = "osD^vPX<"
+PANEL_INCHES = (3.5, 2.9)  # one panel with a legend inside; 3.5 is one column of a two-column page
+
+# Only fonts that come with matplotlib: the same figure on every machine. STIX suits Times; DejaVu fills gaps.
+RC_PARAMS: dict[str, Any] = {
+    "font.family": ["STIXGeneral", "DejaVu Sans"],
+    "mathtext.fontset": "stix",
+    "text.usetex": False,
+    "font.size": PAPER.font,
+    "figure.titlesize": "medium",
+    "axes.titlesize": "medium",
+    "axes.labelsize": "medium",
+    "xtick.labelsize": "medium",
+    "ytick.labelsize": "medium",
+    "legend.fontsize": "medium",
+    "legend.frameon": False,
+    "axes.linewidth": 0.5,
+    "axes.edgecolor": "#333333",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.minor.width": 0.35,
+    "ytick.minor.width": 0.35,
+    "xtick.major.size": 2.8,
+    "ytick.major.size": 2.8,
+    "xtick.minor.size": 1.6,
+    "ytick.minor.size": 1.6,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.5,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "steepen",  # ids that do not change from one drawing to the next
+    "savefig.dpi": 300,
+    "figure.facecolor": "white",
+}
+# Without these, matplotlib writes the time of drawing into the file.
+_METADATA: dict[Format, dict[str, Any]] = {
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+}
+
+
+@contextmanager
+def figure_style() -> Generator[None]:
+    """Apply the style inside a `with` block or a decorated function; ignores the user's matplotlibrc."""
+    import matplotlib as mpl
+
+    style: dict[Any, Any] = {**mpl.rcParamsDefault, **RC_PARAMS, "backend": "agg"}
+    with mpl.rc_context(style):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches, without pyplot's global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def curve_colours(names: Sequence[str]) -> list[str]:
+    """A colour per curve: arms have their own colour, other names take the palette's unused ones in order."""
+    own = {name: ARM_COLOURS[arm_key(name)] for name in names if arm_key(name) in ARM_COLOURS}
+    unused = [colour for colour in PALETTE if colour not in own.values()] or PALETTE
+    others = [name for name in names if name not in own]
+    own |= {name: unused[i % len(unused)] for i, name in enumerate(others)}
+    return [own[name].light for name in names]
+
+
+def figure_format(path: Path) -> Format:
+    """The format that a figure's file name asks for; refuses one that cannot be written."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise UsageError(f"the figure {path.name} must end in .pdf, .png or .svg.")
+    return kind
+
+
+def figure_bytes(figure: Figure, kind: Format) -> bytes:
+    """The file of a figure; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
+    return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of its file name, creating the directory."""
+    write_atomically(path, figure_bytes(figure, figure_format(path)))
