@@ -61,7 +61,7 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
         right.errorbar(
             -law.log_a.value, law.gamma.value, xerr=wide[::-1],
             yerr=[[law.gamma.value - narrow[0]], [narrow[1] - law.gamma.value]],
-            fmt=marker, color=colour, ms=5.5, lw=2, label=name,
+            fmt=marker, color=colour, ms=3.5, lw=1.8, label=name,
         )  # fmt: skip
         _draw_multipliers(middle, report, name, colour, marker)
     middle.axhline(1.0, color=BLACK, lw=0.8)
@@ -157,7 +157,7 @@ def draw_chinchilla(fit: ChinchillaFit, n: Array, d: Array, loss: Array, path: P
         yscale="log",
         xlabel="parameters N",
         ylabel="tokens D",
-        title="The law's loss, and the best split",
+        title="Fitted loss and compute-optimal split",
     )
     right.legend(loc="lower left", frameon=True, framealpha=0.9, edgecolor="none")
     save_figure(figure, path)
@@ -175,7 +175,7 @@ def draw_isoflop(
         colours = _shades(len(fit.vertices))
         for vertex, colour in zip(fit.vertices, colours, strict=True):
             fill = colour if vertex.interior else "none"
-            right.plot(vertex.budget, vertex.x, "*", ms=11, mfc=fill, color=colour)
+            right.plot(vertex.budget, vertex.x, "*", ms=8, mfc=fill, color=colour)
             low, high = vertex.interval or (0.0, np.inf)
             if vertex.interior and 0 < low < high < np.inf:
                 right.plot([vertex.budget] * 2, [low, high], color=colour, lw=1)
@@ -213,7 +213,7 @@ def _draw_sweeps(axis: Any, fit: IsoflopFit, data: tuple[Array, Array, Array]) -
             height = np.exp(curve) if log_loss else curve
             seen = height < loss[own].max() * 1.02
             axis.plot(line[seen], height[seen], color=colour, lw=1)
-        axis.plot(vertex.x, vertex.loss, "*", ms=10, mfc=colour if vertex.interior else "none", color=colour)
+        axis.plot(vertex.x, vertex.loss, "*", ms=8, mfc=colour if vertex.interior else "none", color=colour)
     if len(fit.vertices) <= 16:
         axis.legend(title="budget")
 
