@@ -23,6 +23,12 @@ SPEC_OPTIONS = (
 )  # fmt: skip
 
 
+# Measured on one core (docs/training.md): slower for small networks and on CPUs without bf16 instructions.
+BF16_ON_CPU = (
+    "this run uses bf16, the default, which can be slower than fp32 on a CPU; --precision fp32 trains "
+    "another run (its own hash)."
+)
+
 # Panels of --help.
 RUN = "Run"
 SIZE = "Size and budget"
@@ -201,13 +207,13 @@ def train(
         given = [name for name in SPEC_OPTIONS if _was_given(context_, name)]
         if given:
             option = given[0].replace("_", "-")
-            raise UsageError(f"--{option} is decided by the spec file; change the file, or use --set.")
+            raise UsageError(f"--{option} is set by the spec file; change the file, or use --set.")
         from steepen.runs.spec import override, read_spec
 
         run, notes = override(read_spec(spec), settings or []), ()
     else:
         if arm is None or depth is None:
-            raise UsageError("say what to train: --arm and --depth, or --spec FILE.")
+            raise UsageError("nothing to train: give --arm and --depth, or --spec FILE.")
         run, notes = _spec(
             dataset,
             arm,
@@ -240,16 +246,16 @@ def train(
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
 
-    find_device(device)  # a wrong name is refused before anything is said
+    on_cpu = find_device(device).type == "cpu"  # refuse a wrong name before printing notes
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    store = RunStore(runs)
+    if on_cpu and run.precision == "bf16" and store.record(run) is None:
+        given = _was_given(context_, "precision") or any("precision" in text for text in settings or ())
+        if spec is None and not given:
+            print(f"note: {BF16_ON_CPU}", file=sys.stderr)
 
-    record = train_run(
-        run,
-        dataset,
-        RunStore(runs),
-        options,
-    )
+    record = train_run(run, dataset, store, options)
     if wanted is not None:
         from steepen.cli.evaluate import print_scores
         from steepen.evaluation.evaluate_run import evaluate
@@ -260,7 +266,7 @@ def train(
         )
         for note in found.notes:
             print(f"note: {note}", file=sys.stderr)
-        record = RunStore(runs).record(run) or record
+        record = store.record(run) or record
     if as_json:
         print(json.dumps(record.to_dict(), indent=2))
         return
@@ -322,9 +328,10 @@ def _spec(
     return override(run, settings), plan.warnings
 
 
-def _precision(asked: str, device: str) -> str:
-    if asked != "auto":
-        return asked
+def _precision(name: str, device: str) -> str:
+    """Resolve "auto" to bf16 on a GPU and fp32 on a CPU."""
+    if name != "auto":
+        return name
     if device == "auto":
         from steepen.training.device import find_device
 
