@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from run_fixtures import instant, spec, store, trainer
 from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import load_preset
+
+__all__ = ["instant", "spec", "store", "trainer"]
 
 PLENTY = 10**13
 

@@ -23,10 +23,10 @@ SPEC_OPTIONS = (
 )  # fmt: skip
 
 
-# Measured on one core (docs/training.md): slower for small networks and on CPUs without bf16 instructions.
+# Measured on one core; the table is in docs/training.md.
 BF16_ON_CPU = (
-    "this run uses bf16, the default, which can be slower than fp32 on a CPU; --precision fp32 trains "
-    "another run (its own hash)."
+    "this run uses bf16, the default, which is up to 10 times slower than fp32 on a CPU; --precision fp32 "
+    "trains another run (its own hash)."
 )
 
 # Panels of --help.

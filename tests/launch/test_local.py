@@ -1,8 +1,7 @@
-"""A lost worker is retried, a bad run is reported, nothing is repeated, and no run stops another."""
+"""The local launcher: retries, failures, waiting, stopping, GPUs and threads."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -14,14 +13,11 @@ from types import ModuleType
 
 import pytest
 
-from steepen.errors import UsageError
 from steepen.launch import local as local_module
 from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext, Outcome
 from steepen.launch.local import LocalLauncher
-from steepen.launch.registry import make_launcher
 from steepen.launch.worker import TrainProcess, python_path
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore
 
 Spec = Callable[..., RunSpec]
 
@@ -37,7 +33,7 @@ def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
+def test_a_failed_run_is_reported_and_the_others_finish(
     local: LocalLauncher, spec: Spec, trainer: ModuleType
 ) -> None:
     found = by_seed(local.launch([spec(13), spec(99), spec(50), spec(1), spec(2)]))
@@ -58,7 +54,9 @@ def test_a_failing_run_is_reported_with_its_cause_and_stops_no_other(
     assert found[99].retries == MAX_RETRIES_WITHOUT_PROGRESS
 
 
-def test_a_refusal_of_the_training_process_is_its_own_sentence(context: LaunchContext, spec: Spec) -> None:
+def test_a_usage_error_of_the_training_process_is_reported_and_not_retried(
+    context: LaunchContext, spec: Spec
+) -> None:
     launcher = LocalLauncher(
         LaunchContext(context.data, context.store, ("--no-such-option",), context.program), 1
     )
@@ -67,7 +65,7 @@ def test_a_refusal_of_the_training_process_is_its_own_sentence(context: LaunchCo
     assert "--no-such-option" in outcome.failure.message and outcome.retries == 0
 
 
-def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
+def test_a_run_with_a_usage_error_is_listed_as_failed_until_it_is_trained(
     context: LaunchContext, spec: Spec
 ) -> None:
     launcher = LocalLauncher(
@@ -81,7 +79,9 @@ def test_a_run_whose_process_refused_it_is_listed_as_failed_until_it_is_trained(
     assert [row.seed for row in context.store.rows(status="failed")] == [2]
 
 
-def test_a_refusal_does_not_make_a_diverged_run_forgotten(context: LaunchContext, spec: Spec) -> None:
+def test_a_usage_error_does_not_overwrite_the_failure_file_of_a_diverged_run(
+    context: LaunchContext, spec: Spec
+) -> None:
     run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
@@ -93,7 +93,9 @@ def test_a_refusal_does_not_make_a_diverged_run_forgotten(context: LaunchContext
     assert run.failure() == ("Diverged", "long ago.")
 
 
-def test_a_stale_failure_is_not_taken_for_the_cause_of_a_new_one(context: LaunchContext, spec: Spec) -> None:
+def test_an_old_failure_file_is_not_reported_as_the_cause_of_a_new_failure(
+    context: LaunchContext, spec: Spec
+) -> None:
     run = context.store.run(spec(1))
     run.path.mkdir(parents=True)
     run.failure_file.write_text('{"kind": "Diverged", "message": "long ago."}')
@@ -122,7 +124,7 @@ def test_two_launchers_on_one_directory_train_every_run_once(context: LaunchCont
         assert (context.store.run(one).path / "trained.txt").read_text() == "once\n"
 
 
-def test_a_run_that_another_process_trains_is_waited_for(
+def test_the_launcher_waits_for_a_run_that_another_process_trains(
     local: LocalLauncher, spec: Spec, trainer: ModuleType
 ) -> None:
     wanted = spec(1)
@@ -138,19 +140,7 @@ def test_a_run_that_another_process_trains_is_waited_for(
     assert outcomes[0].record is not None and outcomes[0].retries == 0
 
 
-def test_looking_at_a_run_never_turns_a_trainer_away(store: RunStore, spec: Spec) -> None:
-    run = store.run(spec(1))
-    with run.lock():
-        assert run.busy()
-    # A look holds the lock for an instant; a trainer that comes in that instant must not be told off.
-    looking = run.lock_file.open("r+")
-    fcntl.flock(looking, fcntl.LOCK_EX)
-    threading.Timer(0.03, looking.close).start()
-    with run.lock():
-        pass
-
-
-def test_specs_are_drawn_only_when_there_is_room(context: LaunchContext, spec: Spec) -> None:
+def test_specs_are_consumed_only_when_a_slot_is_free(context: LaunchContext, spec: Spec) -> None:
     drawn: list[int] = []
 
     def supply() -> Iterator[RunSpec]:
@@ -164,7 +154,7 @@ def test_specs_are_drawn_only_when_there_is_room(context: LaunchContext, spec: S
     outcomes.close()
 
 
-def test_closing_a_launch_stops_its_runs_with_everything_saved(
+def test_closing_the_generator_stops_runs_after_a_checkpoint(
     context: LaunchContext, spec: Spec, trainer: ModuleType
 ) -> None:
     slow, quick = spec(1, steps=400), spec(2)
@@ -176,9 +166,7 @@ def test_closing_a_launch_stops_its_runs_with_everything_saved(
     assert not run.busy() and run.record() is None and any(run.checkpoints.iterdir())
 
 
-def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_before(
-    context: LaunchContext, spec: Spec, tmp_path: Path
-) -> None:
+def test_stop_waits_for_the_slowest_process(context: LaunchContext, spec: Spec, tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"  # the one with seed 2 takes its time to stop
     slow.write_text(
         "import json, pathlib, signal, sys, time\n"
@@ -196,7 +184,9 @@ def test_stopping_waits_for_the_slowest_run_also_where_another_has_stopped_befor
     assert [job.handle[0].poll().exit_code for job in jobs] == [143, 143]
 
 
-def test_training_ends_with_a_killed_launcher(context: LaunchContext, spec: Spec, tmp_path: Path) -> None:
+def test_training_stops_when_its_launcher_is_killed(
+    context: LaunchContext, spec: Spec, tmp_path: Path
+) -> None:
     wanted = spec(1, steps=2000)
     run = context.store.run(wanted)
     task = context.train_command(wanted)
@@ -212,7 +202,7 @@ def test_training_ends_with_a_killed_launcher(context: LaunchContext, spec: Spec
     assert run.record() is None
 
 
-def test_gpus_are_shared_out_one_run_each_or_as_asked(
+def test_each_gpu_gets_one_run_or_runs_per_gpu(
     context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("0", "H100"), ("1", "H100")])
@@ -225,7 +215,7 @@ def test_gpus_are_shared_out_one_run_each_or_as_asked(
     assert LocalLauncher(on_cpu, threads=3).slots == 2
 
 
-def test_a_gpu_asked_for_by_number_is_the_only_one_used_and_the_first_its_runs_see(
+def test_device_cuda_n_uses_only_that_gpu(
     context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
@@ -236,7 +226,7 @@ def test_a_gpu_asked_for_by_number_is_the_only_one_used_and_the_first_its_runs_s
     assert launcher.devices == ["4", "7"]
 
 
-def test_a_run_sees_only_its_gpu_and_its_threads(
+def test_a_training_process_sees_only_its_gpu_and_threads(
     context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("7", "H100")])
@@ -250,48 +240,3 @@ def test_a_run_sees_only_its_gpu_and_its_threads(
     monkeypatch.setattr(TrainProcess, "__init__", note)
     list(LocalLauncher(context, 2).launch([spec(1), spec(2)]))
     assert seen == [{"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "7"}] * 2
-
-
-@pytest.mark.parametrize(
-    ("on", "options", "says"),
-    [
-        ("cloud", [], "local, slurm, ray or"),
-        ("local", ["threds=2"], "threads"),
-        ("local", ["threads"], "KEY=VALUE"),
-        ("local", ["threads=0"], "at least 1"),
-        ("slurm", ["cluster=local", "partion=gpu"], "partion"),
-        ("slurm", ["cluster=local", "timeout_min=soon"], "timeout_min"),
-        ("ray", ["gpus=1"], "num_gpus"),
-    ],
-)
-def test_a_wrong_way_of_running_is_refused_by_name(
-    on: str, options: list[str], says: str, context: LaunchContext
-) -> None:
-    with pytest.raises(UsageError) as error:
-        make_launcher(on, context, 2, options)
-    assert says in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("on", "package"), [("slurm", "submitit"), ("ray", "ray")])
-def test_a_missing_package_is_one_sentence(
-    on: str, package: str, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(Exception, match=f"pip install 'steepen\\[{on}\\]'"):
-        make_launcher(on, context)
-
-
-def test_the_documented_custom_launcher_runs_by_name_and_as_a_class(
-    context: LaunchContext, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
-    (example,) = [part for part in page.split("```python\n") if "class SerialLauncher" in part[:400]]
-    (tmp_path / "mylab_launcher.py").write_text(example.partition("```")[0])
-    monkeypatch.syspath_prepend(tmp_path)
-    launcher = make_launcher("mylab_launcher:SerialLauncher", context, None, ["nice=5"])
-    (outcome,) = launcher.launch([spec(1)])
-    assert outcome.record is not None and outcome.record.spec == spec(1)
-    same = make_launcher(type(launcher), context)
-    assert isinstance(same, type(launcher))
-    with pytest.raises(UsageError, match="nice"):
-        make_launcher("mylab_launcher:SerialLauncher", context, None, ["nicer=5"])

@@ -1,9 +1,9 @@
-"""Stands in for `steepen train` where a test is about launching, not about training: it needs no torch.
+"""A fake `steepen train` for tests of launching; it needs no torch.
 
-It behaves as training does: holds the lock, saves after every step, resumes from what it saved, stops on
-SIGTERM with everything saved, and writes record.json at the end. Its loss depends on every step, so a run
-that is resumed wrongly gives itself away. The seed decides what goes wrong: 13 diverges, 99 kills itself at
-every start, 50 does so once, half-way.
+It behaves as training does: holds the lock, saves after every step, resumes from its checkpoint, stops on
+SIGTERM after saving, and writes record.json at the end. Its loss depends on every step, so a run resumed
+wrongly has another loss. The seed selects a failure: 13 diverges, 99 is killed at every start, 50 is killed
+once, half-way.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DIVERGED = "the loss is nan at step 2; lower the learning rate."
 
 
 def contribution(spec: RunSpec, step: int) -> float:
-    """What a step adds to the loss."""
+    """The part of the loss that a step contributes."""
     digest = hashlib.sha256(f"{spec.hash} {step}".encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**32
 
 
 def record_of(spec: RunSpec, loss: float | None = None, **changes: object) -> RunRecord:
-    """A whole record, its numbers made up."""
+    """A complete record with synthetic numbers."""
     if loss is None:
         loss = sum(contribution(spec, step) for step in range(spec.steps))
     flops = expected_flops(spec)
@@ -106,9 +106,9 @@ if __name__ == "__main__":
     for option in ("--spec", "--data", "--runs"):
         parser.add_argument(option, type=Path, required=True)
     parser.add_argument("--wait", action="store_true")
-    asked = parser.parse_args()
-    wanted = read_spec(asked.spec)
-    directory = RunStore(asked.runs).run(wanted)
-    with directory.lock(asked.wait, poll_seconds=0.05):
+    options = parser.parse_args()
+    spec = read_spec(options.spec)
+    directory = RunStore(options.runs).run(spec)
+    with directory.lock(options.wait, poll_seconds=0.05):
         if directory.record() is None:
-            train(wanted, directory)
+            train(spec, directory)

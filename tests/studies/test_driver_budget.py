@@ -1,10 +1,9 @@
-"""A budget makes the runs that fit and says when it never will; what is left is the same wherever told."""
+"""Studies with a budget: which runs are made, and what the error says about the rest."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,58 @@ from steepen.launch.cost_estimate import Speed
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
-from steepen.studies.driver.dry_run import study_status
-from steepen.studies.driver.journal import Journal
-from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]
+
+
+Study = Generator[list[RunSpec], Any, Any]
+
+
+def seeds_of(*batches: list[int], spec: Spec) -> Study:
+    """Batches of seeds, whatever comes out; returns what came."""
+    found: list[Any] = []
+    for batch in batches:
+        found += yield [spec(seed) for seed in batch]
+    return found
+
+
+def test_a_flops_budget_stops_before_the_run_that_exceeds_it(
+    instant: Any, store: RunStore, spec: Spec
+) -> None:
+    cost = expected_flops(spec(1))
+    with pytest.raises(BudgetReached) as error:
+        drive(seeds_of([1, 2, 3, 4], spec=spec), store, instant, budget=Budget(flops=2.5 * cost))
+    assert instant.ran == [1, 2] and "2 runs are left" in str(error.value)
+    assert error.value.exit_code == 3
+    # What is finished costs nothing; the same call goes on.
+    found = drive(seeds_of([1, 2, 3, 4], spec=spec), store, instant, budget=Budget(flops=2.5 * cost))
+    assert instant.ran == [1, 2, 3, 4] and len(found) == 4
+
+
+def test_a_time_budget_stops_before_the_run_that_exceeds_it(
+    instant: Any, store: RunStore, spec: Spec
+) -> None:
+    slow = Speed((), expected_flops(spec(1)) / 100, "assumed")  # a run takes 100 s and the start
+    progress = BatchProgress(store, speed=slow, quiet=True)
+    with pytest.raises(BudgetReached):
+        drive(seeds_of([1], spec=spec), store, instant, budget=Budget(seconds=60), progress=progress)
+    assert instant.ran == []
+    drive(seeds_of([1], spec=spec), store, instant, budget=Budget(seconds=600), progress=progress)
+    assert instant.ran == [1]
+
+
+def test_a_run_with_a_checkpoint_costs_only_its_remaining_flops(
+    instant: Any, store: RunStore, spec: Spec
+) -> None:
+    wanted = spec(1, steps=10)
+    (store.run(wanted).checkpoints / "00000006").mkdir(parents=True)
+    budget = Budget(flops=0.5 * expected_flops(wanted))
+
+    def study() -> Study:
+        return (yield [wanted])
+
+    drive(study(), store, instant, budget=budget)
+    assert budget.spent == pytest.approx(0.4 * expected_flops(wanted))
 
 
 def asks(*specs: RunSpec) -> Generator[list[RunSpec], Any, Any]:
@@ -31,7 +77,7 @@ def sizes(spec: Spec) -> list[RunSpec]:
     return [spec(size, steps=2 * size) for size in (40, 30, 2, 1)]
 
 
-def test_runs_that_fit_into_a_budget_are_made_behind_one_that_does_not(
+def test_smaller_runs_are_made_after_one_that_exceeds_the_flops_budget(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
@@ -43,7 +89,7 @@ def test_runs_that_fit_into_a_budget_are_made_behind_one_that_does_not(
     assert "command continues" not in str(error.value) and "raise --budget" in str(error.value)
 
 
-def test_runs_that_fit_into_the_time_are_made_behind_one_that_does_not(
+def test_smaller_runs_are_made_after_one_that_exceeds_the_time_budget(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
@@ -66,7 +112,7 @@ class SlowToTell:
         return self.launcher.launch(list(specs))
 
 
-def test_a_run_that_seemed_too_long_is_made_once_measured_speed_says_it_fits(
+def test_a_run_is_made_once_the_measured_speed_shows_that_it_fits(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
@@ -77,7 +123,7 @@ def test_a_run_that_seemed_too_long_is_made_once_measured_speed_says_it_fits(
 
 
 @pytest.mark.parametrize("share", [0.5, 0.999])
-def test_a_budget_too_small_for_any_run_says_what_the_smallest_needs_and_that_is_enough(
+def test_a_flops_budget_too_small_for_any_run_names_a_sufficient_one(
     share: float, instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = sizes(spec)
@@ -94,7 +140,7 @@ def test_a_budget_too_small_for_any_run_says_what_the_smallest_needs_and_that_is
     assert instant.ran == [1]
 
 
-def test_a_time_too_short_for_any_run_says_what_the_smallest_needs(
+def test_a_time_budget_too_small_for_any_run_names_a_sufficient_one(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     # 6 s by the estimate, and something is gone already when the first run is chosen.
@@ -105,7 +151,7 @@ def test_a_time_too_short_for_any_run_says_what_the_smallest_needs(
     assert instant.ran == []
 
 
-def test_a_budget_that_only_ran_out_goes_on_with_the_same_command(
+def test_the_same_command_continues_after_the_budget_is_reached(
     instant: Any, store: RunStore, spec: Spec
 ) -> None:
     specs = [spec(1), spec(2)]
@@ -117,25 +163,3 @@ def test_a_budget_that_only_ran_out_goes_on_with_the_same_command(
             assert "1 run of this batch was made, 1 run is left" in str(error)
             assert "the same command continues" in str(error)
     assert instant.ran == [1, 2]
-
-
-def test_status_and_the_resumed_study_agree_on_what_is_left(
-    instant: Any, store: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    specs = [spec(seed, steps=10) for seed in (1, 2, 3, 4, 13)]
-    whole = expected_flops(specs[0])
-    list(instant.launch(specs[:1]))  # finished
-    for one, step, seen in ((specs[1], 6, 6), (specs[2], 3, 5)):  # stopped, and killed after it had saved
-        run = store.run(one)
-        write_json(run.spec_file, one.to_dict())
-        (run.checkpoints / f"{step:08d}").mkdir(parents=True)
-        run.metrics_file.write_text(f'{{"step": {seen}, "loss": 5.5, "tokens_per_second": 100.0}}\n')
-    write_json(store.run(specs[4]).spec_file, specs[4].to_dict())  # diverged: not trained again
-    write_json(store.run(specs[4]).failure_file, {"kind": "Diverged", "message": "the loss is nan."})
-    journal = Journal.open(tmp_path, "s", {}, store.root)
-    with journal.driving():
-        journal.add_batch(specs)
-    left = study_status(Journal.read(tmp_path / "s")).flops_left
-    assert left == pytest.approx((0.4 + 0.7 + 1) * whole)
-    drive(asks(*specs), store, instant, accept_diverged=True, progress=BatchProgress(store))
-    assert f"batch 1: 5 runs, 2 already finished, {left:.3g} FLOPs to go." in capsys.readouterr().err

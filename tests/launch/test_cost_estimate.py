@@ -1,0 +1,33 @@
+"""Cost of runs before they start: speed from finished runs, and makespan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from steepen.launch.cost_estimate import Speed, makespan
+from steepen.runs.spec import RunSpec
+
+Spec = Callable[..., RunSpec]
+
+
+def test_speed_comes_from_finished_runs_of_similar_size_else_is_assumed(
+    spec: Spec, trainer: ModuleType
+) -> None:
+    small, large = spec(1), spec(2, depth=6)
+    slow = trainer.record_of(small, seconds_training=10.0, seconds_total=10.0)
+    quick = trainer.record_of(large, seconds_training=20.0, seconds_total=20.0)
+    speed = Speed.from_records([slow, slow, slow, quick, quick, quick])
+    # Each size at the pace of its own kind.
+    assert speed.seconds(small) == pytest.approx(10 + 5) and speed.seconds(large) == pytest.approx(20 + 5)
+    assert Speed.from_records([slow], device="another machine").samples == ()
+    assert "H100" in Speed.from_records([slow], gpu="h100", mfu=0.5).source
+    assert Speed.from_records([], device="NVIDIA H200").assumed_flops_per_second == pytest.approx(
+        0.4 * 989.4e12
+    )
+
+
+def test_makespan_starts_runs_in_order_on_the_first_free_slot() -> None:
+    assert makespan([3, 1, 1, 1], 2) == 3 and makespan([], 2) == 0 and makespan([2, 2], 1) == 4

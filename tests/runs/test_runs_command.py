@@ -1,0 +1,114 @@
+"""`steepen runs`: rows, filters, sorting, CSV and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from steepen.cli.app import main
+from steepen.laws.table import read_table
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.utils.json_io import write_json
+
+Spec = Callable[..., RunSpec]
+
+
+@pytest.fixture
+def mixed(store: RunStore, spec: Spec, trainer: ModuleType) -> RunStore:
+    """A store with a run of every status but running."""
+    for seed, arm in ((1, "vanilla"), (2, "untied-grow")):
+        record = trainer.record_of(spec(seed, arm=arm), loss=3.0 + seed)
+        write_json(store.root / record.run / "record.json", record.to_dict())
+    for seed in (3, 4, 5):
+        write_json(store.run(spec(seed)).spec_file, spec(seed).to_dict())
+    write_json(store.run(spec(3)).failure_file, {"kind": "Diverged", "message": "the loss is nan."})
+    run = store.run(spec(4))
+    run.metrics_file.write_text('{"step": 2, "loss": 5.5, "tokens_per_second": 100.0}\n{"step": 3, "lo')
+    return store
+
+
+def listed(capsys: pytest.CaptureFixture[str], store: RunStore, *words: str) -> list[dict[str, Any]]:
+    assert main(["runs", "--runs", str(store.root), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def test_every_run_is_listed_with_its_status(
+    mixed: RunStore, spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mixed.run(spec(5)).lock():
+        rows = {row["seed"]: row for row in listed(capsys, mixed)}
+    statuses = {seed: row["status"] for seed, row in rows.items()}
+    assert statuses == {1: "finished", 2: "finished", 3: "failed", 4: "interrupted", 5: "running"}
+    assert rows[3]["cause"] == "Diverged: the loss is nan." and rows[1]["loss"] == 4.0
+    assert (rows[4]["loss"], rows[4]["step"]) == (5.5, 2)  # the line cut off by a kill is passed over
+    assert {row["seed"]: row["status"] for row in listed(capsys, mixed)}[5] == "waiting"
+
+
+def test_filters_and_sorting(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["seed"] for row in listed(capsys, mixed, "--arm", "untied-grow")] == [2]
+    assert [row["seed"] for row in listed(capsys, mixed, "--status", "failed")] == [3]
+    assert listed(capsys, mixed, "--depth", "9") == []
+    # What has no loss comes last, whichever way the others are sorted.
+    assert [row["loss"] for row in listed(capsys, mixed, "--sort", "loss")] == [4.0, 5.0, 5.5, None, None]
+    assert [row["loss"] for row in listed(capsys, mixed, "--sort=-loss")] == [5.5, 5.0, 4.0, None, None]
+
+
+def test_csv_holds_finished_runs_and_is_readable_by_fit(
+    mixed: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    assert main(["runs", "--runs", str(mixed.root), "--csv", str(path)]) == 0
+    finished = [row for row in mixed.rows() if row.status == "finished"]
+    assert finished and f"{len(finished)} finished runs" in capsys.readouterr().err
+    columns = read_table(path).columns
+    found = zip(columns["arm"], columns["seed"], columns["flops"], columns["loss"], strict=True)
+    read = {(arm, int(seed), float(flops), float(loss)) for arm, seed, flops, loss in found}
+    assert read == {(row.arm, row.seed, row.flops, row.loss) for row in finished}
+    assert main(["runs", "--runs", str(mixed.root), "--status", "failed", "--csv", str(tmp_path / "no")]) == 2
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_table_shows_the_cause_of_a_failure(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--runs", str(mixed.root)]) == 0
+    text = capsys.readouterr().out
+    assert "failed: Diverged: the loss is nan." in text and "interrupted at step 2/6, resumable" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["runs", "--runs", "{root}", "--status", "done"], "finished, running"),
+        (["runs", "--runs", "{root}", "--sort", "los"], "loss"),
+        (["runs", "--runs", "{root}/nowhere"], "--runs"),
+        (["status", "ladder", "--studies", "{root}"], "no study 'ladder'"),
+        (["status", "--studies", "{root}/nowhere"], "--studies"),
+    ],
+)
+def test_wrong_options_exit_with_code_2_and_one_sentence(
+    words: list[str], says: str, mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(root=mixed.root) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_a_damaged_record_is_listed_as_failed_with_the_wrong_field(
+    mixed: RunStore, spec: Spec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = mixed.run(spec(1)).record_file
+    file.write_text(json.dumps({**json.loads(file.read_text()), "mfu": "fast"}))  # not shown in a row
+    rows = {row["seed"]: row for row in listed(capsys, mixed)}
+    assert (rows[1]["status"], rows[1]["failure_kind"], rows[1]["loss"]) == ("failed", "DamagedRecord", None)
+    assert "record.mfu = 'fast' is not valid" in rows[1]["cause"] and rows[1]["arm"] == "vanilla"
+    # In a large store only the fields of a row are checked, and a note says so.
+    monkeypatch.setattr("steepen.runs.store.VALIDATED_RUNS", 2)
+    assert main(["runs", "--runs", str(mixed.root), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = {row["seed"]: row["status"] for row in json.loads(captured.out)["runs"]}
+    assert found[1] == "finished" and captured.err.startswith("note: more than 2 runs: ")

@@ -1,0 +1,96 @@
+"""Progress displays: lines without a terminal, a live display with one, nothing left at the end."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+
+import pytest
+
+from steepen.utils import progress as module
+from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow, stage_progress
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Replaces time.monotonic."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(module.time, "monotonic", found.monotonic)
+    return found
+
+
+def state(done: int) -> Progress:
+    return Progress((ProgressRow("train", done, 10, f"step {done}"),), f"step {done}/10")
+
+
+def test_without_a_terminal_lines_are_printed_at_intervals(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressDisplay(line_seconds=10) as display:
+        for done in range(5):
+            display.update(state(done))
+            clock.now += 4
+        display.print("a message")
+        display.update(state(10), final=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "step 0/10\nstep 3/10\na message\nstep 10/10\n"
+
+
+def test_without_a_terminal_polled_lines_stop_with_close(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay(line_seconds=0.01, poll=lambda: state(3))
+    time.sleep(0.2)
+    display.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and set(lines) == {"step 3/10"}
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay(quiet=True) as display:
+        display.update(state(1), final=True)
+        display.print("a message")
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_in_a_terminal_the_display_is_erased_and_messages_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with ProgressDisplay() as display:
+        display.update(state(4), final=True)
+        display.print("a message")
+    text = terminal.getvalue()
+    assert "step 4" in text and "a message" in text and "step 4/10" not in text
+    after = text.rpartition("step 4")[2]
+    assert "\x1b[2K" in after, "the last frame was not erased"
+    assert text.rstrip().endswith("\x1b[2K") or "\x1b[?25h" in after, "the cursor was not restored"
+
+
+def test_stages_print_fraction_tokens_rate_and_eta(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with stage_progress() as report:
+        report("tokenize", 0, 100, tokens=0)
+        clock.now += 20
+        report("tokenize", 25, 100, tokens=5000)
+        report("write", 0, 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["tokenize …", "tokenize: 25%, 5,000 tokens, 250 tokens/s, ETA 1:00", "write …"]
