@@ -1,4 +1,4 @@
-"""Training speed of the quickstart's models on one CPU thread, against a plain eager loop, in one run.
+"""Training speed of the quickstart's models on one CPU thread, against an eager PyTorch loop, in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_throughput.py [--arms vanilla:2 vanilla:6 …] [--rounds 15]
 
@@ -50,7 +50,7 @@ DEFAULT = [
 
 
 class Plain:
-    """The same network and optimizer, written plainly."""
+    """The same network and optimizer as an eager PyTorch baseline."""
 
     def __init__(self, network: Network, spec: RunSpec) -> None:
         self.network, self.hyper, self.choice = network, spec.hyperparameters, spec.optimizer
@@ -158,7 +158,7 @@ class Plain:
 
 
 class Ours:
-    """A step as training makes it, and its parts one by one."""
+    """A training step, and its parts timed separately."""
 
     def __init__(self, network: Network, spec: RunSpec, passes: int) -> None:
         self.network, self.passes = network, passes

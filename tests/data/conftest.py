@@ -22,7 +22,7 @@ like our over man me even most made after also did many before must through year
 
 
 def sentences(seed: int, count: int) -> str:
-    """Made-up prose with paragraphs, digits, accents and an emoji here and there."""
+    """Made-up prose with paragraphs, digits, accents and emoji."""
     choose = random.Random(seed)
     spice = ["naïve", "42", "“so”", "don't", "café", "日本語", "🙂", "x=1"]
     lines: list[str] = []
@@ -36,7 +36,7 @@ def sentences(seed: int, count: int) -> str:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """The environment in which a fresh interpreter finds this very source tree."""
+    """Environment in which a new interpreter imports this source tree."""
     return {**os.environ, "PYTHONPATH": str(Path(steepen.__file__).parents[1])}
 
 

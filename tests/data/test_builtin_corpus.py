@@ -1,4 +1,4 @@
-"""The built-in corpus: shipped with the package, fixed for ever, prose only."""
+"""The built-in corpus: shipped with the package, with a fixed identity, prose only."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def zstd(content: bytes) -> bytes:
 
 
 def packed(path: Path, content: bytes) -> Path:
-    """Write content plain, gzipped or as zstd, by the name."""
+    """Write content uncompressed, gzipped or as zstd, according to the file name."""
     pack = {".gz": gzip.compress, ".zst": zstd}.get(path.suffix, bytes)
     path.write_bytes(pack(content))
     return path
@@ -181,7 +181,7 @@ def test_empty_units_are_skipped_and_counted(tmp_path: Path, documents: list[str
 
 
 def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
-    """Preparing must fail with one sentence, and leave nothing that looks whole."""
+    """Preparing must fail with one sentence, and leave no directory that looks finished."""
     with pytest.raises(SteepenError, match=message) as caught:
         prepare(PrepareRequest((source,), **options), tmp_path / "out")  # pyright: ignore[reportArgumentType]
     sentence = str(caught.value)

@@ -41,7 +41,7 @@ def tree(tmp_path: Path, documents: list[str]) -> Path:
 
 
 class Hub(ThreadingHTTPServer):
-    """The three answers of the hub that a download needs: repository, tree, file."""
+    """The three responses of the hub that a download needs: repository, tree, file."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -144,7 +144,7 @@ def test_only_the_files_that_are_needed_are_downloaded(
 ) -> None:
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
-    # One thread reads ahead by little: with many the next file may be asked for before the count is reached.
+    # With many threads, read-ahead may request the next file before the token count is reached.
     prepare(request(hub.url, max_tokens=3_000, val_tokens=0), tmp_path / "out", threads=1)
     assert len(hub.fetched) == 1
 

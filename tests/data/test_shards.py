@@ -41,7 +41,7 @@ def test_missing_shard_is_named_at_opening(copy: Path) -> None:
         Dataset.open(copy)
 
 
-def test_one_altered_bit_is_found_by_verify(copy: Path) -> None:
+def test_verify_detects_one_altered_bit(copy: Path) -> None:
     shard = copy / "train_00002.bin"
     content = bytearray(shard.read_bytes())
     content[HEADER.size + 1234] ^= 4

@@ -24,7 +24,7 @@ def test_bundle_is_read_with_its_settings(bundle_folder: Path) -> None:
     assert Bundle.open(bundle_folder.parent / "bundle").identity == found.identity
 
 
-def test_identity_changes_with_whatever_changes_a_score(bundle_folder: Path) -> None:
+def test_identity_changes_with_everything_that_affects_a_score(bundle_folder: Path) -> None:
     before = Bundle.open(bundle_folder).identity
     config = bundle_folder / "core.yaml"
     config.write_text(config.read_text().replace("num_fewshot: [3]", "num_fewshot: [4]"))

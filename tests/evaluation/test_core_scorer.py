@@ -102,7 +102,7 @@ def test_core_bundle_scores_equal_the_reference(
 
 
 class PlainBlock(TransformerBlock):
-    """A user's block that knows nothing of masks."""
+    """A custom block without a `mask` argument."""
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(x, rotary) * 0.9
@@ -120,7 +120,7 @@ def test_block_without_a_mask_is_scored_without_sharing(
 
 
 def unigram(make_network: Make, tokenizer: Tokenizer, favourites: dict[str, float]) -> Network:
-    """A network whose logits are the same everywhere: what it answers can be worked out by hand."""
+    """A network with the same logits at every position, so its answers are known."""
     network = make_network("vanilla")
     for parameter in network.parameters():
         parameter.data.zero_()
@@ -131,7 +131,7 @@ def unigram(make_network: Make, tokenizer: Tokenizer, favourites: dict[str, floa
     return network
 
 
-def test_scores_by_hand(make_network: Make) -> None:
+def test_scores_equal_hand_computed_values(make_network: Make) -> None:
     tokenizer = Tokenizer.train(["a b c d"] * 3, 258)  # bytes, and " a" or the like merged first
     network = unigram(make_network, tokenizer, {"x": 3.0, "y": 1.0})
     norm = math.log(382 + math.exp(3.0) + math.exp(1.0))
@@ -224,7 +224,7 @@ def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]
     return list(make_batches(rows, budget, 1 << 20))
 
 
-def test_batches_keep_to_their_budget_and_lose_nothing(tokenizer: Tokenizer, bundle: Bundle) -> None:
+def test_batches_stay_within_the_budget_and_contain_every_row(tokenizer: Tokenizer, bundle: Bundle) -> None:
     batches = batches_of(tokenizer, bundle, 120)
     assert len(batches) > 3
     assert all(batch.tokens.size <= 120 or len(batch.tokens) == 1 for batch in batches)

@@ -78,7 +78,7 @@ def test_scores_are_printed_as_text(
         assert part in said
 
 
-def test_passes_that_do_not_exist_are_named(
+def test_unsupported_passes_are_named(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", str(run), "--data", str(dataset.directory), "--passes"]

@@ -30,7 +30,7 @@ Make = Callable[..., Network]
         ([0.0], 1, 1),
     ],
 )
-def test_depth_by_hand(curve: list[float], depth: int, peak: int) -> None:
+def test_effective_depth_of_known_curves(curve: list[float], depth: int, peak: int) -> None:
     assert effective_depth(curve) == (depth, peak)
 
 
@@ -106,7 +106,7 @@ def test_pass_curve_has_the_losses_of_validation(make_network: Make, validation:
     assert found.identity == validation.identity
 
 
-def test_validation_by_hand(make_network: Make, validation: ValidationSet) -> None:
+def test_validation_loss_equals_a_direct_computation(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("vanilla")
     found = validate(network, validation)
     inputs, targets = validation.rows(0, validation.chunks)

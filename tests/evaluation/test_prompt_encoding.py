@@ -1,4 +1,4 @@
-"""Prompts, their tokens and the start of the answer, by hand; segments encode as whole prompts do."""
+"""Prompts, their tokens and the start of the answer; segments encode as whole prompts do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answers(example: Example) -> list[str]:
     return [GPT2.decode(sequence[start:]) for sequence, start in pairs]
 
 
-def test_multiple_choice_by_hand() -> None:
+def test_multiple_choice_prompts_are_as_written_out() -> None:
     item = Item(1, ("The man was cold, so",), ("the fire grew.", "water froze."), 1)
     example = encode(task_of("multiple_choice", item))
     assert prompts(example) == [
@@ -59,7 +59,7 @@ def test_common_prefix_of_choices_belongs_to_the_prompt() -> None:
     ]
 
 
-def test_schema_by_hand() -> None:
+def test_schema_prompts_are_as_written_out() -> None:
     stem = "The city councilmen refused the demonstrators a permit because the"
     item = Item(1, (f"{stem} city councilmen", f"{stem} demonstrators"), ("feared violence.",), 0)
     example = encode(task_of("schema", item))
@@ -72,14 +72,14 @@ def test_schema_answer_includes_the_common_suffix_of_contexts() -> None:
     assert answers(encode(task_of("schema", item))) == [" and he left.", " and he left."]
 
 
-def test_language_modelling_by_hand() -> None:
+def test_language_modelling_prompts_are_as_written_out() -> None:
     item = Item(1, ("I don't care about",), ("signs",), 0)
     example = encode(task_of("language_modeling", item))
     assert prompts(example) == ["<|endoftext|>I don't care about signs"]
     assert answers(example) == [" signs"]
 
 
-def test_demonstrations_by_hand() -> None:
+def test_demonstrations_are_as_written_out() -> None:
     items = [Item(n, (f"Question: {n}+{n}?",), (f"is {2 * n}", "unknown"), 0) for n in range(1, 5)]
     task = task_of("multiple_choice", *items, shots=2, delimiter="\nAnswer: ")
     order = shuffled(task)

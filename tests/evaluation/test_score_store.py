@@ -42,7 +42,7 @@ def evaluate(run: Path, capsys: pytest.CaptureFixture[str]) -> Eval:
 
 @pytest.fixture(scope="session")
 def make_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Dataset]:
-    """Data of the same kind as the run's. Text seed 5 is the run's own text, and gives its tokenizer."""
+    """Data like the run's; text seed 5 is the run's text and gives the run's tokenizer."""
 
     def make(seed: int, val_tokens: int) -> Dataset:
         rng, folder = random.Random(seed), tmp_path_factory.mktemp("other")
@@ -132,7 +132,7 @@ def test_smaller_core_evaluation_never_replaces_a_larger_one(
     small = Path(shutil.copytree(bundle_folder, tmp_path / "small"))
     config = (small / "core.yaml").read_text()
     (small / "core.yaml").write_text(config[: config.index("-\n  label: ending")])
-    # A small one makes way for a large one, not the other way round.
+    # A larger evaluation replaces a smaller one, never the reverse.
     assert evaluate(dataset, "--core", small)[0] == 0
     assert len(scores(run)["core"]["tasks"]) == 2
     assert evaluate(dataset, "--core", bundle_folder)[0] == 0
@@ -177,7 +177,7 @@ def test_core_result_is_covered_only_by_an_equal_or_larger_one(new: dict[str, An
 
 @pytest.fixture
 def sealed(run: Path) -> Path:
-    """A run nothing can be written to, for root as well: its folders' names are taken by the wrong kind."""
+    """A run that not even root can write to: files have the names of its directories."""
     (run / "evaluation").write_text("")
     (run / "lock").unlink()
     (run / "lock").mkdir()

@@ -1,4 +1,4 @@
-"""Every arm of the table trains, and a user can add one from outside."""
+"""Every arm of the table trains, and a user can add one outside the package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_arm_learns_on_cpu_through_its_growth(arm: Arm) -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
-def test_the_table_holds_the_paper_s_eight_arms_and_every_ablation() -> None:
+def test_table_has_the_papers_eight_arms_and_every_ablation() -> None:
     assert MAIN_ARMS == (
         "vanilla", "deep-vanilla", "operator-1", "loop-2", "untied-2",
         "loop-grow", "untied-grow", "deep-vanilla-grow",
@@ -60,7 +60,7 @@ def test_the_table_holds_the_paper_s_eight_arms_and_every_ablation() -> None:
     ("asked", "name", "passes"),
     [("loop", "loop-2", 2), ("loop-1", "loop-1", 1), ("untied-12", "untied-12", 12), ("Loop_2", "loop-2", 2)],
 )
-def test_any_pass_count_is_an_arm(asked: str, name: str, passes: int) -> None:
+def test_any_number_of_passes_is_an_arm(asked: str, name: str, passes: int) -> None:
     arm = find_arm(asked)
     assert (arm.name, arm.passes.initial) == (name, passes)
 
@@ -68,7 +68,7 @@ def test_any_pass_count_is_an_arm(asked: str, name: str, passes: int) -> None:
 @pytest.mark.parametrize(
     "wrong", ["lop-2", "loop-0", "loop-x", "", "no.such.module:arm", "json:dumps", "json:nothing"]
 )
-def test_a_wrong_arm_is_one_sentence(wrong: str) -> None:
+def test_error_for_a_wrong_arm_is_one_sentence(wrong: str) -> None:
     with pytest.raises(UsageError) as error:
         find_arm(wrong)
     assert "\n" not in str(error.value)
@@ -101,7 +101,7 @@ MINE = Arm(
 )
 
 
-def test_a_user_adds_an_arm_without_editing_the_package() -> None:
+def test_user_can_add_an_arm_without_editing_the_package() -> None:
     arm = find_arm(f"{__name__}:MINE")
     shape = arm.shape(4, SCALE)
     network = materialise(on_meta(shape, arm), embedding_std=0.1)
@@ -127,20 +127,20 @@ class BufferedBlock(TransformerBlock):
         ("core_boundary", "SCALE", "not a function"),
     ],
 )
-def test_a_part_that_cannot_work_is_refused_at_building(field: str, name: str, said: str) -> None:
+def test_invalid_block_or_boundary_is_refused_at_construction(field: str, name: str, said: str) -> None:
     arm = replace(ARMS["untied-2"], **{field: f"{__name__}:{name}"})
     with pytest.raises(UsageError, match=said):
         on_meta(arm.shape(4, SCALE), arm)
 
 
-def test_building_d26_costs_no_memory() -> None:
+def test_building_d26_on_meta_needs_no_memory() -> None:
     arm = ARMS["untied-grow"]
     network = on_meta(arm.shape(26), arm, passes=4)
     assert all(p.is_meta for p in network.parameters())
     assert sum(p.numel() for p in network.parameters()) == 7_424_049_152
 
 
-def test_initial_weights_are_the_stated_ones() -> None:
+def test_initial_weights_have_the_documented_distributions() -> None:
     arm = ARMS["operator-1"]
     scale = replace(SCALE, aspect=64, head_dim=64, vocabulary=512)
     network = materialise(on_meta(arm.shape(4, scale), arm), embedding_std=0.05, init_scale=0.5, seed=3)
@@ -154,7 +154,7 @@ def test_initial_weights_are_the_stated_ones() -> None:
             assert weight.abs().max().item() <= 0.5 * (3 / 256) ** 0.5
 
 
-def test_a_weight_does_not_depend_on_what_else_the_network_holds() -> None:
+def test_initial_weight_does_not_depend_on_other_parameters() -> None:
     one = materialise(on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=5)
     other = materialise(on_meta(find_arm("untied-5").shape(6, SCALE), find_arm("untied-5")), seed=5)
     ours = dict(other.named_parameters())

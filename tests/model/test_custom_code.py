@@ -1,4 +1,4 @@
-"""Code a user brings: what counts as a change of it, and what is said where it fails."""
+"""Custom blocks: which code changes their digest, and the errors of blocks that fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def forget() -> None:
 
 
 def digest(lab: Path, changes: tuple[str, str, str] | None = None) -> str | None:
-    """As a new process would compute it, with a text replaced in one file."""
+    """The digest that a new process would compute, with a text replaced in one file."""
     for name, text in FILES.items():
         changed = text
         if changes is not None and name == changes[0]:
@@ -89,7 +89,7 @@ def digest(lab: Path, changes: tuple[str, str, str] | None = None) -> str | None
         ("custom_lab_names.py", "2 * x", "3 * x"),
     ],
 )
-def test_what_a_block_names_in_its_folder_is_part_of_it(lab: Path, file: str, old: str, new: str) -> None:
+def test_code_that_a_block_uses_changes_its_digest(lab: Path, file: str, old: str, new: str) -> None:
     before = digest(lab)
     assert before is not None and before == digest(lab)
     assert digest(lab, (file, old, new)) != before
@@ -103,7 +103,7 @@ def test_what_a_block_names_in_its_folder_is_part_of_it(lab: Path, file: str, ol
         ("custom_lab_parts.py", "def unused(x):\n    return x", "def unused(x):\n    return 2 * x"),
     ],
 )
-def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) -> None:
+def test_code_that_a_block_does_not_use_keeps_its_digest(lab: Path, file: str, old: str, new: str) -> None:
     assert digest(lab, (file, old, new)) == digest(lab)
 
 
@@ -115,7 +115,7 @@ def test_what_it_does_not_name_is_not(lab: Path, file: str, old: str, new: str) 
         ("Raises", "custom_lab:Raises' failed: NameError: name 'no_such_name' is not defined"),
     ],
 )
-def test_a_block_that_fails_is_named(block: str, said: str) -> None:
+def test_failing_custom_block_is_named(block: str, said: str) -> None:
     arm = replace(ARMS["vanilla"], block=f"custom_lab:{block}")
     network = materialise(on_meta(arm.shape(2, SCALE), arm), embedding_std=0.1)
     with pytest.raises(UsageError, match=re.escape(said)):

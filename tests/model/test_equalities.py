@@ -1,4 +1,4 @@
-"""The equalities the science rests on, in double precision."""
+"""The equalities between arms that comparisons rest on, in double precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokens() -> Tensor:
 
 
 def build(arm: Arm | str, depth: int = 5, passes: int | None = None, seed: int = 0) -> Network:
-    """A network in double precision whose every weight is away from zero."""
+    """A double-precision network without zero weights."""
     arm = find_arm(arm) if isinstance(arm, str) else arm
     network = on_meta(arm.shape(depth, SCALE), arm, MULTIPLIERS, passes=passes)
     materialise(network, dtype=torch.float64, embedding_std=0.3, seed=seed)
@@ -65,19 +65,19 @@ def test_one_pass_with_identity_boundaries_is_vanilla() -> None:
     assert torch.equal(vanilla(tokens()), split(tokens()))
 
 
-def test_deep_vanilla_is_a_plain_stack_of_its_executed_blocks() -> None:
+def test_deep_vanilla_is_a_stack_of_its_executed_blocks() -> None:
     deep = build("deep-vanilla", depth=5)
     shape = deep.shape
     plain_arm = replace(
         ARMS["vanilla"], allocation=replace(ARMS["vanilla"].allocation, blocks=shape.allocation.executed(2))
     )
     plain = build(plain_arm, depth=5)
-    # A plain stack stores its blocks in the order it runs them, and so does the untied network.
+    # A vanilla network stores its blocks in the order it runs them, and so does the untied network.
     copy_blocks(deep, plain)
     assert torch.equal(deep(tokens()), plain(tokens()))
 
 
-def test_vanilla_matches_a_transformer_written_out_by_hand() -> None:
+def test_vanilla_equals_an_independent_transformer() -> None:
     network = build("vanilla", depth=3)
     w, heads, half = network.shape.width, network.shape.heads, network.shape.head_dim // 2
     ids = tokens()
@@ -108,7 +108,7 @@ def test_vanilla_matches_a_transformer_written_out_by_hand() -> None:
     torch.testing.assert_close(network(ids), torch.stack(rows), atol=1e-12, rtol=1e-12)
 
 
-def test_the_boundary_operator_is_applied_before_every_pass_and_before_the_coda() -> None:
+def test_boundary_operator_is_applied_before_every_pass_and_before_the_coda() -> None:
     network = build("untied-2", depth=4)
     alpha, ids = MULTIPLIERS.injection, tokens()
     rotary = network.rotary[:, : ids.shape[1]]
@@ -172,7 +172,7 @@ def test_growth_leaves_the_function_of_fewer_passes_unchanged(name: str) -> None
     assert not torch.equal(before, network(tokens()))
 
 
-def test_new_cores_are_copies_by_algorithm_1_and_then_their_own() -> None:
+def test_new_cores_are_independent_copies_by_algorithm_1() -> None:
     network = build("untied-grow")
     sources = grow(network, 6)
     assert len(network.cores) == 6
@@ -185,7 +185,7 @@ def test_new_cores_are_copies_by_algorithm_1_and_then_their_own() -> None:
 
 
 @pytest.mark.parametrize("policy", get_args(GrowthState))
-def test_the_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -> None:
+def test_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -> None:
     network = build("untied-grow")
     state = {
         name: {
@@ -207,7 +207,7 @@ def test_the_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -
         assert state[new]["second"].data_ptr() != state[source]["second"].data_ptr()
 
 
-def test_growth_refuses_to_shrink_and_to_follow_an_unknown_policy() -> None:
+def test_growth_refuses_fewer_passes_and_an_unknown_policy() -> None:
     network = build("untied-grow")
     with pytest.raises(UsageError, match="growth only adds"):
         grow(network, 1)

@@ -45,7 +45,7 @@ def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["mylab"]
 
 
-def test_the_network_example_runs() -> None:
+def test_network_example_runs() -> None:
     (example,) = [block for block in python_blocks("family.md") if not block.startswith("# mylab.py")]
     names: dict[str, Any] = {}
     exec(example, names)
@@ -53,7 +53,7 @@ def test_the_network_example_runs() -> None:
 
 
 @pytest.mark.parametrize("name", ["MIXED", "SQUARED"])
-def test_a_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -> None:
+def test_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -> None:
     arm: Arm = getattr(mylab, name)
     assert find_arm(f"mylab:{name}") == find_arm(arm) == arm
     assert all(isinstance(value, str) for value in (arm.block, arm.core_boundary, arm.coda_boundary))
@@ -62,7 +62,7 @@ def test_a_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -
     assert code_digest(arm) is not None
 
 
-def test_a_class_or_function_means_the_same_as_its_name(mylab: Any) -> None:
+def test_class_or_function_works_like_its_name(mylab: Any) -> None:
     assert mylab.SQUARED.block == "mylab:SquaredRelu"
     assert Arm("a", block=mylab.SquaredRelu) == Arm("a", block="mylab:SquaredRelu")
     assert mylab.MIXED.core_boundary == "mylab:mixed"
@@ -71,7 +71,7 @@ def test_a_class_or_function_means_the_same_as_its_name(mylab: Any) -> None:
         Arm("a", core_boundary=lambda h, e, alpha, norm: e)
 
 
-def test_a_custom_optimizer_steps_the_block_matrices(mylab: Any) -> None:
+def test_custom_optimizer_steps_the_block_matrices(mylab: Any) -> None:
     arm = find_arm("untied-grow")
     hyper = replace(BASE["untied-2"], learning_rate=0.01, weight_decay=0.1)
     network = materialise(on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
@@ -87,7 +87,7 @@ def test_a_custom_optimizer_steps_the_block_matrices(mylab: Any) -> None:
     assert {"embedding", "head"}.isdisjoint(optimizer.matrices)
 
 
-def test_a_custom_optimizer_s_state_is_saved_restored_and_grown(mylab: Any) -> None:
+def test_custom_optimizer_state_is_saved_restored_and_grown(mylab: Any) -> None:
     arm = find_arm("untied-grow")
     config = OptimizerConfig(mylab.lion)
     network, copy = (materialise(on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1) for _ in range(2))
@@ -114,7 +114,7 @@ def test_a_custom_optimizer_s_state_is_saved_restored_and_grown(mylab: Any) -> N
     assert all(torch.equal(p, ours[name]) for name, p in network.named_parameters())
 
 
-def test_a_custom_optimizer_is_part_of_the_run_s_identity(mylab: Any) -> None:
+def test_custom_optimizer_is_part_of_the_run_hash(mylab: Any) -> None:
     from steepen.recipe.paper_tables import recipe_of
 
     arm = find_arm("vanilla")
@@ -137,7 +137,7 @@ def half(named_parameters: list[Any], *rest: object) -> torch.optim.Optimizer:
     ("factory", "said"),
     [(not_an_optimizer, "not a torch.optim.Optimizer"), (half, "must hold each of the")],
 )
-def test_an_optimizer_that_cannot_work_is_refused(factory: Any, said: str) -> None:
+def test_invalid_custom_optimizer_is_refused(factory: Any, said: str) -> None:
     arm = find_arm("vanilla")
     network = on_meta(arm.shape(3, SCALE), arm)
     with pytest.raises(UsageError, match=said):

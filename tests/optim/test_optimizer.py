@@ -1,4 +1,4 @@
-"""One step of every optimizer variant against arithmetic written out in double precision."""
+"""One step of every optimizer variant against an independent double-precision reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def give_gradients(network: Network, seed: int) -> None:
 
 
 class Reference:
-    """The same optimizers, one numpy matrix at a time."""
+    """Reference of the optimizers: one numpy matrix at a time."""
 
     def __init__(self, network: Network, choice: OptimizerConfig) -> None:
         self.choice = choice
@@ -154,8 +154,8 @@ def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
             )
 
 
-def test_each_logical_matrix_is_orthogonalised_on_its_own() -> None:
-    """A stack steps exactly as its matrices do apart: Q, K and V are never one matrix."""
+def test_each_logical_matrix_is_orthogonalised_separately() -> None:
+    """A stack steps exactly as its matrices do separately: Q, K and V are never one matrix."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
     gradients = (
@@ -172,7 +172,7 @@ def test_each_logical_matrix_is_orthogonalised_on_its_own() -> None:
         torch.testing.assert_close(stack[index], single, rtol=1e-12, atol=1e-12)
 
 
-def test_muon_agrees_with_torch_s_own_on_one_matrix() -> None:
+def test_muon_agrees_with_torch_muon_on_one_matrix() -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("this torch has no torch.optim.Muon")
     generator = torch.Generator().manual_seed(0)
@@ -190,7 +190,7 @@ def test_muon_agrees_with_torch_s_own_on_one_matrix() -> None:
 
 
 @pytest.mark.parametrize(("method", "slack"), [("newton-schulz", 0.35), ("polar-express", 0.15)])
-def test_singular_values_come_near_one(method: str, slack: float) -> None:
+def test_orthogonalised_singular_values_are_near_one(method: str, slack: float) -> None:
     generator = torch.Generator().manual_seed(0)
     matrices = torch.randn(4, 24, 40, generator=generator, dtype=torch.float64)
     values = torch.linalg.svdvals(orthogonalise(matrices, method))
@@ -225,7 +225,7 @@ def test_every_parameter_is_in_one_group_and_block_matrices_in_muon(name: str) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> None:
+def test_step_returns_the_gradient_norm_before_clipping(variant: str) -> None:
     network = network_with_gradients()
     gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
     norm = Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh).step(1.0)
@@ -235,7 +235,7 @@ def test_a_step_returns_the_norm_of_the_gradients_as_they_were(variant: str) -> 
 
 @pytest.mark.parametrize("kind", ["muon", "adamw"])
 @pytest.mark.parametrize("policy", ["copy", "zero", "fresh"])
-def test_grown_cores_step_by_their_policy(kind: Any, policy: Any) -> None:
+def test_grown_cores_follow_their_state_policy(kind: Any, policy: Any) -> None:
     network = network_with_gradients("untied-grow")
     optimizer = Optimizer(
         network.named_parameters(), HYPER, OptimizerConfig(kind=kind, growth_state=policy), network.refresh
@@ -279,7 +279,7 @@ def test_state_survives_a_round_trip_by_name(variant: str) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_parameters_without_a_gradient_are_left_alone() -> None:
+def test_parameters_without_a_gradient_are_unchanged() -> None:
     network = network_with_gradients()
     optimizer = Optimizer(network.named_parameters(), HYPER, OptimizerConfig(), network.refresh)
     silent = {"embedding", next(iter(optimizer.matrices))}
@@ -294,7 +294,7 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rates_hold_until_they_are_set_again(variant: str) -> None:
+def test_learning_rates_persist_until_set_again(variant: str) -> None:
     networks = [network_with_gradients(), network_with_gradients()]
     one, two = (
         Optimizer(network.named_parameters(), HYPER, VARIANTS[variant], network.refresh)
@@ -312,7 +312,7 @@ def test_rates_hold_until_they_are_set_again(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_warming_up_leaves_no_trace_and_sees_every_shape(
+def test_warm_up_leaves_the_state_unchanged_and_covers_every_shape(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = network_with_gradients()
@@ -333,7 +333,7 @@ def test_warming_up_leaves_no_trace_and_sees_every_shape(
 
 
 @pytest.mark.parametrize("count", [1, 6, 7, 13])
-def test_a_split_task_runs_every_item_once(count: int) -> None:
+def test_split_task_runs_every_item_once(count: int) -> None:
     done: list[tuple[int, int]] = []
 
     def work(tensors: list[Tensor], numbers: list[int]) -> None:
@@ -359,7 +359,7 @@ def on_gpu() -> Network:
 
 
 def same_gradients(networks: list[Network], seed: int) -> None:
-    """New gradients, written where the old ones were."""
+    """Write new gradients into the existing buffers."""
     generator = torch.Generator("cuda").manual_seed(seed)
     for parameters in zip(*(n.parameters() for n in networks), strict=True):
         gradient = torch.randn(parameters[0].shape, generator=generator, device="cuda")
@@ -372,7 +372,7 @@ def same_gradients(networks: list[Network], seed: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_captured_step_replays_at_the_rates_set_since(
+def test_captured_step_replays_at_the_latest_learning_rates(
     variant: str, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.optim.optimizer.PARALLEL_MAX_ELEMENTS", 2**40 if side_by_side else 0)

@@ -45,7 +45,7 @@ def two_digits(value: int) -> str:
 
 
 @pytest.mark.parametrize("row", PRINTED.strip().splitlines())
-def test_every_entry_of_the_paper_s_size_table(row: str) -> None:
+def test_paper_size_table_is_reproduced(row: str) -> None:
     name, split, first, last, width, *sizes = row.split()
     depth = int(name[1:])
     shape = ARMS["untied-grow"].shape(depth)
@@ -58,7 +58,7 @@ def test_every_entry_of_the_paper_s_size_table(row: str) -> None:
 
 @pytest.mark.parametrize("depth", [3, 6, 8, 13, 26])
 @pytest.mark.parametrize("name", ARMS)
-def test_the_closed_form_equals_the_modules(name: str, depth: int) -> None:
+def test_closed_form_counts_equal_those_of_the_modules(name: str, depth: int) -> None:
     arm = ARMS[name]
     try:
         shape = arm.shape(depth)
@@ -77,7 +77,7 @@ def test_the_closed_form_equals_the_modules(name: str, depth: int) -> None:
         )
 
 
-def test_loops_store_what_vanilla_stores_and_cost_what_untied_costs() -> None:
+def test_loops_store_as_much_as_vanilla_and_cost_as_much_as_untied() -> None:
     shape = ARMS["loop-2"].shape(8)
     assert stored_parameters(ARMS["loop-2"], shape, 2) == stored_parameters(
         ARMS["vanilla"], ARMS["vanilla"].shape(8), 1
@@ -86,7 +86,7 @@ def test_loops_store_what_vanilla_stores_and_cost_what_untied_costs() -> None:
 
 
 @given(st.integers(1, 400))
-def test_the_split_is_even_with_remainders_to_core_then_coda(blocks: int) -> None:
+def test_allocation_is_even_with_remainders_to_core_then_coda(blocks: int) -> None:
     split = BlockAllocation.even(blocks)
     assert split.blocks == blocks
     assert split.prelude <= split.coda <= split.core <= split.prelude + 1
@@ -96,7 +96,7 @@ def test_the_split_is_even_with_remainders_to_core_then_coda(blocks: int) -> Non
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
     st.floats(0.05, 0.95),
 )
-def test_the_mean_over_a_schedule_weighs_stages_by_their_tokens(after: list[int], start: float) -> None:
+def test_mean_flops_weight_stages_by_their_tokens(after: list[int], start: float) -> None:
     arm = ARMS["loop-grow"]
     shape = arm.shape(8)
     schedule = PassSchedule((Stage((2,)), Stage(tuple(after), start)))
@@ -107,7 +107,7 @@ def test_the_mean_over_a_schedule_weighs_stages_by_their_tokens(after: list[int]
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True), st.integers(1, 50))
-def test_stages_begin_at_their_own_share_and_never_past_the_end(shares: list[float], steps: int) -> None:
+def test_stages_start_at_their_fraction_and_before_the_end(shares: list[float], steps: int) -> None:
     schedule = PassSchedule.staged((0, 1), *[(share, k + 2) for k, share in enumerate(sorted(shares))])
     starts = stage_starts(schedule, steps)
     assert starts == (0, *[round(share * steps) for share in sorted(shares)])
@@ -116,9 +116,7 @@ def test_stages_begin_at_their_own_share_and_never_past_the_end(shares: list[flo
 
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.sampled_from([16, 64, 128]), st.sampled_from([1, 64, 256]))
-def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
-    depth: int, aspect: int, multiple: int
-) -> None:
+def test_mlp_width_is_8w_over_3_rounded_up_to_the_multiple(depth: int, aspect: int, multiple: int) -> None:
     scale = SizeRule(aspect=aspect, head_dim=aspect, mlp_multiple=multiple)
     hidden = scale.mlp_width(scale.width(depth))
     assert hidden % multiple == 0
@@ -142,7 +140,7 @@ def test_the_hidden_width_is_the_smallest_multiple_that_holds_8w_over_3(
         lambda: ARMS["vanilla"].shape(3, SizeRule(aspect=10, head_dim=128)),
     ],
 )
-def test_a_bad_value_is_refused_before_anything_runs(make) -> None:  # type: ignore[no-untyped-def]
+def test_bad_value_is_refused_at_construction(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UsageError) as error:
         make()
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The recipes and the planner give the paper's budgets, and say so where a rule is stretched."""
+"""The recipes and the planner give the paper's budgets and warn where a rule is extrapolated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def plan_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]
     ("arm", "depth", "flops"),
     [("untied-grow", 26, "1.225e+21"), ("vanilla", 6, "3.25e+17"), ("vanilla", 20, "1.01e+20")],
 )
-def test_the_paper_s_budgets(arm: str, depth: int, flops: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flops_match_the_papers_budgets(
+    arm: str, depth: int, flops: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = plan_json(capsys, "--arm", arm, "--depth", str(depth))
     digits = len(flops.split("e", maxsplit=1)[0]) - 2
     assert f"{plan['flops']:.{digits}e}" == flops
@@ -65,7 +67,7 @@ def test_growth_fractions_at_d8(arm: str, rho: float) -> None:
     assert rung.growth_step == pytest.approx((1 - rung.rho) * rung.steps, abs=0.5)
 
 
-def test_the_growth_law_inverts_the_affine_law_of_tokens() -> None:
+def test_growth_law_inverts_the_affine_law_of_tokens() -> None:
     for law, name in ((TIED_GROWTH, "loop-grow"), (UNTIED_GROWTH, "untied-grow")):
         arm = ARMS[name]
         shape = arm.shape(9)
@@ -78,12 +80,12 @@ def test_the_growth_law_inverts_the_affine_law_of_tokens() -> None:
             assert grown_tpp == pytest.approx(law.a * tpp + law.b, rel=1e-12)
 
 
-def test_a_growth_law_outside_its_reach_says_so() -> None:
+def test_growth_law_outside_its_range_is_refused() -> None:
     with pytest.raises(UsageError, match="rho"):
         TIED_GROWTH.rho(ARMS["loop-grow"], ARMS["loop-grow"].shape(8), 1.0)
 
 
-def test_the_learning_rate_rule_is_anchored_at_d8() -> None:
+def test_learning_rate_rule_is_anchored_at_d8() -> None:
     for name, recipe in PAPER.items():
         arm = ARMS[name]
         anchor = 0.036 if name == "deep-vanilla-grow" else 0.04
@@ -102,7 +104,7 @@ def test_the_learning_rate_rule_is_anchored_at_d8() -> None:
     }  # fmt: skip
 
 
-def test_the_base_table_has_fourteen_columns_and_growth_inherits() -> None:
+def test_base_table_has_14_columns_and_growth_arms_inherit_it() -> None:
     assert len(fields(Hyperparameters)) == 14
     assert PAPER["untied-grow"].base is BASE["untied-2"]
     assert PAPER["loop-grow"].base is BASE["loop-2"]
@@ -113,7 +115,7 @@ def test_the_base_table_has_fourteen_columns_and_growth_inherits() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(sorted(PAPER)), st.floats(16.5, 22.5))
-def test_a_flops_budget_is_spent_exactly_at_the_nearest_depth(name: str, exponent: float) -> None:
+def test_flops_budget_is_spent_exactly_at_the_nearest_depth(name: str, exponent: float) -> None:
     flops = 10.0**exponent
     plan = make_plan(ARMS[name], flops=flops)
     rung = plan.rung
@@ -138,7 +140,7 @@ def test_depth_and_tokens_together_spend_the_tokens_at_that_depth(capsys: pytest
     assert plan["depth"] == 8
 
 
-def test_a_run_of_any_scale_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_of_any_size_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--aspect", "32", "--head-dim", "32", "--mlp-multiple", "32", "--context", "256"]
     budget = ["--tokens", "2e6", "--batch-tokens", "8192"]
     plan = plan_json(capsys, "--arm", "loop-2", "--depth", "4", *budget, *small)
@@ -146,13 +148,13 @@ def test_a_run_of_any_scale_can_be_planned(capsys: pytest.CaptureFixture[str]) -
     assert any("single step" in w for w in make_plan(ARMS["vanilla"], flops=1.0).warnings)
 
 
-def test_growing_from_the_start_is_the_grown_network_throughout() -> None:
+def test_growth_fraction_of_one_equals_the_grown_network() -> None:
     rung = make_plan(ARMS["untied-grow"], depth=8, rho=1.0).rung
     assert rung.initial_stored_parameters == rung.stored_parameters
     assert rung.growth_step is None
 
 
-def test_the_cluster_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--gpu", "h100", "--mfu", "0.4"]
     plan = plan_json(capsys, *words, "--dollars-per-hour", "2")
     cluster = plan["cluster"]
@@ -164,8 +166,8 @@ def test_the_cluster_estimates_follow_the_inputs(capsys: pytest.CaptureFixture[s
     assert memory["sharded"]["state"] == pytest.approx(memory["replicated"]["state"] / 16)
 
 
-def test_memory_is_near_what_was_measured() -> None:
-    """Peaks on one GPU, 65,536 tokens a micro-batch (docs/performance.md), in GiB."""
+def test_memory_estimate_is_near_the_measured_memory() -> None:
+    """Measured peaks on one GPU, micro-batches of 65,536 tokens (docs/performance.md), in GiB."""
     for arm, depth, context, vocabulary, peak in (
         ("vanilla", 8, 2048, 50_304, 15.47),
         ("operator-1", 8, 2048, 50_304, 15.71),
@@ -180,7 +182,7 @@ def test_memory_is_near_what_was_measured() -> None:
         assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
 
 
-def test_the_largest_micro_batch_fits_and_one_more_would_not() -> None:
+def test_largest_micro_batch_fits_and_one_more_would_not() -> None:
     gpu = find_accelerator("h100")
     rung = PAPER["vanilla"].at(ARMS["vanilla"], 12)
     most = largest_micro_batch(rung, 8, gpu, sharded=True)
@@ -189,7 +191,7 @@ def test_the_largest_micro_batch_fits_and_one_more_would_not() -> None:
     assert training_memory(rung, 8, most + 1, sharded=True).total > room
 
 
-def test_the_plan_names_the_largest_micro_batch_that_fits(
+def test_plan_names_the_largest_micro_batch_that_fits(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "250")
@@ -204,7 +206,7 @@ def test_the_plan_names_the_largest_micro_batch_that_fits(
         assert said in line and "largest micro-batch that fits: 7" in line
 
 
-def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_extrapolated_rules_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(
         "outside d6-d18" in w for w in plan_json(capsys, "--arm", "untied-grow", "--depth", "26")["warnings"]
     )
@@ -235,7 +237,7 @@ def test_stretching_a_rule_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         ["--arm", ":x", "--depth", "8"],
     ],
 )
-def test_a_wrong_request_exits_2_with_one_sentence(
+def test_wrong_request_exits_2_with_one_sentence(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *words]) == 2
@@ -245,7 +247,7 @@ def test_a_wrong_request_exits_2_with_one_sentence(
 
 
 @pytest.mark.parametrize("columns", [80, 130])
-def test_every_width_has_room_for_what_an_arm_is(
+def test_arm_descriptions_fit_every_terminal_width(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -255,7 +257,9 @@ def test_every_width_has_room_for_what_an_arm_is(
     assert ("154.3M" in shown) == (columns == 130)
 
 
-def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_and_plan_print_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["arms", "--depth", "8"]) == 0
     text = capsys.readouterr().out
@@ -266,7 +270,7 @@ def test_tables_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert len(json.loads(capsys.readouterr().out)["arms"]) == len(ARMS)
 
 
-def test_an_arm_in_the_user_s_own_folder_is_found(
+def test_arm_in_the_working_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_lab.py").write_text(
@@ -279,7 +283,7 @@ def test_an_arm_in_the_user_s_own_folder_is_found(
     assert plan["arm"] == "mine" and plan["executed_depth"] == 2 + 3 * 3 + 3
 
 
-def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:
+def test_schedule_with_fixed_growth_times_needs_no_growth_law() -> None:
     arm = replace(ARMS["untied-2"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     rung = recipe_of(arm).at(arm, 8)
     assert rung.starts == (0, round(0.5 * rung.steps), round(0.8 * rung.steps))
@@ -297,6 +301,6 @@ def test_a_schedule_that_says_itself_when_to_grow_needs_no_law() -> None:
         ("adam_eps", float("nan")),
     ],
 )
-def test_a_bad_hyperparameter_names_itself(name: str, value: float) -> None:
+def test_bad_hyperparameter_is_named(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):
         replace(INITIAL, **{name: value})

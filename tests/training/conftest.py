@@ -1,4 +1,4 @@
-"""A tiny prepared data set, and specs of runs that take a second."""
+"""A tiny dataset, and specs of runs that take a second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
-    """A spec of a second's run; keyword arguments change it."""
+    """Build the spec of a one-second run; keyword arguments change fields."""
 
     def make(arm: str = "untied-grow", depth: int = 3, steps: int = 12, **changes: Any) -> RunSpec:
         found = find_arm(arm)

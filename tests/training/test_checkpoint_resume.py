@@ -1,4 +1,4 @@
-"""Kill it anywhere and run it again: the resumed run equals the uninterrupted one to the bit."""
+"""A run killed at any point and resumed equals the uninterrupted run bit for bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL inside one process: nothing of ours catches it."""
+    """Simulates SIGKILL inside one process: no handler in steepen catches it."""
 
 
 def losses(store: RunStore, spec: RunSpec) -> list[float]:
@@ -72,7 +72,7 @@ def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow"])
-def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(
+def test_run_killed_at_any_point_ends_with_the_same_weights(
     arm: str, where: str, call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -122,7 +122,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": "src"}
 
 
-def test_sigkill_at_random_moments_loses_nothing(
+def test_run_killed_by_sigkill_at_random_ends_with_the_same_weights(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec(steps=60)
@@ -156,7 +156,7 @@ def test_sigkill_at_random_moments_loses_nothing(
     assert_same_result(whole, broken, spec)
 
 
-def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
+def test_run_killed_while_removing_an_old_checkpoint_resumes(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
@@ -180,7 +180,7 @@ def test_a_run_killed_while_it_removes_an_old_checkpoint_goes_on(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     number: signal.Signals,
     make_spec: MakeSpec,
     tiny_data: Dataset,
@@ -211,7 +211,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no meta", "empty meta", "no state"])
-def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
+def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
     damage: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -250,11 +250,11 @@ def test_a_corrupt_newest_checkpoint_is_reported_and_the_one_before_is_used(
     assert_same_result(whole, broken, spec)
 
 
-def test_after_corruption_the_good_checkpoints_are_the_ones_kept_and_a_new_beginning_is_said(
+def test_corrupt_checkpoint_is_set_aside_and_a_restart_is_reported(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A corrupt checkpoint of a later step must not crowd out the new ones: else each kill begins anew."""
+    """A corrupt checkpoint of a later step must not count as the newest, or every kill restarts the run."""
     spec, store = make_spec(), RunStore(tmp_path)
     folder = store.run(spec).checkpoints
     options = replace(QUIET, quiet=False, checkpoint_every=2, keep_last=1, validate_every=None)
@@ -284,7 +284,7 @@ def test_after_corruption_the_good_checkpoints_are_the_ones_kept_and_a_new_begin
     assert train(spec, tiny_data, store, options).resumed == 1
 
 
-def test_a_signal_does_not_wait_for_the_end_of_a_validation(
+def test_signal_interrupts_a_validation(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
@@ -308,14 +308,14 @@ def test_a_signal_does_not_wait_for_the_end_of_a_validation(
 
 
 class DroppingBlock(TransformerBlock):
-    """A block of a user's own that draws random numbers."""
+    """A custom block that draws random numbers."""
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
         return super().forward(torch.nn.functional.dropout(x, 0.2, self.training), rotary, mask)
 
 
 @pytest.mark.parametrize("arm", ["untied-grow", "untied-random"])
-def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_disturb_it(
+def test_custom_block_resumes_exactly_and_validation_does_not_change_it(
     arm: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = make_spec("untied-grow")
@@ -344,7 +344,7 @@ def test_a_block_of_the_user_s_own_resumes_exactly_and_validation_does_not_distu
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("os error 28")])
-def test_a_full_disk_is_one_sentence_and_costs_only_the_steps_since_the_last_checkpoint(
+def test_full_disk_is_reported_and_loses_only_steps_since_the_last_checkpoint(
     error: Exception, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec()
@@ -371,7 +371,7 @@ def test_a_full_disk_is_one_sentence_and_costs_only_the_steps_since_the_last_che
     assert_same_result(whole, full, spec)
 
 
-def test_two_processes_on_one_run_the_second_says_so_and_leaves(
+def test_second_process_on_one_run_is_refused(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path / "runs")
@@ -388,10 +388,10 @@ def test_two_processes_on_one_run_the_second_says_so_and_leaves(
     assert train(spec, tiny_data, store, QUIET).tokens == 768
 
 
-def test_a_run_stopped_just_before_growth_warms_up_with_what_it_has(
+def test_run_resumed_just_before_growth_warms_up_with_its_parameters(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where kernels are compiled before the first step, that is before the network grows."""
+    """The warm-up before the first step runs before the network grows."""
     monkeypatch.setattr("steepen.execution.select.compile_network", lambda network: None)
     monkeypatch.setattr(training_run, "compile_blocks", lambda network: None)
     spec, options = make_spec("untied-grow"), replace(QUIET, compile=True)

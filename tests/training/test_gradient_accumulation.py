@@ -1,4 +1,4 @@
-"""Accumulation changes nothing but memory, and running out of memory is met with a number."""
+"""Gradients do not depend on the micro-batch, and out-of-memory errors suggest a size that fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=32
 
 
 class Cramped(Network):
-    """A network on a device that holds only so many rows."""
+    """A network on a simulated device whose memory holds a limited number of rows."""
 
     room = 100
 
@@ -49,7 +49,7 @@ def test_accumulated_gradients_equal_one_large_batch(micro_batch: int) -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
 
 
-def test_auto_halves_until_it_fits_and_computes_the_same() -> None:
+def test_auto_micro_batch_halves_until_it_fits_with_the_same_gradients() -> None:
     network, tokens = build(room=4)
     said: list[str] = []
     accumulator = GradientAccumulator(network, 12, None, said.append)
@@ -59,20 +59,20 @@ def test_auto_halves_until_it_fits_and_computes_the_same() -> None:
     assert loss.item() == pytest.approx(network(tokens[:, :-1], tokens[:, 1:], passes=2).item(), rel=1e-12)
 
 
-def test_a_fixed_micro_batch_that_does_not_fit_names_one_that_does() -> None:
+def test_error_for_a_fixed_micro_batch_suggests_one_that_fits() -> None:
     network, tokens = build(room=4)
     with pytest.raises(OutOfMemory, match="use --micro-batch 3"):
         GradientAccumulator(network, 12, 12, print)(tokens[:, :-1], tokens[:, 1:], 2)
 
 
 @pytest.mark.parametrize("fixed", [None, 4])
-def test_no_room_at_all_is_said(fixed: int | None) -> None:
+def test_error_when_not_even_one_sequence_fits(fixed: int | None) -> None:
     network, tokens = build(room=0)
     with pytest.raises(OutOfMemory, match="smaller depth"):
         GradientAccumulator(network, 12, fixed, print)(tokens[:, :-1], tokens[:, 1:], 2)
 
 
-def test_other_errors_are_not_taken_for_memory() -> None:
+def test_other_errors_are_not_treated_as_out_of_memory() -> None:
     network, tokens = build()
     with pytest.raises(IndexError):
         GradientAccumulator(network, 12, None, print)(tokens[:, :-1] + 1000, tokens[:, 1:], 2)

@@ -1,4 +1,4 @@
-"""Specs and records are plain data: they survive a round trip, and a wrong field is named."""
+"""Specs and records survive a JSON round trip, and errors name the wrong field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakeSpec = Callable[..., RunSpec]
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_s_spec_survives_json(arm: str, make_spec: MakeSpec) -> None:
+def test_spec_of_every_arm_survives_json(arm: str, make_spec: MakeSpec) -> None:
     spec = make_spec(arm, depth=6)
     again = RunSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec and again.hash == spec.hash
@@ -31,9 +31,7 @@ def test_every_arm_s_spec_survives_json(arm: str, make_spec: MakeSpec) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.floats(1e-4, 1.0), st.integers(0, 2**31), st.integers(1, 10**6))
-def test_a_spec_s_name_changes_with_its_content(
-    make_spec: MakeSpec, glr: float, seed: int, steps: int
-) -> None:
+def test_spec_hash_changes_with_its_content(make_spec: MakeSpec, glr: float, seed: int, steps: int) -> None:
     spec = make_spec("vanilla")
     hyper = replace(spec.hyperparameters, learning_rate=glr)
     changed = replace(spec, hyperparameters=hyper, seed=seed, steps=steps)
@@ -41,7 +39,7 @@ def test_a_spec_s_name_changes_with_its_content(
     assert RunSpec.from_dict(changed.to_dict()).hash == changed.hash
 
 
-def test_a_whole_number_in_a_field_of_floats_makes_no_other_run(make_spec: MakeSpec) -> None:
+def test_int_in_a_float_field_gives_the_same_hash(make_spec: MakeSpec) -> None:
     spec = make_spec("vanilla")
     whole = replace(spec, hyperparameters=replace(spec.hyperparameters, weight_decay=0, warmup_steps=20.0))  # type: ignore[arg-type]
     again = RunSpec.from_dict(json.loads(json.dumps(whole.to_dict())))
@@ -76,7 +74,7 @@ def test_settings_change_any_field(make_spec: MakeSpec) -> None:
         ("batch_tokens=33", "multiple of the context"),
     ],
 )
-def test_a_wrong_setting_is_named(setting: str, named: str, make_spec: MakeSpec) -> None:
+def test_wrong_setting_is_named(setting: str, named: str, make_spec: MakeSpec) -> None:
     with pytest.raises(UsageError) as error:
         override(make_spec("vanilla"), [setting])
     assert "\n" not in str(error.value)
@@ -100,7 +98,7 @@ def test_a_wrong_setting_is_named(setting: str, named: str, make_spec: MakeSpec)
         lambda plain: plain.update(version=99),
     ],
 )
-def test_a_wrong_spec_file_is_one_sentence(
+def test_error_for_a_wrong_spec_file_is_one_sentence(
     spoil: Callable[[Any], Any], make_spec: MakeSpec, tmp_path: Path
 ) -> None:
     plain = make_spec().to_dict()
@@ -111,7 +109,7 @@ def test_a_wrong_spec_file_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_the_command_trains_writes_specs_and_refuses_nonsense(
+def test_train_command_trains_writes_specs_and_refuses_bad_options(
     tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     size = [

@@ -1,4 +1,4 @@
-"""One frozen table says what every step does."""
+"""The step schedule: learning-rate factors, passes and FLOPs of every step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steepen.training.step_schedule import build_schedule, learning_rate_factors
 
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))
-def test_the_rate_rises_stands_and_falls_to_zero(steps: int, warmup: int, share: float) -> None:
+def test_learning_rate_warms_up_stays_constant_and_warms_down(steps: int, warmup: int, share: float) -> None:
     factors = learning_rate_factors(steps, warmup, share)
     down = round(share * steps)
     assert len(factors) == steps and (factors > 0).all() and (factors <= 1).all()
@@ -28,7 +28,7 @@ def test_the_rate_rises_stands_and_falls_to_zero(steps: int, warmup: int, share:
         assert factor == pytest.approx(min(up, left / down if left <= down else 1.0))
 
 
-def test_growth_stands_in_the_table(make_spec: Callable[..., RunSpec]) -> None:
+def test_growth_changes_the_passes_in_the_schedule(make_spec: Callable[..., RunSpec]) -> None:
     schedule = build_schedule(make_spec(steps=12))
     assert schedule.passes.tolist() == schedule.grown_passes.tolist() == [2] * 6 + [4] * 6
     assert schedule.eval_passes[-1] == 4
@@ -36,12 +36,12 @@ def test_growth_stands_in_the_table(make_spec: Callable[..., RunSpec]) -> None:
         schedule.passes[0] = 3
 
 
-def test_staged_growth_is_three_rows_of_the_same_table(make_spec: Callable[..., RunSpec]) -> None:
+def test_staged_growth_has_three_stages_in_the_schedule(make_spec: Callable[..., RunSpec]) -> None:
     spec = replace(make_spec(steps=10), schedule=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     assert build_schedule(spec).passes.tolist() == [2] * 5 + [4] * 3 + [6] * 2
 
 
-def test_random_recurrence_is_drawn_once_per_step_from_the_seed(make_spec: Callable[..., RunSpec]) -> None:
+def test_random_passes_are_drawn_once_per_step_from_the_seed(make_spec: Callable[..., RunSpec]) -> None:
     spec = make_spec("random-loop-grow", steps=2000)
     schedule = build_schedule(spec)
     before, after = schedule.passes[:1000], schedule.passes[1000:]
@@ -52,7 +52,7 @@ def test_random_recurrence_is_drawn_once_per_step_from_the_seed(make_spec: Calla
     assert (again.passes == schedule.passes).all() and (other.passes != schedule.passes).any()
 
 
-def test_realised_flops_are_the_sum_over_the_draws(make_spec: Callable[..., RunSpec]) -> None:
+def test_flops_of_random_passes_are_the_sum_over_the_draws(make_spec: Callable[..., RunSpec]) -> None:
     spec = make_spec("random-loop-grow", steps=50)
     schedule = build_schedule(spec)
     arm = ARMS["random-loop-grow"]

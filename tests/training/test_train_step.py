@@ -1,4 +1,4 @@
-"""Steps on the fast path, and rehearsed ones, change weights exactly as plain steps do."""
+"""Fused and warmed-up steps change the weights exactly as reference steps do."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DEFAULT = OptimizerConfig()
 CHOICES = [DEFAULT, OptimizerConfig(neuron_norm=True), OptimizerConfig(cautious_decay=True, clip=0.5)]
 
 
-def make(fast: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:
+def make(fused: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:
     arm = ARMS["untied-2"]
     network = materialise(on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
-    if fast:
+    if fused:
         install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
     optimizer = Optimizer(
         network.named_parameters(), replace(recipe_of(arm).base, learning_rate=0.05), choice, network.refresh
@@ -52,30 +52,30 @@ def run(stepper: TrainStep, steps: int) -> list[Tensor]:
     return [*losses, *(p.detach() for p in stepper.network.parameters())]
 
 
-def test_fast_steps_equal_plain_ones() -> None:
-    for one, two in zip(run(make(fast=True), 12), run(make(fast=False), 12), strict=True):
+def test_fused_steps_equal_reference_steps() -> None:
+    for one, two in zip(run(make(fused=True), 12), run(make(fused=False), 12), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("done", [0, 3])
-def test_a_rehearsal_leaves_no_trace(
+def test_warm_up_and_capture_leave_the_state_unchanged(
     done: int, choice: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainStep, "_capture", lambda *_: None)  # capture needs a GPU
-    rehearsed, other = make(fast=True, graphs=True, choice=choice), make(fast=True, choice=choice)
-    for stepper in (rehearsed, other):
+    warmed, other = make(fused=True, graphs=True, choice=choice), make(fused=True, choice=choice)
+    for stepper in (warmed, other):
         for step in range(done):
             stepper(*batch(step), 2, 1.0)
-    rehearsed.warmup_and_capture(*batch(7), 2)
-    for one, two in zip(run(rehearsed, 12), run(other, 12), strict=True):
+    warmed.warmup_and_capture(*batch(7), 2)
+    for one, two in zip(run(warmed, 12), run(other, 12), strict=True):
         assert torch.equal(one, two)
 
 
-def test_warming_up_leaves_no_trace_and_has_the_optimizers_kernels_made(
+def test_warm_up_leaves_the_state_unchanged_and_compiles_optimizer_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warmed, other = make(fast=True), make(fast=True)
+    warmed, other = make(fused=True), make(fused=True)
     calls: list[str] = []
     monkeypatch.setattr(warmed.optimizer, "warm_up", lambda: calls.append("optimizer"))
     spec: Any = SimpleNamespace(batch_sequences=4, shape=warmed.network.shape)
@@ -86,29 +86,29 @@ def test_warming_up_leaves_no_trace_and_has_the_optimizers_kernels_made(
 
 
 @pytest.mark.parametrize("at", [3, 4])
-def test_memory_that_runs_out_while_recording_leaves_plain_steps(
+def test_out_of_memory_during_capture_falls_back_to_uncaptured_steps(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first micro-batch of the recording or in the second, when it has made gradients already."""
+    """In the first captured micro-batch, or in the second, when gradients exist already."""
     for name in ("synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
-    recording, plain = make(fast=True, graphs=True), make(fast=True)
-    forward, calls = recording.network.forward, 0
+    captured, eager = make(fused=True, graphs=True), make(fused=True)
+    forward, calls = captured.network.forward, 0
 
     def full(*words: Any, **options: Any) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls == at:  # both micro-batches of the step fit; their repetition for the recording does not
+        if calls == at:  # both micro-batches of the step fit; their repetition for the capture does not
             raise torch.OutOfMemoryError("no memory for a graph")
         return forward(*words, **options)
 
-    monkeypatch.setattr(recording.network, "forward", full)
-    said: list[str] = []
-    monkeypatch.setattr(recording, "say", said.append)
-    for stepper in (recording, plain):
+    monkeypatch.setattr(captured.network, "forward", full)
+    messages: list[str] = []
+    monkeypatch.setattr(captured, "say", messages.append)
+    for stepper in (captured, eager):
         stepper(*batch(0), 2, 1.0)
-    assert recording.accumulator.micro_batch == 2 and not recording.cuda_graphs and not recording.captured
-    assert len(said) == 1 and "no memory for a graph" in said[0]
-    for one, two in zip(run(recording, 12), run(plain, 12), strict=True):
+    assert captured.accumulator.micro_batch == 2 and not captured.cuda_graphs and not captured.captured
+    assert len(messages) == 1 and "no memory for a graph" in messages[0]
+    for one, two in zip(run(captured, 12), run(eager, 12), strict=True):
         assert torch.equal(one, two)

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and what it refuses: its record, its checkpoints, its clock."""
+"""The trainer: record, checkpoints, training time, refused runs and failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files_of(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
-def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
+def test_last_n_checkpoints_are_retained_during_a_run(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
@@ -54,7 +54,7 @@ def test_the_last_n_checkpoints_stay_while_a_run_goes_on(
     assert seen == [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10], [10]]
 
 
-def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_time_counts_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("steepen.training.metrics.time.perf_counter", lambda: now[0])
     clock = TrainingTimer(torch.device("cpu"), 5.0)
@@ -70,7 +70,7 @@ def test_the_clock_runs_for_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.seconds == 5.0 + 3.0 + 4.0
 
 
-def test_weights_that_are_no_numbers_are_never_saved(
+def test_nan_weights_are_never_saved(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, store = make_spec("vanilla"), RunStore(tmp_path)
@@ -90,7 +90,7 @@ def test_weights_that_are_no_numbers_are_never_saved(
     assert [c.step for c in checkpoints.list_checkpoints(store.run(spec).checkpoints)] == [3]
 
 
-def test_waiting_for_another_process_then_finding_its_record(
+def test_wait_returns_the_record_of_another_process(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path)
@@ -102,7 +102,7 @@ def test_waiting_for_another_process_then_finding_its_record(
         assert second.result(timeout=60).tokens == 768
 
 
-def test_a_finished_spec_is_never_trained_twice(
+def test_finished_spec_is_never_trained_twice(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path)
@@ -117,7 +117,7 @@ def test_a_finished_spec_is_never_trained_twice(
     assert described.hash == spec.hash != replace(spec, seed=1).hash
 
 
-def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
+def test_nan_loss_stops_with_step_data_position_and_checkpoint(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, store = make_spec("vanilla"), RunStore(tmp_path)
@@ -141,7 +141,7 @@ def test_a_loss_that_is_no_number_stops_with_step_position_and_checkpoint(
     assert train(spec, tiny_data, store, QUIET).resumed == 1
 
 
-def test_memory_that_runs_out_in_the_optimizer_is_said_too(
+def test_out_of_memory_in_the_optimizer_is_reported(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(self: Optimizer, factor: float) -> torch.Tensor:
@@ -152,7 +152,7 @@ def test_memory_that_runs_out_in_the_optimizer_is_said_too(
         train(make_spec("vanilla"), tiny_data, RunStore(tmp_path), QUIET)
 
 
-def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
+def test_checkpoints_are_retained_by_policy(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
     spec = make_spec()
     train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
     kept = {
@@ -162,7 +162,7 @@ def test_checkpoints_are_kept_by_policy(make_spec: MakeSpec, tiny_data: Dataset,
     assert kept == {4: "regular", 6: "growth", 8: "regular", 12: "final"}
 
 
-def test_the_record_holds_what_analysis_needs(
+def test_record_has_every_field_that_analysis_reads(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec, store = make_spec(), RunStore(tmp_path)
@@ -181,7 +181,7 @@ def test_the_record_holds_what_analysis_needs(
     assert record.versions["torch"] == torch.__version__ and record.hardware["device"] == "cpu"
 
 
-def test_other_data_than_the_spec_s_is_refused(
+def test_data_with_another_identity_is_refused(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec("vanilla")
@@ -198,7 +198,7 @@ def test_other_data_than_the_spec_s_is_refused(
         ({"validation_tokens": 10**9}, "larger --val-tokens"),
     ],
 )
-def test_what_the_data_cannot_give_is_refused_without_a_trace(
+def test_too_little_data_is_refused_and_leaves_no_files(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, changes: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -207,7 +207,7 @@ def test_what_the_data_cannot_give_is_refused_without_a_trace(
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True, "compile": True}])
-def test_a_run_this_device_cannot_execute_leaves_no_files(
+def test_run_this_device_cannot_execute_leaves_no_files(
     options: dict[str, Any], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec() if options else replace(make_spec(), precision="fp8")
@@ -216,7 +216,7 @@ def test_a_run_this_device_cannot_execute_leaves_no_files(
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_an_altered_shard_is_named_and_the_run_has_failed(
+def test_altered_shard_is_named_and_the_run_is_marked_failed(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     data = Path(shutil.copytree(tiny_data.directory, tmp_path / "data"))
@@ -232,7 +232,7 @@ def test_an_altered_shard_is_named_and_the_run_has_failed(
     assert store.run(spec).failure() is None
 
 
-def test_an_error_of_our_own_making_is_a_failure_and_no_interruption(
+def test_internal_error_marks_the_run_failed_not_interrupted(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(self: Optimizer, factor: float) -> torch.Tensor:
@@ -245,7 +245,7 @@ def test_an_error_of_our_own_making_is_a_failure_and_no_interruption(
     assert store.run(spec).failure() == ("IndexError", "index out of range in self")
 
 
-def test_a_tracker_that_fails_does_not_stop_the_run(
+def test_tracker_that_fails_does_not_stop_the_run(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compute laws: exact data give exact laws, and every promise of the verdict's parts is kept."""
+"""Compute laws: exact data give exact laws; intervals, multipliers, hold-outs and sensitivity."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_c0_moves_the_constant_and_nothing_else() -> None:
     assert default.c0 == pytest.approx(np.exp(np.log(FLOPS).mean()))
 
 
-def test_the_unconditional_interval_is_wider_than_the_one_given_e() -> None:
+def test_unconditional_interval_is_wider_than_the_one_given_e() -> None:
     for method in ("joint", "paper"):
         law = fit_compute(pair(1e-3), FitSettings("vanilla", method=method)).arms["grow"]  # type: ignore[arg-type]
         wide, narrow = (end[1] - end[0] for end in (law.gamma.unconditional, law.gamma.conditional))
         assert wide > 3 * narrow > 0
 
 
-def test_an_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
+def test_intervals_ends_are_where_the_f_test_begins_to_reject() -> None:
     ladders = pair(3e-3)
     fit = fit_compute(ladders, FitSettings("vanilla"))
     x = np.log(np.concatenate([part.flops for part in ladders.values()]) / fit.c0)
@@ -107,7 +107,7 @@ def test_other_arms_do_not_change_an_arms_verdict() -> None:
     assert analyse(crowd, replace(request, method="joint")).verdicts["grow"] == alone
 
 
-def test_the_result_does_not_depend_on_the_order_of_rows() -> None:
+def test_result_does_not_depend_on_the_order_of_rows() -> None:
     ladders = pair(1e-3)
     columns = {"arm": [], "flops": [], "loss": []}
     for name, rungs in ladders.items():
@@ -156,7 +156,7 @@ def test_interpolated_multipliers_are_the_ratio_of_computes_at_equal_loss() -> N
     assert all(m.low < 1.25 < m.high and m.method == "interpolated" for m in found)
 
 
-def test_multipliers_are_never_extrapolated_unless_asked() -> None:
+def test_multipliers_are_extrapolated_only_on_request() -> None:
     ladders = pair(1e-3)
     found = interpolated_multipliers(ladders["vanilla"], ladders["grow"])
     assert len(found) == 7  # the reference's first rung is above every loss of the arm
@@ -168,7 +168,7 @@ def test_multipliers_are_never_extrapolated_unless_asked() -> None:
     assert beyond.method == "fitted (joint)"
 
 
-def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
+def test_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     kept, held = split_hold_out(pair(1e-3), 9e19, "grow")
     assert len(kept["grow"].flops) == 7
     assert len(kept["vanilla"].flops) == 8
@@ -185,7 +185,7 @@ def test_a_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     assert law.predict(miss.compute_factor * miss.flops) == pytest.approx(miss.observed)
 
 
-def test_hold_out_forecasts_hold_their_confidence() -> None:
+def test_hold_out_intervals_cover_at_their_confidence() -> None:
     hits = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -201,7 +201,7 @@ def test_hold_out_forecasts_hold_their_confidence() -> None:
 
 @pytest.mark.parametrize(("gamma", "ladder_at_fault"), [(0.1140, "vanilla"), (0.1086, "grow")])
 def test_penalty_explaining_slope_brings_delta_gamma_to_zero(gamma: float, ladder_at_fault: str) -> None:
-    """Take the error that the verdict names out of the table: no Δγ is left."""
+    """Removing the penalty that the verdict names from the table leaves Δγ = 0."""
     ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope]
@@ -272,7 +272,7 @@ def test_leave_one_out_covers_every_rung() -> None:
 
 
 def test_extended_ladder_separates_the_hypotheses() -> None:
-    """The number of decades the verdict asks for does give 90% power, by simulation."""
+    """The number of decades that the verdict recommends gives 90% power, by simulation."""
     verdict = analyse(pair(2e-3), AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
     assert verdict.word == "undecided"
     assert verdict.separation.extra_decades is not None
@@ -311,7 +311,7 @@ def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> Non
         assert resampled.delta_gamma[0] < report.verdicts["grow"].delta_gamma < resampled.delta_gamma[1]
     assert report.p_lack_of_fit is not None
     assert report.p_lack_of_fit > 0.001
-    # A rung whose three seeds share an error scatters more about the law than its seeds do.
+    # A rung whose three seeds have a common error deviates more from the law than its seeds differ.
     bad = ladders["vanilla"]
     loss = bad.loss + np.where(np.arange(8) == 4, 0.02, 0.0)
     runs = tuple(r + (0.02 if i == 4 else 0.0) for i, r in enumerate(bad.runs))
@@ -321,7 +321,7 @@ def test_seeds_are_averaged_and_their_scatter_is_compared_with_the_laws() -> Non
     assert p < 1e-3
 
 
-def test_an_outlier_is_named_by_its_row() -> None:
+def test_outlier_is_named_by_its_row() -> None:
     columns = {"arm": ["vanilla"] * 8, "flops": list(FLOPS), "loss": list(pair(1e-3)["vanilla"].loss)}
     columns["loss"][3] += 0.05
     report = analyse(read_ladders(table_from(columns, "runs.csv")), AnalysisRequest("vanilla", draws=200))
@@ -438,6 +438,6 @@ def test_random_tables_give_an_analysis_or_a_usage_error() -> None:
         ({"c0": -1.0}, "c0"),
     ],
 )
-def test_a_bad_setting_is_named(change: dict[str, object], word: str) -> None:
+def test_bad_setting_is_named(change: dict[str, object], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         analyse(pair(1e-3), AnalysisRequest("vanilla", **change))  # type: ignore[arg-type]

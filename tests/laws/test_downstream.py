@@ -1,4 +1,4 @@
-"""The downstream pipeline finds simulated tasks' parameters and forecasts a large run it has not seen."""
+"""The downstream fit recovers the parameters of simulated tasks and forecasts a held-out large run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class World:
         }
 
 
-def test_exact_measurements_give_back_every_parameter() -> None:
+def test_exact_measurements_recover_every_parameter() -> None:
     world = World()
     fit = fit_downstream(world.measured(0.0))
     assert fit.r == pytest.approx(R, abs=1e-6)
@@ -68,7 +68,7 @@ def test_exact_measurements_give_back_every_parameter() -> None:
             assert (law.e, np.exp(law.log_a), law.alpha) == pytest.approx(world.laws[series][task], rel=1e-4)
 
 
-def test_the_d26_forecast_lands_on_the_truth_under_noise() -> None:
+def test_d26_forecast_is_accurate_under_noise() -> None:
     misses = []
     for seed in range(4):
         world = World(seed)
@@ -81,7 +81,7 @@ def test_the_d26_forecast_lands_on_the_truth_under_noise() -> None:
     assert abs(np.mean(misses)) < 0.006
 
 
-def test_the_compute_for_a_score_inverts_the_forecast() -> None:
+def test_compute_for_a_score_inverts_the_forecast() -> None:
     fit = fit_downstream(World().measured(0.0))
     assert fit.compute_for("vanilla", float(fit.predict("vanilla", 3e21)[0])) == pytest.approx(3e21, rel=1e-6)
     assert fit.compute_for("vanilla", 0.9999) == np.inf
@@ -102,7 +102,7 @@ def test_sigmoid_fit_is_robust_to_an_outlier() -> None:
     assert (curve.s, curve.b) == pytest.approx((3, 4), rel=0.05)
 
 
-def test_the_filter_keeps_rising_tasks_above_chance() -> None:
+def test_filter_keeps_rising_tasks_above_chance() -> None:
     training = np.arange(8.0)
     found = filter_tasks(
         training,
@@ -126,7 +126,7 @@ def test_ties_in_accuracy_count_as_tau_b_counts_them() -> None:
     assert found["t"].tau == pytest.approx(5 / np.sqrt(6 * 5))
 
 
-def test_a_missing_task_or_series_is_named() -> None:
+def test_missing_task_or_series_is_named() -> None:
     measured = World().measured(0.0)
     with pytest.raises(UsageError, match="task 'poetry'"):
         fit_downstream(measured, ["poetry"])

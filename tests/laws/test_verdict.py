@@ -1,4 +1,4 @@
-"""Edge cases: arms that do not fall, cancelling parameters, lack of fit, and sentences that stay true."""
+"""Verdicts in edge cases: flat arms, cancelling parameters, lack of fit, few runs; and their sentences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pair_of(flops: np.ndarray) -> LadderPair:
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.0])
-def test_an_arm_that_does_not_fall_has_no_multiplier_and_saves_nothing(slope: float) -> None:
+def test_arm_whose_loss_does_not_fall_has_no_multiplier(slope: float) -> None:
     found = verdict(3.2 + slope * np.log(FLOPS / FLOPS[0]))
     assert found.word == "shallower"
     assert math.isnan(found.multiplier)
@@ -107,14 +107,14 @@ def test_sentence_gives_both_crossings_when_both_hypotheses_hold() -> None:
 
 
 def test_no_crossing_is_given_when_both_hypotheses_are_rejected() -> None:
-    """Its E is lower and its exponent smaller: it loses ground where it was measured, not far beyond."""
+    """With a lower E and a smaller exponent, an arm falls behind within the ladder, not far beyond it."""
     found = verdict(law(LONG, 1.75, 1.4, 0.095), LONG)
     assert found.word == "shallower" and found.multiplier > 1
     assert "is open" in found.sentence and "gone" not in found.sentence
     assert f"Δγ = {found.delta_gamma_free:+.4f}" in found.sentence
 
 
-def test_equal_losses_are_no_difference() -> None:
+def test_equal_losses_give_no_difference() -> None:
     flat = {name: make_ladder(name, FLOPS, np.full(8, 3.0)) for name in ("vanilla", "arm")}
     found = analyse(flat, AnalysisRequest("vanilla", method="joint", draws=100)).verdicts["arm"]
     assert found.word == "undecided" and "No difference" in found.sentence
@@ -122,7 +122,7 @@ def test_equal_losses_are_no_difference() -> None:
 
 
 def test_e_and_gamma_that_cancel_are_not_a_constant_gain() -> None:
-    """Its factor is 17 at the bottom and 34 at 1e23, though with one E the slopes seem equal."""
+    """The multiplier is 17 at the lowest rung and 34 at 1e23, though with one E the slopes seem equal."""
     arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
     pair, rule = pair_of(FLOPS), DecisionRule()
     y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
@@ -173,14 +173,14 @@ def test_lack_of_fit_test_holds_its_level() -> None:
     rng = np.random.default_rng(3)
     drawn = [three_arms(rng=rng) for _ in range(300)]
     values = np.array([lack(ladders) for ladders in drawn])
-    # Three standard errors either way; about the paper's own laws it would be 12%.
+    # ± three standard errors; around the paper's laws it would be 12%.
     assert 0.0125 <= np.mean(values < 0.05) <= 0.0875
     assert stats.kstest(values, "uniform").pvalue > 0.01
     assert [lack(ladders, "joint") for ladders in drawn[:20]] == pytest.approx(values[:20], rel=1e-6)
 
 
 def test_lack_of_fit_test_has_the_power_of_the_noncentral_f() -> None:
-    """Its exponents rise by .005 halfway: no loss is off by more than twice the noise of a rung."""
+    """Exponents that rise by .005 halfway: no loss deviates by more than twice the noise of a rung."""
     clean = three_arms(0.005, seeds=1)
     law_of = fit_compute(clean, FitSettings("v")).arms
     left = [ladder.loss - law_of[name].predict(FLOPS) for name, ladder in clean.items()]
@@ -250,7 +250,7 @@ def test_seeds_and_rungs_factors_reach_the_power_they_promise(reference: int, ar
 
 
 def scattered(fits: NestedFits, noise: float) -> NestedFits:
-    """The same fits, had they this noise about them: what is foreseen rests on the noise that was found."""
+    """The same fits with this noise variance, on which the predicted power depends."""
     solutions = {
         name: replace(solution, objective=noise**2 * fits.degrees_of_freedom(name))
         for name, solution in fits.solutions.items()

@@ -1,4 +1,4 @@
-"""The statistics are honest: coverage, size, power and the share of right verdicts, on the paper's ladder."""
+"""Calibration on the paper's ladder: coverage, test size, power and the fraction of right verdicts."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def test_fitted_intervals_cover_and_conditional_ones_do_not(method: str) -> None
         narrow += law.gamma.conditional[0] < 0.1168 < law.gamma.conditional[1]
         irreducible += law.e.unconditional[0] < E < law.e.unconditional[1]
         constant += law.log_a.unconditional[0] < log_a < law.log_a.unconditional[1]
-    # Four standard errors of the share at 50 repeats; the large runs are in benchmarks/laws_calibration.py.
+    # Four standard errors of the fraction at 50 repeats; benchmarks/laws_calibration.py runs more.
     for hits in (wide, irreducible, constant):
         assert abs(hits / repeats - 0.90) < 0.17
     assert narrow / repeats < 0.5
 
 
 @pytest.mark.parametrize("noise", [1e-3, 3e-3])
-def test_the_joint_test_has_a_size_of_4_to_6_percent(noise: float) -> None:
+def test_joint_test_has_a_size_of_4_to_6_percent(noise: float) -> None:
     tests, _ = simulated(LOWER, noise)
     assert 0.04 <= np.mean(tests.p_slope < 0.05) <= 0.06
     same, _ = simulated(VANILLA, noise)
     assert 0.04 <= np.mean(same.p_shift < 0.05) <= 0.06
 
 
-def test_delta_gamma_has_the_power_of_the_facts_table() -> None:
+def test_slope_test_has_at_least_the_stated_power() -> None:
     for arm, noise, least in (
         (UNTIED_GROW, 1e-3, 0.999),
         (UNTIED_GROW, 3e-3, 0.99),
@@ -113,7 +113,7 @@ def test_delta_gamma_has_the_power_of_the_facts_table() -> None:
         assert np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0)) >= least
 
 
-def test_gamma_moves_by_26_ten_thousandths_when_e_is_known_from_eight_points() -> None:
+def test_gamma_interval_is_0_0026_wide_when_e_is_fitted_to_eight_points() -> None:
     ones = np.ones((8, 1))
     y = curve(VANILLA, FLOPS) + 1e-3 * np.random.default_rng(0).standard_normal((4000, 8))
     start = np.array([E, np.log(A) - GAMMA * np.log(C0 / 1e18), GAMMA])
@@ -122,7 +122,7 @@ def test_gamma_moves_by_26_ten_thousandths_when_e_is_known_from_eight_points() -
     assert (high - low) / 2 == pytest.approx(0.0026, abs=2e-4)
 
 
-def test_verdicts_are_right_and_wrong_as_rarely_as_claimed() -> None:
+def test_verdict_error_rates_are_as_documented() -> None:
     long = np.geomspace(1e16, 1e22, 12)
     for arm, word, ladder, share in (
         (LOWER, "lower (constant)", FLOPS, 0.89),
@@ -145,7 +145,7 @@ def test_verdicts_are_right_and_wrong_as_rarely_as_claimed() -> None:
     assert np.mean(np.isin(words, ["worse", "shallower"])) >= 0.91  # of the last, which is higher
 
 
-def test_a_gain_as_large_as_the_margin_is_not_called_a_constant() -> None:
+def test_gain_as_large_as_the_margin_is_not_called_constant() -> None:
     edge: Law = (E, A * 1.1**-GAMMA, GAMMA * 1.025)
     for noise in (1e-3, 3e-3, 1e-2):
         _, words = simulated(edge, noise)
@@ -153,7 +153,7 @@ def test_a_gain_as_large_as_the_margin_is_not_called_a_constant() -> None:
 
 
 def test_verdict_is_undecided_when_the_irreducible_loss_hypothesis_fits_as_well() -> None:
-    """On the paper's ladder at noise 3e-3 nothing can tell, and the verdict says so with both predictions."""
+    """At noise 3e-3 the paper's ladder cannot separate the hypotheses; the sentence has both predictions."""
     for arm in (UNTIED_GROW, LOWER_E):
         tests, words = simulated(arm, 3e-3)
         tied = (

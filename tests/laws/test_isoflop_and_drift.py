@@ -1,4 +1,4 @@
-"""Sweeps at fixed compute, drifts, cuts, repeated data, the three-term law: built truths are found again."""
+"""Iso-compute sweeps, drift of optima and matched-compute slices recover simulated truths."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from steepen.errors import UsageError
-from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
 from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
 from steepen.laws.fits.matched_compute import loss_at, slice_families
@@ -23,7 +21,7 @@ def sweep(
     return x, height * np.exp(curve * np.log(x / best) ** 2)
 
 
-def test_a_parabolas_vertex_is_found_with_its_height_and_curvature() -> None:
+def test_vertex_height_and_curvature_of_a_parabola_are_recovered() -> None:
     vertex = find_vertex(*sweep(5.3, 3.27, (0.2, 0.6, 1.1, 2, 3)))
     assert vertex.x == pytest.approx(5.3)
     assert vertex.loss == pytest.approx(3.27)
@@ -31,7 +29,7 @@ def test_a_parabolas_vertex_is_found_with_its_height_and_curvature() -> None:
     assert vertex.interior
 
 
-def test_a_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() -> None:
+def test_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() -> None:
     x, loss = sweep(10.0, 3.0, (0.1, 0.2, 0.3, 0.5))
     vertex = find_vertex(x, loss)
     assert vertex.censored
@@ -40,7 +38,7 @@ def test_a_vertex_outside_the_sweep_is_censored_and_gives_the_best_measured() ->
     assert bowl.censored  # a hill has no minimum
 
 
-def test_a_concave_sweep_has_no_minimum_and_no_interval() -> None:
+def test_concave_sweep_has_no_minimum_and_no_interval() -> None:
     x, loss = sweep(5.0, 3.0, curve=-0.02)
     fit = fit_isoflop(np.full(5, 1e18), x, loss)
     (vertex,) = fit.vertices
@@ -51,7 +49,7 @@ def test_a_concave_sweep_has_no_minimum_and_no_interval() -> None:
     assert "nan" not in fit.summary()
 
 
-def test_an_unbounded_optimum_enters_the_law_with_a_warning_that_names_its_budget() -> None:
+def test_unbounded_optimum_enters_the_law_with_a_warning_that_names_its_budget() -> None:
     parts = [(1e18, sweep(5.0, 3.0)), (1e19, sweep(5.5, 2.8)), (1e20, sweep(6.0, 2.6, (0.5, 1, 2)))]
     budget = np.concatenate([np.full(len(x), c) for c, (x, _) in parts])
     x, loss = (np.concatenate([part[i] for _, part in parts]) for i in (0, 1))
@@ -104,8 +102,8 @@ def test_scale_shift_test_and_its_detectable_drift() -> None:
     assert 0.74 <= np.mean(found) <= 0.86  # it promises 80% power
 
 
-def test_three_standard_errors_of_three_points_is_p_of_a_fifth() -> None:
-    """One degree of freedom: the interval says what the paper's bold type does not."""
+def test_three_standard_errors_with_three_points_is_p_of_one_fifth() -> None:
+    """With one degree of freedom, the paper's bold type is only p ≈ 0.2."""
     u = np.log(np.array([1.0, 2.0, 4.0]))
     bend = np.array([1.0, -2.0, 1.0])
     slope = 3 * math.sqrt(6 * 0.01**2 / (2 * math.log(2) ** 2))
@@ -134,13 +132,13 @@ def test_budgets_realised_within_a_percent_are_one_sweep() -> None:
     assert [sorted(group.tolist()) for group in group_budgets(budget)] == [[0, 2, 4], [1, 3]]
 
 
-def test_the_papers_rounding_rules() -> None:
+def test_papers_rounding_rules() -> None:
     assert [rounded_mean([v]) for v in (5.33, 5.66, 5.79, 6.39, 6.08)] == [5, 6, 6, 6, 6]
     assert rounded_mean([0.556, 0.559, 0.516], 1) == 0.5
     assert float(np.mean([0.556, 0.559, 0.516])) == pytest.approx(0.544, abs=5e-4)
 
 
-def test_growth_fractions_are_found_on_a_linear_axis() -> None:
+def test_growth_fractions_are_fitted_on_a_linear_axis() -> None:
     rho = np.array([0.3, 0.4, 0.5, 0.6, 0.7])
     budget = np.repeat([1e18, 2e18, 3e18], 5)
     loss = np.concatenate(
@@ -151,7 +149,7 @@ def test_growth_fractions_are_found_on_a_linear_axis() -> None:
     assert fit.rounded == 0.5
 
 
-def test_growths_affine_law_gives_back_the_papers_fractions() -> None:
+def test_affine_growth_law_reproduces_the_papers_fractions() -> None:
     tpp = np.array([3.0, 5, 8, 12, 20])
     law = fit_affine(tpp, 0.902 * tpp + 0.216)
     assert (law.a, law.b) == pytest.approx((0.902, 0.216))
@@ -176,7 +174,7 @@ def test_drift_exponent_regret_and_range() -> None:
     assert drift.three_standard_errors
 
 
-def test_slices_interpolate_and_never_extrapolate() -> None:
+def test_matched_compute_slices_interpolate_and_never_extrapolate() -> None:
     flops = np.geomspace(1e17, 1e19, 5)
     families = {
         k: make_ladder(str(k), flops * k, 4 * (flops / 1e17) ** -0.05 * (1 + 0.01 * math.log(k / 2) ** 2))
@@ -194,7 +192,7 @@ def test_slices_interpolate_and_never_extrapolate() -> None:
     assert set(high.losses) == {1.0, 2.0, 3.0, 4.0, 6.0}
 
 
-def test_the_best_k_is_interior_or_censored() -> None:
+def test_best_k_is_interior_or_censored() -> None:
     flops = np.geomspace(1e17, 1e19, 5)
 
     def families(best: float) -> dict[float, object]:
@@ -211,67 +209,3 @@ def test_the_best_k_is_interior_or_censored() -> None:
     assert outside.best is not None
     assert outside.best.censored
     assert outside.best.x == 4.0
-
-
-def grid(
-    seed: int = 0, noise: float = 0.0, units: tuple[float, float] = (1.0, 1.0)
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(5e7, 1e10, 8), np.geomspace(1e9, 3e11, 8)))
-    loss = 1.82 + 480 / n**0.347 + 2100 / d**0.366
-    return n * units[0], d * units[1], loss * np.exp(noise * rng.standard_normal(64))
-
-
-@pytest.mark.parametrize("loss", ["huber", "mse", "log-mse"])
-@pytest.mark.parametrize("units", [(1.0, 1.0), (1e-6, 1e-9), (1e3, 1e3)])
-def test_an_exact_three_term_law_is_found_in_any_units(loss: str, units: tuple[float, float]) -> None:
-    settings = ChinchillaSettings(loss=loss, bootstrap=0)  # type: ignore[arg-type]
-    fit = fit_chinchilla(*grid(units=units), settings)
-    assert (fit.e, fit.alpha, fit.beta) == pytest.approx((1.82, 0.347, 0.366), abs=1e-4)
-    assert fit.a == pytest.approx(480 * units[0] ** 0.347, rel=2e-3)
-    n, d, best = fit.optimum(1e21 * units[0] * units[1])
-    assert 6 * n * d == pytest.approx(1e21 * units[0] * units[1])
-    assert best <= float(fit.predict(n * 1.1, d / 1.1))
-    assert best <= float(fit.predict(n / 1.1, d * 1.1))
-
-
-def test_the_gradient_of_the_objective_is_exact() -> None:
-    from steepen.laws.fits.chinchilla_solver import ChinchillaProblem
-
-    n, d, y = grid(noise=0.01)
-    theta = np.array([1.7, 0.1, -0.2, 0.4, 0.3])
-    for log, huber in ((True, 1e-3), (True, None), (False, None)):
-        surface = ChinchillaProblem(
-            np.log(n) - np.log(n).mean(), np.log(d) - np.log(d).mean(), y, np.ones(64), log, huber
-        )
-        _, slope = surface.value_and_gradient(theta)
-        for i in range(5):
-            step = 1e-6 * np.eye(5)[i]
-            rise = surface.value_and_gradient(theta + step)[0] - surface.value_and_gradient(theta - step)[0]
-            assert slope[i] == pytest.approx(rise / 2e-6, rel=1e-4, abs=1e-9)
-
-
-def test_huber_fit_is_robust_to_outliers() -> None:
-    n, d, y = grid(noise=1e-3)
-    y[[3, 20, 41]] *= 1.3
-    robust, plain = (
-        fit_chinchilla(n, d, y, ChinchillaSettings(loss=loss, bootstrap=0))  # type: ignore[arg-type]
-        for loss in ("huber", "mse")
-    )
-    assert abs(robust.alpha - 0.347) < 0.01 < abs(plain.alpha - 0.347)
-
-
-def test_solution_at_a_bound_is_flagged() -> None:
-    n, d, y = grid()
-    fit = fit_chinchilla(
-        n, d, y - 1.82 - 480 / n**0.347 + 1e-6 * n**-0.1 + 0.5, ChinchillaSettings(loss="mse", bootstrap=0)
-    )
-    assert fit.flags
-
-
-def test_too_few_points_or_values_are_refused() -> None:
-    n, d, y = grid()
-    with pytest.raises(UsageError, match="at least 6"):
-        fit_chinchilla(n[:5], d[:5], y[:5])
-    with pytest.raises(UsageError, match="tokens takes only 1"):
-        fit_chinchilla(n[:8], np.full(8, 1e9), y[:8])

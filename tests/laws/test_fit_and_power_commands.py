@@ -66,7 +66,7 @@ def test_fit_prints_laws_verdicts_and_what_would_change_them(
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_a_shallower_arm_is_called_that_on_the_terminal_in_json_and_in_power(
+def test_shallower_arm_is_called_shallower_in_text_json_and_power(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("fit", write(tmp_path, lines()), "--reference", "grow", "--draws", "200")
@@ -78,7 +78,7 @@ def test_a_shallower_arm_is_called_that_on_the_terminal_in_json_and_in_power(
     assert planned["right_word"] == "shallower" and planned["verdict"] > 0.9
 
 
-def test_the_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split(",") for line in lines()]
     records = [{"arm": a, "flops": float(c), "loss": float(y)} for a, c, y in rows]
     jsonl = tmp_path / "runs.jsonl"
@@ -126,7 +126,7 @@ def test_error_for_a_bad_table_names_the_row(
     assert "Traceback" not in err
 
 
-def test_a_missing_column_is_named_beside_those_found(
+def test_missing_column_is_named_with_the_columns_present(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, lines(), header="arm,compute,loss")
@@ -152,7 +152,7 @@ def test_a_missing_column_is_named_beside_those_found(
         (["--law", "chinchilla"], "parameters"),
     ],
 )
-def test_a_wrong_argument_exits_2_with_what_would_be_accepted(
+def test_wrong_argument_exits_2_with_what_would_be_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     code, _, err = run(capsys, "fit", write(tmp_path, lines()), *words)
@@ -172,7 +172,7 @@ def test_a_wrong_argument_exits_2_with_what_would_be_accepted(
         ("runs.parquet", "not parquet", "Parquet"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(
+def test_file_that_is_not_a_table_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, expected: str
 ) -> None:
     path = tmp_path / name
@@ -250,7 +250,7 @@ def test_isoflop_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, "fit", path, "--law", "isoflop", "--loss", "huber")[0] == 2
 
 
-def test_the_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "fit.pdf"
     words = (
         "--reference",
@@ -302,7 +302,7 @@ def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.Captu
         ([], "delta-gamma"),
     ],
 )
-def test_a_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
+def test_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[str], expected: str) -> None:
     code, _, err = run(capsys, "power", *words, "--draws", "100")
     assert code == 2
     assert expected in err
@@ -349,7 +349,7 @@ def test_column_names_are_case_insensitive(tmp_path: Path, capsys: pytest.Captur
     assert "differ only in case" in " ".join(err.split())
 
 
-def test_a_single_arm_needs_no_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_arm_needs_no_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = [line for line in lines() if line.split(",")[0] in ("arm", "vanilla")]
     code, out, _ = run(capsys, "fit", write(tmp_path, one), "--draws", "200")
     assert code == 0 and "vanilla" in out

@@ -100,7 +100,7 @@ def test_warm_start_gives_the_same_fit(kind: str) -> None:
 
 
 def test_short_ladders_do_not_mistake_an_exponent_for_a_lower_e() -> None:
-    """Five rungs over 1.25 decades: mostly undecided, and the wrong word as rarely as the level says."""
+    """Five rungs over 1.25 decades: mostly undecided, and wrong no more often than the test level."""
     pair, y = drawn("short", 400)
     words = Counter(verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE), RULE).tolist())
     assert set(words) <= {"undecided", "steeper", "floor"}
@@ -108,7 +108,7 @@ def test_short_ladders_do_not_mistake_an_exponent_for_a_lower_e() -> None:
     assert words["undecided"] > 200
 
 
-def test_an_arm_that_rises_is_shallower() -> None:
+def test_arm_that_rises_is_shallower() -> None:
     pair, y = drawn("rising", 50)
     tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
     assert (verdict_words(tests, RULE) == "shallower").all() and (tests.delta_gamma > -0.5).all()
@@ -116,7 +116,7 @@ def test_an_arm_that_rises_is_shallower() -> None:
 
 @pytest.mark.parametrize("kind", ["short", "bent", "noisy"])
 def test_delta_gamma_interval_inverts_the_f_test(kind: str) -> None:
-    """At its ends another search finds the F-test's own limit; and zero is in it if the test says so."""
+    """An independent search finds the critical F at both ends; zero is inside if it is not rejected."""
     pair, y = drawn(kind, 8, seed=3)
     for row in y:
         fits = fit_hypotheses(pair, row, RULE)

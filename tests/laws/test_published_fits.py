@@ -1,4 +1,4 @@
-"""Published measurements give their published answers (data beside the repository; skipped where absent)."""
+"""Fits to published measurements give the published results (skipped without the reference data)."""
 
 from __future__ import annotations
 
