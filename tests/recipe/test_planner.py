@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
-from steepen.model.arms import ARMS
+from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
-from steepen.recipe.accounting import flops_per_token, stored_parameters
+from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.hardware import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
@@ -73,11 +73,29 @@ def test_growth_law_inverts_the_affine_law_of_tokens() -> None:
         shape = arm.shape(9)
         for tpp in (4.0, 7.0, 12.0):
             rho = law.rho(arm, shape, tpp)
-            from steepen.recipe.accounting import compute_active_parameters as active
-
-            two, four = active(arm, shape, 2), active(arm, shape, 4)
+            two, four = (compute_active_parameters(arm, shape, passes) for passes in (2, 4))
             grown_tpp = tpp * two / ((1 - rho) * two + rho * four)  # Equation "growth-tpp-expansion"
             assert grown_tpp == pytest.approx(law.a * tpp + law.b, rel=1e-12)
+
+
+@pytest.mark.parametrize("passes", [2, 4, 7])
+@pytest.mark.parametrize("family", ["loop", "untied"])
+def test_tokens_per_parameter_at_equal_compute_follow_the_papers_identity(family: str, passes: int) -> None:
+    """TPP_K = TPP_1 / (E_K·S_K), with E_K = N_c(K)/N_c(1) and S_K = N_s(K)/N_s(1).
+
+    Equation "recurrence-tpp-identity" leaves attention out; at a context of 1 its cost is negligible.
+    """
+    recipe = replace(PAPER["vanilla"], batch_tokens=1024)
+    one, many = (
+        recipe.spend(find_arm(f"{family}-{k}"), 6, SizeRule(context=1), flops=3e17) for k in (1, passes)
+    )
+    one_active, many_active = (
+        compute_active_parameters(rung.arm, rung.shape, k) for rung, k in ((one, 1), (many, passes))
+    )
+    stored = many.stored_parameters / one.stored_parameters
+    assert stored == 1 if family == "loop" else stored > 1
+    tpp = [rung.tokens / rung.stored_parameters for rung in (one, many)]
+    assert tpp[1] == pytest.approx(tpp[0] / (many_active / one_active * stored), rel=1e-3)
 
 
 def test_growth_law_outside_its_range_is_refused() -> None:
