@@ -1,4 +1,4 @@
-"""Studies of simulated laws in a folder, as a study's driver would have left them."""
+"""Finished studies of simulated laws, in the directory layout that the study driver writes."""
 
 from __future__ import annotations
 

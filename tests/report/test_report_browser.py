@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing leaves, nothing fails, values appear under the pointer, phones fit."""
+"""The report page in headless Chromium: no requests, no errors, hover values, phone and desktop widths."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def probed(page: str, script: str) -> str:
     return bare.replace("</body>", f"<script>{script}</script></body>")
 
 
-def test_the_check_sees_requests_and_errors(visit: Callable[..., Visit]) -> None:
+def test_browser_fixture_detects_requests_and_errors(visit: Callable[..., Visit]) -> None:
     seen = visit('<body><img src="http://example.invalid/x.png"><script>nothing_here()</script></body>')
     assert seen.requests == ("http://example.invalid/x.png",)
     assert "nothing_here" in seen.console[0]
 
 
-def test_nothing_leaves_and_nothing_fails(
+def test_page_makes_no_requests_and_logs_no_errors(
     visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     studies = [finished(name) for name in ("ladder", "tpp", "data-constrained", "extrapolate")]
@@ -132,7 +132,7 @@ gains.click(); root.dataset.missing = last(); gains.click(); root.dataset.missin
 """
 
 
-def test_points_answer_to_the_pointer_and_the_keyboard_and_tables_sort(
+def test_hover_keyboard_and_table_sorting_work(
     visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     study = finished("ladder")
@@ -179,7 +179,7 @@ root.dataset.clash = clash.join();
 
 
 @pytest.mark.parametrize("width", [390, 1100])
-def test_the_page_fits_a_phone_and_a_desk(
+def test_page_fits_phone_and_desktop_widths(
     width: int, visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     studies = [finished(name) for name in ("family", "tpp", "data-constrained", "extrapolate")]
@@ -197,7 +197,7 @@ def test_the_page_fits_a_phone_and_a_desk(
     assert seen.said("paper") == "rgb(255, 255, 255)"
 
 
-def test_the_page_is_dark_where_that_is_preferred(
+def test_page_follows_the_dark_colour_scheme(
     visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     page = probed(render_page([finished("ladder")]), FIT)

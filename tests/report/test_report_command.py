@@ -1,4 +1,4 @@
-"""`steepen report` as a user meets it: the files it leaves, and one sentence where it can't."""
+"""The `steepen report` command: the files it writes, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steepen.utils.json_io import write_json
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
-def test_a_report_has_its_page_figures_and_tables(
+def test_report_writes_page_figures_and_tables(
     workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(workshop)
@@ -40,7 +40,7 @@ def test_a_report_has_its_page_figures_and_tables(
     }
 
 
-def test_the_same_study_gives_the_same_bytes_in_another_process(workshop: Path, tmp_path: Path) -> None:
+def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path) -> None:
     for seed in ("1", "2"):
         command = [
             sys.executable,
@@ -83,7 +83,7 @@ def test_the_same_study_gives_the_same_bytes_in_another_process(workshop: Path, 
         (["ladder", "--out", "r", "--runs", "studies"], 1, ["has no record in studies", "--runs"]),
     ],
 )
-def test_bad_input_gets_one_sentence(
+def test_invalid_input_gives_a_one_sentence_error(
     arguments: list[str],
     code: int,
     words: list[str],
@@ -114,7 +114,7 @@ def test_bad_input_gets_one_sentence(
     assert not (tmp_path / "r").exists()
 
 
-def test_runs_that_have_moved_are_found_where_the_user_says(
+def test_runs_option_finds_moved_runs(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = json.loads((workshop / "studies" / "ladder" / "study.json").read_text())
@@ -126,9 +126,7 @@ def test_runs_that_have_moved_are_found_where_the_user_says(
     assert main(["report", "here", "--out", "a", "--format", "png", "--runs", str(workshop / "runs")]) == 0
 
 
-def test_a_run_that_failed_is_listed_with_its_reason(
-    workshop: Path, simulated: ModuleType, tmp_path: Path
-) -> None:
+def test_failed_run_is_listed_with_its_reason(workshop: Path, simulated: ModuleType, tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs")
     answer = simulated.ladder(("vanilla", "untied-grow"), store)
     run = store.root / answer.runs[0]

@@ -1,4 +1,4 @@
-"""Figures: laid out without collisions whatever the data, the same bytes every time, fonts inside."""
+"""Figures: colours, axes, layout of any panel, reproducible bytes and embedded fonts."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def least_distance(colours: list[str], vision: np.ndarray) -> float:
 
 @pytest.mark.parametrize("vision", BLIND)
 @pytest.mark.parametrize("ground", ["light", "dark"])
-def test_the_eight_arms_are_told_apart_by_every_eye(vision: str, ground: str) -> None:
+def test_arm_colours_are_distinguishable_in_every_vision(vision: str, ground: str) -> None:
     colours = [getattr(colour, ground) for colour in ARM_COLOURS.values()]
     # Okabe and Ito's palette with grey in place of its yellow has 9.7 here; 2.3 is just noticeable.
     assert least_distance(colours, BLIND[vision]) > 20
 
 
-def test_the_measure_of_distance_can_fail() -> None:
+def test_colour_distance_detects_red_green_confusion() -> None:
     red_and_green = ["#c04040", "#708020"]
     assert least_distance(red_and_green, BLIND["normal"]) > 45
     assert least_distance(red_and_green, BLIND["deutan"]) < 20
 
 
-def test_lines_and_words_stand_out_from_their_ground() -> None:
+def test_lines_and_text_have_wcag_contrast() -> None:
     others = [arm_colour(f"arm-{i}") for i in range(200)]
     for colour in [*ARM_COLOURS.values(), *others]:
         assert contrast(colour.light, LIGHT_BACKGROUND) >= 3 and contrast(colour.dark, DARK_BACKGROUND) >= 3
@@ -85,7 +85,7 @@ def test_lines_and_words_stand_out_from_their_ground() -> None:
         assert contrast(colour.dark_text, DARK_BACKGROUND) >= 4.5
 
 
-def test_an_arm_keeps_its_colour_however_it_is_spelt() -> None:
+def test_arm_colour_ignores_spelling_of_the_name() -> None:
     assert arm_colour("Deep Vanilla") == arm_colour("deep_vanilla") == ARM_COLOURS["deep-vanilla"]
     assert arm_colour("my-arm") == arm_colour("My arm")
     assert len({arm_colour(f"arm-{i}") for i in range(30)}) >= 29
@@ -101,14 +101,14 @@ def test_an_arm_keeps_its_colour_however_it_is_spelt() -> None:
         (1e-5, 1e-1, ["10^-5", "10^-4", "0.001", "0.01", "0.1"]),
     ],
 )
-def test_log_axes_have_ticks_a_reader_expects(low: float, high: float, wanted: list[str]) -> None:
+def test_log_axis_ticks(low: float, high: float, wanted: list[str]) -> None:
     found, _ = ticks(AxisRange(Axis("x", "log"), low, high))
     assert [tick.text + (f"^{tick.power}" if tick.power is not None else "") for tick in found] == wanted
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.booleans())
-def test_every_axis_has_a_few_ticks_inside_it(start: float, length: float, log: bool) -> None:
+def test_every_axis_has_two_to_nine_ticks_inside(start: float, length: float, log: bool) -> None:
     axis = Axis("x", "log" if log else "linear")
     values = [abs(start) + 1e-9, (abs(start) + 1e-9) * (1 + length)] if log else [start, start + length]
     reach = axis_range(axis, values)
@@ -122,7 +122,7 @@ def test_every_axis_has_a_few_ticks_inside_it(start: float, length: float, log: 
 
 
 @given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 8))
-def test_labels_keep_their_distance_and_their_order(wanted: list[float], gap: float) -> None:
+def test_spread_labels_keep_gap_and_order(wanted: list[float], gap: float) -> None:
     wanted = sorted(wanted)
     placed = spread_apart(wanted, gap, 0, 100)
     assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
@@ -130,7 +130,7 @@ def test_labels_keep_their_distance_and_their_order(wanted: list[float], gap: fl
         assert all(-1e-9 <= value <= 100 + 1e-9 for value in placed)
 
 
-def test_labels_that_do_not_collide_stay_where_they_point() -> None:
+def test_labels_without_collisions_do_not_move() -> None:
     assert spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
 
 
@@ -171,7 +171,7 @@ panels = st.builds(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(panels, st.sampled_from([PAPER, WIDE, NARROW]))
-def test_any_panel_can_be_drawn(panel: Panel, canvas: Canvas) -> None:
+def test_any_panel_can_be_laid_out_as_svg(panel: Panel, canvas: Canvas) -> None:
     scene = lay_out(panel, canvas, ARM_TITLES)
     assert all(math.isfinite(v) for mark in scene.marks for place in mark.at for v in place)
     assert all(math.isfinite(label.x) and math.isfinite(label.y) for label in scene.labels)
@@ -184,11 +184,11 @@ def test_any_panel_can_be_drawn(panel: Panel, canvas: Canvas) -> None:
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(panels)
-def test_any_panel_can_be_printed(panel: Panel) -> None:
+def test_any_panel_can_be_drawn_by_matplotlib(panel: Panel) -> None:
     assert draw_panels([panel], ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
 
 
-def test_points_lie_where_their_values_say() -> None:
+def test_point_coordinates_match_their_values() -> None:
     panel = Panel(
         "p", Axis("x", "log"), Axis("y", reverse=True),
         (Series("a", "points", (1.0, 10.0, 100.0), (0.0, 5.0, 10.0)),),
@@ -201,7 +201,7 @@ def test_points_lie_where_their_values_say() -> None:
     assert left < x0 < x2 < right and top < y0 < y2 < bottom
 
 
-def test_a_band_that_runs_off_does_not_flatten_the_rest() -> None:
+def test_unbounded_band_does_not_set_the_axis_range() -> None:
     x = (1.0, 2.0)
     firm = Series("m", "line", x, (1.0, 1.5), arm="vanilla")
     wild = Series("m band", "band", x, (0.9, 0.5), (1.1, math.inf), arm="vanilla")
@@ -210,12 +210,12 @@ def test_a_band_that_runs_off_does_not_flatten_the_rest() -> None:
     assert -1 < scene.y.low < 0.9 and 1.5 < scene.y.high < 3
 
 
-def test_what_is_hidden_is_counted() -> None:
+def test_points_hidden_by_a_log_axis_are_counted() -> None:
     one = Series("a", "points", (1.0, -1.0, math.nan), (1.0, 1.0, 1.0))
     assert lay_out(Panel("p", Axis("x", "log"), Axis("y"), (one,)), WIDE, {}).hidden == 2
 
 
-def test_many_arms_make_the_figure_taller_rather_than_crowded() -> None:
+def test_many_labels_make_the_figure_taller() -> None:
     many = tuple(
         Series(f"arm-{i}", "line", (1.0, 2.0), (1.0, 1.0 + i / 100), arm=f"arm-{i}") for i in range(40)
     )
@@ -225,7 +225,7 @@ def test_many_arms_make_the_figure_taller_rather_than_crowded() -> None:
     assert heights[-1] <= scene.box[3]
 
 
-def test_the_key_says_what_dashes_and_hollow_points_mean(finished: Callable[[str], LoadedStudy]) -> None:
+def test_legend_names_line_styles_and_markers(finished: Callable[[str], LoadedStudy]) -> None:
     ladder, held = finished("family"), finished("extrapolate")
     words = [entry.text for _, _, entry in lay_out(ladder.answer.panels[1], PAPER, ARM_TITLES).key]
     assert words == ["90% band", "fitted", "extrapolated", "measured"]
@@ -233,7 +233,7 @@ def test_the_key_says_what_dashes_and_hollow_points_mean(finished: Callable[[str
     assert words == ["90% band", "law", "forecast", "held out"]
 
 
-def test_two_ladders_of_one_arm_are_told_apart() -> None:
+def test_two_ladders_of_one_arm_have_different_colours_and_labels() -> None:
     x, y = (1.0, 2.0), (3.0, 2.0)
     panel = Panel(
         "p",
@@ -257,7 +257,7 @@ def test_two_ladders_of_one_arm_are_told_apart() -> None:
     assert groups[0].colour == arm_colour("untied-2") != groups[1].colour
 
 
-def test_fonts_are_embedded_and_no_time_is_written(finished: Callable[[str], LoadedStudy]) -> None:
+def test_figures_embed_fonts_and_no_timestamp(finished: Callable[[str], LoadedStudy]) -> None:
     panels_ = list(finished("ladder").answer.panels)
     first = draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
     assert first == draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))

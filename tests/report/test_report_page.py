@@ -1,4 +1,4 @@
-"""The page: complete, in order, safe, and the same bytes for the same study."""
+"""The report page: complete, ordered, escaped and reproducible."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Outline(HTMLParser):
         return re.sub(r"\s+", " ", "".join(self.words))
 
 
-def test_the_verdicts_come_first_and_everything_follows_in_order(
+def test_page_sections_are_in_order_with_verdicts_first(
     finished: Callable[[str], LoadedStudy],
 ) -> None:
     text = Outline(render_page([finished("ladder")])).text
@@ -63,7 +63,7 @@ def test_the_verdicts_come_first_and_everything_follows_in_order(
     assert places == sorted(places)
 
 
-def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_has_every_number_of_the_answer(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     found = re.search(
         r"Every number of this answer</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S
@@ -72,14 +72,14 @@ def test_every_number_of_the_answer_is_on_the_page(finished: Callable[[str], Loa
     assert json.loads(unescape(found.group(1))) == study.answer.values
 
 
-def test_a_verdict_is_not_said_twice(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_states_each_verdict_once(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     visible = Outline(render_page([study])).text.split("Every number")[0]
     assert visible.count(study.answer.findings[0]) == 1
     assert study.answer.findings[-1] in visible
 
 
-def test_verdicts_that_the_findings_do_not_state_come_after_them(
+def test_verdicts_absent_from_the_findings_follow_them(
     finished: Callable[[str], LoadedStudy],
 ) -> None:
     study = finished("ladder")
@@ -96,7 +96,7 @@ def test_verdicts_that_the_findings_do_not_state_come_after_them(
     assert "untied-grow per second: undecided." in text
 
 
-def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_has_spec_and_record_of_every_run(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     page = render_page([study])
     blocks = re.findall(
@@ -109,7 +109,7 @@ def test_every_run_is_there_with_its_whole_spec_and_record(finished: Callable[[s
         assert record == next(r for r in study.records if r.run == run)
 
 
-def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[str], LoadedStudy]) -> None:
+def test_every_point_has_its_values_and_a_link_to_its_run(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     page = render_page([study])
     points = re.findall(r'<g class="point" data-run="(\w+)"><title>([^<]*)</title>', page)
@@ -124,7 +124,7 @@ def test_every_point_says_its_values_and_leads_to_its_run(finished: Callable[[st
         assert f'id="run-{record.run}"' in page
 
 
-def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], LoadedStudy]) -> None:
+def test_page_references_no_external_resource(finished: Callable[[str], LoadedStudy]) -> None:
     page = Outline(render_page([finished("ladder"), finished("tpp")]))
     loads = [
         (tag, value)
@@ -136,7 +136,7 @@ def test_the_page_asks_the_network_for_nothing(finished: Callable[[str], LoadedS
     assert policy.startswith("default-src 'none'")
 
 
-def test_names_that_look_like_html_stay_names(finished: Callable[[str], LoadedStudy]) -> None:
+def test_html_in_names_is_escaped(finished: Callable[[str], LoadedStudy]) -> None:
     evil = '<script>alert(1)</script>"><img src=x onerror=alert(1)></style>'
     judged = finished("ladder").answer.verdicts[0]
     verdict = replace(judged.verdict, sentence=evil + "!", what_would_change=(evil,))
@@ -184,7 +184,7 @@ def test_names_that_look_like_html_stay_names(finished: Callable[[str], LoadedSt
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
 
 
-def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], LoadedStudy]) -> None:
+def test_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], LoadedStudy]) -> None:
     page = render_page([finished("ladder"), finished("family"), finished("extrapolate")])
     colour = arm_colour("untied-grow")
     rules = re.findall(rf"\.(k\d+)\{{--c:{colour.light};", page)
@@ -194,21 +194,19 @@ def test_an_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], Loade
     assert shades == labels == set(rules)
 
 
-def test_dark_colours_are_for_the_screen_only(finished: Callable[[str], LoadedStudy]) -> None:
+def test_dark_colours_apply_to_screens_only(finished: Callable[[str], LoadedStudy]) -> None:
     page = render_page([finished("ladder")])
     assert set(re.findall(r"@media ([^{]*prefers-color-scheme[^{]*)\{", page)) == {
         "screen and (prefers-color-scheme:dark)"
     }
 
 
-def test_the_same_study_gives_the_same_page(finished: Callable[[str], LoadedStudy]) -> None:
+def test_same_study_gives_the_same_page(finished: Callable[[str], LoadedStudy]) -> None:
     assert render_page([finished("family")]) == render_page([finished("family")])
 
 
 @pytest.mark.parametrize("name", ["tpp", "data-constrained", "extrapolate"])
-def test_a_study_without_runs_or_verdicts_still_has_its_page(
-    name: str, finished: Callable[[str], LoadedStudy]
-) -> None:
+def test_study_without_runs_or_verdicts_has_a_page(name: str, finished: Callable[[str], LoadedStudy]) -> None:
     study = finished(name)
     text = Outline(render_page([study])).text
     assert study.answer.findings[0] in text
@@ -216,6 +214,6 @@ def test_a_study_without_runs_or_verdicts_still_has_its_page(
     assert "All 0 runs" not in text
 
 
-def test_the_simulated_figures_say_that_they_are_simulated(workshop: Path) -> None:
+def test_simulated_figures_are_labelled_simulated(workshop: Path) -> None:
     for file in (workshop / "studies").glob("*/study.json"):
         assert json.loads(file.read_text())["answer"]["question"].startswith("Simulated laws")

@@ -1,4 +1,4 @@
-"""Tables and the terminal: every digit for machines, readable rounding for people, verdict first."""
+"""Tables as CSV (every digit) and Markdown (rounded), and answers in the terminal."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_csv_keeps_every_digit() -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.floats(allow_nan=False) | st.integers()), min_size=1))
-def test_any_csv_reads_back(rows: list[tuple[str, float]]) -> None:
+def test_any_csv_round_trips(rows: list[tuple[str, float]]) -> None:
     rows = [(text.replace("\r", "").replace("\0", ""), value) for text, value in rows]
     back = list(csv.reader(io.StringIO(to_csv(Table("t", ("a", "b"), tuple(rows))), newline="")))[1:]
     assert [(text, float(value)) for text, value in back] == [(text, float(value)) for text, value in rows]
 
 
-def test_markdown_is_one_row_a_line_and_escapes_what_would_break_it() -> None:
+def test_markdown_has_one_line_per_row_and_escapes_pipes() -> None:
     lines = to_markdown(TABLE).splitlines()
     assert lines[0] == r"**Laws \| arms**"
     assert lines[3].split("|")[2].strip() == "---:"
@@ -52,7 +52,7 @@ def test_markdown_is_one_row_a_line_and_escapes_what_would_break_it() -> None:
     assert lines[5].startswith(r"| a\|b, \*c\* | 0.1168 | 0.1 to ∞ | 1.01×10²⁰ | – |")
 
 
-def test_numbers_of_a_column_can_be_compared() -> None:
+def test_numbers_of_a_column_have_equal_decimals() -> None:
     assert format_column([3.2, 3.21537, None]) == ["3.2000", "3.2154", "–"]
     assert format_column([1.5, 2.0]) == ["1.5", "2.0"]
     assert format_column([0.00003, 0.5]) == ["3×10⁻⁵", "0.5"]
@@ -67,16 +67,16 @@ def test_numbers_of_a_column_can_be_compared() -> None:
         (-0.000123, "−1.23×10⁻⁴"), (999.96, "1,000"), ("x", "x"), ({"a": 1}, "a 1"), ([1, 2, 3], "1, 2, 3"),
     ],
 )  # fmt: skip
-def test_a_value_reads_as_people_write_it(value: object, text: str) -> None:
+def test_format_value(value: object, text: str) -> None:
     assert format_value(value) == text
 
 
-def test_machine_numbers_in_labels_become_readable() -> None:
+def test_exponents_in_labels_are_typeset() -> None:
     assert pretty_exponents("1e+17 FLOPs, 3.5e-4") == "10¹⁷ FLOPs, 3.5×10⁻⁴"
     assert pretty_exponents("run 12e4f00d, loop-2e1x") == "run 12e4f00d, loop-2e1x"
 
 
-def test_a_short_row_is_filled_up() -> None:
+def test_short_rows_are_padded() -> None:
     assert formatted_rows(Table("t", ("a", "b"), ((1,),))) == [["1", "–"]]
 
 
@@ -86,7 +86,7 @@ def shown(study: LoadedStudy, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str], LoadedStudy]) -> None:
+def test_terminal_prints_verdicts_before_tables(finished: Callable[[str], LoadedStudy]) -> None:
     text = shown(finished("ladder"))
     places = [
         text.index(part) for part in ("Simulated laws", "Operator-1 steeper", "Laws and verdicts", "warning")
@@ -95,7 +95,7 @@ def test_the_terminal_says_the_verdict_before_the_tables(finished: Callable[[str
     assert " ".join(text.split()).count("Untied-Grow is steeper: Δγ") == 1
 
 
-def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
+def test_wide_tables_wrap_between_columns(
     finished: Callable[[str], LoadedStudy],
 ) -> None:
     columns = ("arm", *(f"column {i}" for i in range(9)))
@@ -107,7 +107,7 @@ def test_a_wide_table_is_broken_between_columns_and_no_number_is_cut(
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_the_terminal_prints_brackets_as_they_are(finished: Callable[[str], LoadedStudy]) -> None:
+def test_terminal_prints_brackets_literally(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("tpp")
     odd = replace(
         study.answer,

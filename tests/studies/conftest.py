@@ -1,4 +1,4 @@
-"""Benches on data that is never read, for studies on synthetic surfaces."""
+"""Study contexts at the tiny and paper presets; synthetic losses replace training, so no data is read."""
 
 from __future__ import annotations
 

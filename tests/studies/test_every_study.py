@@ -1,4 +1,4 @@
-"""Every study runs end to end on a synthetic surface, and its answer survives JSON."""
+"""Every study runs end to end on synthetic losses, and its answer round-trips through JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bumpy(spec: RunSpec) -> float:
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_every_study_comes_to_an_answer_that_survives_json(tiny: StudyContext, name: str) -> None:
+def test_every_study_returns_an_answer_that_round_trips_through_json(tiny: StudyContext, name: str) -> None:
     formula = Formula(bumpy)
     # All parts of the ablations have a test of their own.
     given = {"parts": ["random", "optimizer"]} if name == "ablations" else {}
@@ -78,16 +78,16 @@ def test_every_study_comes_to_an_answer_that_survives_json(tiny: StudyContext, n
 
 @pytest.mark.parametrize("preset", ["paper", "tiny"])
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_every_study_is_ready_at_every_preset(request: pytest.FixtureRequest, preset: str, name: str) -> None:
+def test_every_study_yields_its_first_runs_at_every_preset(
+    request: pytest.FixtureRequest, preset: str, name: str
+) -> None:
     batch = next(STUDIES[name].start(request.getfixturevalue(preset), {}))
     assert batch
     assert len({spec.hash for spec in batch}) > 1
 
 
 @pytest.mark.parametrize("name", list(STUDIES))
-def test_a_study_that_does_not_depend_on_results_asks_for_all_its_runs_at_once(
-    tiny: StudyContext, name: str
-) -> None:
+def test_non_adaptive_studies_yield_all_runs_in_one_batch(tiny: StudyContext, name: str) -> None:
     formula = Formula(bumpy)
     several = {
         "ablations": {"parts": ["random", "optimizer"]},
@@ -98,7 +98,7 @@ def test_a_study_that_does_not_depend_on_results_asks_for_all_its_runs_at_once(
     assert (len(formula.batches) > 1) == STUDIES[name].adaptive
 
 
-def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny: StudyContext) -> None:
+def test_adaptive_study_batches_arms_together_with_unchanged_results(tiny: StudyContext) -> None:
     arms = ["vanilla", "operator-1"]
     formula = Formula(bumpy)
     both = formula.answer(STUDIES["lr-rule"].start(tiny, {"arms": arms, "parts": ["screen", "drift"]}))
@@ -113,7 +113,7 @@ def test_arms_of_an_adaptive_study_go_in_step_and_find_what_they_find_alone(tiny
 
 
 @pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.accept_diverged])
-def test_sweeps_live_with_runs_that_diverge(tiny: StudyContext, name: str) -> None:
+def test_sweeps_accept_diverged_runs(tiny: StudyContext, name: str) -> None:
     def fragile(spec: RunSpec) -> float:
         # One setting in fifteen or so, and every very high learning rate.
         unlucky = int(spec.hash[:4], 16) % 15 == 0 and spec.hyperparameters.learning_rate != 0.04
@@ -123,7 +123,7 @@ def test_sweeps_live_with_runs_that_diverge(tiny: StudyContext, name: str) -> No
     json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_the_help_lists_exactly_the_studies_there_are() -> None:
+def test_registry_lists_exactly_the_implemented_studies() -> None:
     for name, study in STUDIES.items():
         assert study.function.__doc__, name
         module = sys.modules[study.function.__module__]
@@ -132,7 +132,7 @@ def test_the_help_lists_exactly_the_studies_there_are() -> None:
             assert part in study.summary
 
 
-def test_the_registry_imports_neither_numpy_nor_a_study() -> None:
+def test_importing_the_registry_imports_neither_numpy_nor_a_study() -> None:
     code = (
         "import sys, steepen.studies.registry; "
         "sys.exit(any(name in sys.modules for name in ('numpy', 'steepen.studies.answer')))"
@@ -140,7 +140,7 @@ def test_the_registry_imports_neither_numpy_nor_a_study() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_options_and_names_that_do_not_exist_are_refused(tiny: StudyContext) -> None:
+def test_unknown_options_and_study_names_are_refused(tiny: StudyContext) -> None:
     with pytest.raises(UsageError, match="nearest are ladder"):
         find_study("laddr")
     with pytest.raises(UsageError, match="tpp does not take --rungs"):
@@ -168,7 +168,7 @@ def test_growth_timing_recovers_the_affine_law(paper: StudyContext) -> None:
     assert law["r_squared"] > 0.9999
 
 
-def test_growth_target_shows_depth_where_evaluation_has_joined_it(
+def test_growth_target_reports_kl_depth_when_records_have_it(
     paper: StudyContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from steepen.studies import synthetic
@@ -199,7 +199,7 @@ def test_growth_target_finds_the_best_target_at_equal_compute(paper: StudyContex
     assert len(by_budget) == 3
 
 
-def test_growth_target_hears_only_runs_that_finished(paper: StudyContext) -> None:
+def test_growth_target_uses_only_finished_runs(paper: StudyContext) -> None:
     cells = Formula(lambda _: 3.0).answer(growth_target(paper)).values["cells"]
     budgets = sorted({cell["budget"] for cell in cells if not cell["fixed"]})
 
@@ -222,7 +222,7 @@ def test_growth_target_hears_only_runs_that_finished(paper: StudyContext) -> Non
         json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: StudyContext) -> None:
+def test_allocation_recovers_a_core_fraction_without_drift(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         core = spec.shape.allocation.core / spec.shape.allocation.blocks
         return (expected_flops(spec) / 1e18) ** -0.05 * 3.2 + 0.2 * (core - 0.4) ** 2
@@ -235,7 +235,7 @@ def test_allocation_finds_the_share_and_that_it_does_not_drift(paper: StudyConte
     assert {spec.shape.allocation.blocks for spec in formula.specs} == {6, 8, 10, 12}
 
 
-def test_passes_recovers_the_laws_of_its_surface(paper: StudyContext) -> None:
+def test_passes_recovers_the_power_laws_of_a_synthetic_surface(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         """At an anchor the best expansion is 0.82·TPP^0.15; in the ladders the best K is 1.5."""
         one = find_arm("operator-1")
@@ -260,7 +260,7 @@ def test_passes_recovers_the_laws_of_its_surface(paper: StudyContext) -> None:
     assert len({spec.hash for spec in ones}) < len(ones)
 
 
-def test_data_constrained_finds_cuts_gains_and_decays(paper: StudyContext) -> None:
+def test_data_constrained_reports_cuts_gains_and_best_decays(paper: StudyContext) -> None:
     def overfit(spec: RunSpec) -> float:
         """Overfits with stored parameters, less with decay; passes cost nothing but compute."""
         size = initial_parameters(spec) / 2e8
@@ -298,7 +298,7 @@ def test_data_constrained_finds_cuts_gains_and_decays(paper: StudyContext) -> No
         (0.2, 0.04, r"Adding passes at d\d+ .* with [1-9]\.\d\d× the compute"),
     ],
 )
-def test_passes_are_not_compared_with_the_very_run_they_start_from(
+def test_passes_are_not_compared_with_their_own_one_pass_run(
     paper: StudyContext, size: float, passes: float, told: str
 ) -> None:
     def surface(spec: RunSpec) -> float:

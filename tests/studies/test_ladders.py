@@ -1,4 +1,4 @@
-"""Ladders on synthetic laws get the verdicts those laws deserve; forecasts come before their check."""
+"""Ladder studies on synthetic laws: verdicts, forecasts of held-out rungs, transfer and ablations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def law(spec: RunSpec, noise: float = 5e-5) -> float:
     return floor + 1.25 * multiplier**-0.1113 * (flops / C0) ** -gamma + error
 
 
-def test_each_arm_gets_the_verdict_its_law_deserves(paper: StudyContext) -> None:
+def test_ladder_verdicts_match_the_synthetic_laws(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=list(LAWS), seeds=[0, 1, 2]))
     words = {name: arm["verdict"] for name, arm in answer.values["flops"]["arms"].items()}
     assert words == {
@@ -58,7 +58,7 @@ def test_each_arm_gets_the_verdict_its_law_deserves(paper: StudyContext) -> None
     assert answer.tables[0].columns[:2] == ("arm", "verdict")
 
 
-def test_noise_hides_a_small_difference_and_the_answer_says_so(tiny: StudyContext) -> None:
+def test_noise_makes_a_small_difference_undecided(tiny: StudyContext) -> None:
     def noisy(spec: RunSpec) -> float:
         rng = np.random.default_rng(int(spec.hash[:8], 16))
         return 2.0 + 2.0 * (expected_flops(spec) / 1e11) ** -0.2 + 0.03 * rng.standard_normal()
@@ -69,7 +69,7 @@ def test_noise_hides_a_small_difference_and_the_answer_says_so(tiny: StudyContex
     assert answer.values["what_would_change"]
 
 
-def test_a_ladder_is_judged_per_second_too(paper: StudyContext) -> None:
+def test_ladder_has_verdicts_per_second(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
     assert answer.values["seconds"]["arms"]["operator-1"]["verdict"] == "steeper"
     for by, unit, other in (("flops", "FLOPs", "seconds"), ("seconds", "seconds", "FLOPs")):
@@ -87,7 +87,7 @@ def test_a_ladder_is_judged_per_second_too(paper: StudyContext) -> None:
     assert len(points.runs) == len(points.x) == 8
 
 
-def test_what_to_know_of_the_verdicts_per_second_is_told(paper: StudyContext) -> None:
+def test_conflicting_verdicts_per_second_are_reported(paper: StudyContext) -> None:
     def stumbling(spec: RunSpec) -> float:
         return law(spec) + 0.2 * (spec.shape.depth == 20)
 
@@ -101,12 +101,12 @@ def test_what_to_know_of_the_verdicts_per_second_is_told(paper: StudyContext) ->
         assert any(told in note and note.startswith("per second: ") for note in warnings)
 
 
-def test_a_ladder_asks_for_its_longest_runs_first(tiny: StudyContext) -> None:
+def test_ladder_yields_longest_runs_first(tiny: StudyContext) -> None:
     costs = [expected_flops(spec) for spec in next(ladder(tiny))]
     assert costs == sorted(costs, reverse=True)
 
 
-def test_non_finite_numbers_survive_json(paper: StudyContext) -> None:
+def test_non_finite_numbers_round_trip_through_json(paper: StudyContext) -> None:
     def flat(spec: RunSpec) -> float:
         return 3.0 + 1e-6 * math.sin(int(spec.hash[:6], 16))
 
@@ -118,7 +118,7 @@ def test_non_finite_numbers_survive_json(paper: StudyContext) -> None:
     assert "nan" in repr(answer.verdicts) or "inf" in repr(answer.verdicts)
 
 
-def test_rungs_and_seeds_are_the_ones_asked_for(paper: StudyContext) -> None:
+def test_rungs_and_seeds_options_select_the_runs(paper: StudyContext) -> None:
     formula = Formula(law)
     formula.answer(ladder(paper, arms=["operator-1"], rungs=[6, 8, 10, 12], seeds=[3, 4]))
     assert {(s.arm.name, s.shape.depth, s.seed) for s in formula.specs} == {
@@ -129,14 +129,14 @@ def test_rungs_and_seeds_are_the_ones_asked_for(paper: StudyContext) -> None:
     }
 
 
-def test_the_paper_ladder_is_the_papers(paper: StudyContext) -> None:
+def test_paper_preset_ladder_has_the_papers_rungs(paper: StudyContext) -> None:
     batch = next(ladder(paper))
     assert len(batch) == 2 * 8 + 6 * 7
     top = next(s for s in batch if s.arm.name == "vanilla" and s.shape.depth == 20)
     assert expected_flops(top) == pytest.approx(1.01e20, rel=0.01)
 
 
-def test_the_tiny_ladder_spans_enough_compute(tiny: StudyContext) -> None:
+def test_tiny_preset_ladder_spans_enough_compute(tiny: StudyContext) -> None:
     batch = next(ladder(tiny))
     for arm in ("vanilla", "operator-1", "untied-grow"):
         costs = [expected_flops(spec) for spec in batch if spec.arm.name == arm]
@@ -144,19 +144,19 @@ def test_the_tiny_ladder_spans_enough_compute(tiny: StudyContext) -> None:
         assert math.log10(max(costs) / min(costs)) >= 1.5
 
 
-def test_a_diverged_rung_stops_a_ladder_with_its_name(paper: StudyContext) -> None:
+def test_diverged_rung_stops_the_ladder_and_is_named(paper: StudyContext) -> None:
     with pytest.raises(SteepenError, match=r"d20.*diverged"):
         Formula(lambda spec: math.nan if spec.shape.depth == 20 else law(spec)).answer(
             ladder(paper, arms=["vanilla", "operator-1"])
         )
 
 
-def test_too_short_a_ladder_is_refused_before_it_runs(paper: StudyContext) -> None:
+def test_ladder_with_too_few_rungs_is_refused_before_it_runs(paper: StudyContext) -> None:
     with pytest.raises(UsageError, match="at least 4"):
         next(ladder(paper, rungs=[6, 8]))
 
 
-def test_data_that_do_not_suffice_are_refused_with_the_way_out(tiny: StudyContext) -> None:
+def test_insufficient_data_is_refused_with_a_remedy(tiny: StudyContext) -> None:
     poor = replace(tiny, data=replace(tiny.data, train_tokens=300_000))
     with pytest.raises(UsageError, match=r"--epochs \d+"):
         next(ladder(poor))
@@ -164,7 +164,7 @@ def test_data_that_do_not_suffice_are_refused_with_the_way_out(tiny: StudyContex
     assert {spec.data.epochs for spec in repeated} == {1, 20}
 
 
-def test_a_fitted_recipe_is_what_the_ladder_trains(paper: StudyContext) -> None:
+def test_ladder_trains_the_given_fitted_recipe(paper: StudyContext) -> None:
     arm = find_arm("operator-1")
     fitted = replace(paper.recipe(arm), tpp=12.0, base=replace(paper.recipe(arm).base, learning_rate=0.01))
     own = [s for s in next(ladder(paper.with_recipe(arm, fitted))) if s.arm.name == arm.name]
@@ -173,7 +173,7 @@ def test_a_fitted_recipe_is_what_the_ladder_trains(paper: StudyContext) -> None:
     assert own[0].tokens == pytest.approx(2 * before[0].tokens, rel=1e-3)
 
 
-def test_the_forecast_is_made_before_the_held_out_run_is_asked_for(paper: StudyContext) -> None:
+def test_forecast_is_recorded_before_the_held_out_run_is_requested(paper: StudyContext) -> None:
     formula = Formula(lambda spec: law(spec, 0.0))
     answer = formula.answer(extrapolate(paper))
     assert [len(batch) for batch in formula.batches] == [8 + 7, 1]
@@ -186,7 +186,7 @@ def test_the_forecast_is_made_before_the_held_out_run_is_asked_for(paper: StudyC
     assert held.hash in answer.runs
 
 
-def test_a_held_out_rung_on_repeated_data_is_warned_of(tiny: StudyContext) -> None:
+def test_held_out_rung_on_repeated_data_gives_a_warning(tiny: StudyContext) -> None:
     longest = max(spec.tokens for spec in next(extrapolate(tiny)))
     enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
     formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
@@ -197,14 +197,14 @@ def test_a_held_out_rung_on_repeated_data_is_warned_of(tiny: StudyContext) -> No
     assert not any("repeat their data" in warning for warning in fresh.warnings)
 
 
-def test_a_held_out_rung_that_cannot_be_fed_is_refused_before_its_ladder_runs(tiny: StudyContext) -> None:
+def test_held_out_rung_with_insufficient_data_is_refused_before_the_ladder_runs(tiny: StudyContext) -> None:
     longest = max(spec.tokens for spec in next(extrapolate(tiny)))
     enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
     with pytest.raises(UsageError, match=r"depth 7 needs .*--epochs \d"):
         next(extrapolate(replace(tiny, data=enough)))
 
 
-def test_an_extrapolated_arm_is_measured_on_the_rungs_at_which_it_exists(tiny: StudyContext) -> None:
+def test_extrapolated_arm_skips_depths_it_cannot_have(tiny: StudyContext) -> None:
     formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
     answer = formula.answer(extrapolate(tiny, arms=["vanilla", "operator-1-1-c-2"]))
     own = {spec.shape.depth for spec in formula.batches[0] if spec.arm.name == "operator-1-1-c-2"}
@@ -215,7 +215,7 @@ def test_an_extrapolated_arm_is_measured_on_the_rungs_at_which_it_exists(tiny: S
             next(extrapolate(tiny, arms=arms))
 
 
-def test_a_law_that_breaks_beyond_the_ladder_misses_its_forecast(paper: StudyContext) -> None:
+def test_forecast_misses_when_the_law_breaks_beyond_the_ladder(paper: StudyContext) -> None:
     def broken(spec: RunSpec) -> float:
         return law(spec, 1e-4) - 0.03 * (spec.shape.depth == 26)
 
@@ -226,7 +226,7 @@ def test_a_law_that_breaks_beyond_the_ladder_misses_its_forecast(paper: StudyCon
         next(extrapolate(paper, hold_out=12))
 
 
-def test_a_foreign_recipe_keeps_tokens_and_rule(paper: StudyContext) -> None:
+def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContext) -> None:
     formula = Formula(
         lambda spec: (
             law(spec)
@@ -256,7 +256,7 @@ def test_a_foreign_recipe_keeps_tokens_and_rule(paper: StudyContext) -> None:
 @pytest.mark.parametrize(
     ("giver", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
 )
-def test_a_foreign_recipe_has_the_default_injection_unless_the_giver_has_its_own(
+def test_transferred_recipe_has_the_default_injection_unless_the_source_injects(
     paper: StudyContext, giver: str, arm: str, alpha: float
 ) -> None:
     batch = next(transfer(paper, arms=[arm], source=giver, parts=["probe"]))
@@ -267,7 +267,7 @@ def test_a_foreign_recipe_has_the_default_injection_unless_the_giver_has_its_own
     assert mine.hash == again.hash
 
 
-def test_a_foreign_recipe_that_is_better_is_called_a_gain_and_warned_of(paper: StudyContext) -> None:
+def test_better_transferred_recipe_is_reported_as_a_gain_with_a_warning(paper: StudyContext) -> None:
     answer = Formula(
         lambda spec: 3.0 - 0.03 * (spec.hyperparameters.embedding_lr_multiplier == 0.453)
     ).answer(transfer(paper, arms=["operator-1"], parts=["probe"]))
@@ -277,7 +277,7 @@ def test_a_foreign_recipe_that_is_better_is_called_a_gain_and_warned_of(paper: S
     assert "fit-recipe --arms operator-1" in warning
 
 
-def test_ablations_have_their_own_references(paper: StudyContext) -> None:
+def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:
     def flat(spec: RunSpec) -> float:
         return 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11
 
@@ -296,7 +296,7 @@ def test_ablations_have_their_own_references(paper: StudyContext) -> None:
     assert constant == {0.04}
 
 
-def test_an_arm_that_cannot_exist_at_a_depth_is_measured_on_the_others(tiny: StudyContext) -> None:
+def test_arm_skips_depths_it_cannot_have(tiny: StudyContext) -> None:
     formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
     answer = formula.answer(ablations(tiny, parts=["allocation"]))
     assert any("loop-2-2-c-3" in warning for warning in answer.warnings)
@@ -304,7 +304,7 @@ def test_an_arm_that_cannot_exist_at_a_depth_is_measured_on_the_others(tiny: Stu
     assert {s.shape.depth for s in formula.specs if s.arm.name == "operator-1-1-c-2"} == {4, 5, 6}
 
 
-def test_an_arm_below_the_references_floor_is_still_judged(tiny: StudyContext) -> None:
+def test_arm_below_the_references_irreducible_loss_gets_a_verdict(tiny: StudyContext) -> None:
     def below(spec: RunSpec) -> float:
         flops = expected_flops(spec) / 1e11
         return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
@@ -314,7 +314,7 @@ def test_an_arm_below_the_references_floor_is_still_judged(tiny: StudyContext) -
     assert any("paper's method failed" in warning for warning in answer.warnings)
 
 
-def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper: StudyContext) -> None:
+def test_irreducible_loss_hypothesis_is_tabulated_beside_the_exponent_hypothesis(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1", "untied-2"], seeds=[0, 1]))
     table = next(
         table for table in answer.tables if table.title == "Exponent and irreducible-loss hypotheses"
@@ -333,7 +333,7 @@ def test_the_floor_twin_stands_beside_the_exponent_with_its_own_forecasts(paper:
     assert "× top (interpolated)" in answer.tables[0].columns
 
 
-def test_both_intervals_of_the_exponent_are_drawn_and_told_apart(paper: StudyContext) -> None:
+def test_both_intervals_of_the_exponent_are_drawn_with_different_styles(paper: StudyContext) -> None:
     answer = Formula(law).answer(ladder(paper, arms=["vanilla", "operator-1"]))
     plane = next(panel for panel in answer.panels if panel.title == "Exponent against constant")
     bars = {(s.arm, s.note): s for s in plane.series if s.kind == "line"}
@@ -342,7 +342,7 @@ def test_both_intervals_of_the_exponent_are_drawn_and_told_apart(paper: StudyCon
     assert unknown.y[0] < given.y[0] < given.y[1] < unknown.y[1]
 
 
-def test_the_question_is_grammatical_for_one_arm_and_for_more(tiny: StudyContext) -> None:
+def test_question_is_grammatical_for_one_and_several_arms(tiny: StudyContext) -> None:
     surface = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
     one = surface.answer(ladder(tiny, arms=["vanilla", "operator-1"]))
     assert one.question.startswith("Does operator-1 scale better than vanilla")
@@ -353,7 +353,7 @@ def test_the_question_is_grammatical_for_one_arm_and_for_more(tiny: StudyContext
     ("facts", "gap", "shared"),
     [({"device": "cpu"}, 100, True), ({"device": "cuda"}, 5, True), ({"device": "cuda"}, 20, False)],
 )
-def test_seconds_of_runs_that_shared_a_machine_are_warned_of(
+def test_runs_sharing_a_machine_give_a_warning_about_seconds(
     tiny: StudyContext, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], gap: int, shared: bool
 ) -> None:
     from steepen.studies import synthetic
@@ -375,7 +375,7 @@ def test_seconds_of_runs_that_shared_a_machine_are_warned_of(
     assert any("shared their machine" in warning for warning in warnings) == shared
 
 
-def test_operator_1_spends_what_vanilla_spends_in_the_tiny_ladder(tiny: StudyContext) -> None:
+def test_operator_1_and_vanilla_have_equal_flops_in_the_tiny_ladder(tiny: StudyContext) -> None:
     batch = next(ladder(tiny, arms=["vanilla", "operator-1"]))
     cost = {
         arm: sum(expected_flops(s) for s in batch if s.arm.name == arm) for arm in ("vanilla", "operator-1")

@@ -1,4 +1,4 @@
-"""The four stages recover a known optimum on a synthetic surface, exactly as the paper's procedure would."""
+"""The four stages of a recipe recover known optima of synthetic losses by the paper's procedure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def separable(spec: RunSpec) -> float:
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "operator-1"])
-def test_chain_tuning_walks_to_the_optimum_in_two_rounds(paper: StudyContext, arm: str) -> None:
+def test_chain_tuning_reaches_the_optimum_in_two_rounds(paper: StudyContext, arm: str) -> None:
     answer = Formula(separable).answer(chain_tuning(paper, arms=[arm]))
     tuned = answer.values[arm]["hyperparameters"]
     for name, best in OPTIMUM.to_dict().items():
@@ -97,7 +97,7 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     assert {spec.shape.depth for spec in driver.specs} == {8}
 
 
-def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: StudyContext) -> None:
+def test_arms_without_injection_skip_the_injection_sweep(paper: StudyContext) -> None:
     sweeps = {
         arm: [
             step["sweep"]
@@ -110,7 +110,7 @@ def test_vanilla_has_one_sweep_less_because_it_injects_nothing(paper: StudyConte
     assert len(sweeps["operator-1"]) == len(sweeps["vanilla"]) + 2
 
 
-def test_a_gain_below_a_thousandth_is_not_adopted(paper: StudyContext) -> None:
+def test_gain_below_1e_3_is_not_adopted(paper: StudyContext) -> None:
     def nearly_flat(spec: RunSpec) -> float:
         return (
             3.0
@@ -123,7 +123,7 @@ def test_a_gain_below_a_thousandth_is_not_adopted(paper: StudyContext) -> None:
     assert tuned["output_multiplier"] == 0.5
 
 
-def test_discrete_settings_that_help_singly_are_applied_together(paper: StudyContext) -> None:
+def test_discrete_settings_that_help_alone_are_applied_together(paper: StudyContext) -> None:
     driver = Formula(separable)
     answer = driver.answer(chain_tuning(paper))
     schedule = next(s for s in answer.values["vanilla"]["steps"] if s["sweep"] == "schedule")
@@ -135,7 +135,7 @@ def test_discrete_settings_that_help_singly_are_applied_together(paper: StudyCon
     assert not answer.warnings
 
 
-def test_a_pair_that_is_worse_together_is_said(paper: StudyContext) -> None:
+def test_settings_that_are_worse_together_give_a_warning(paper: StudyContext) -> None:
     def clashing(spec: RunSpec) -> float:
         h = spec.hyperparameters
         return (
@@ -149,7 +149,7 @@ def test_a_pair_that_is_worse_together_is_said(paper: StudyContext) -> None:
     assert any("worse than the best of them alone" in warning for warning in answer.warnings)
 
 
-def test_a_diverged_setting_is_a_bad_one_and_a_diverged_start_is_an_error(paper: StudyContext) -> None:
+def test_diverged_setting_is_rejected_and_diverged_start_is_an_error(paper: StudyContext) -> None:
     def fragile(spec: RunSpec) -> float:
         return math.nan if spec.hyperparameters.learning_rate > 0.1 else separable(spec)
 
@@ -170,7 +170,7 @@ def test_tpp_recovers_the_optimum_and_rounds_it(paper: StudyContext, best: float
     assert len(found["vertices"]) == 5
 
 
-def test_tpp_tells_a_drift_from_none(paper: StudyContext) -> None:
+def test_tpp_detects_drift_with_scale_and_its_absence(paper: StudyContext) -> None:
     def drifting(spec: RunSpec, exponent: float) -> float:
         centre = 6.0 * (expected_flops(spec) / 4e18) ** exponent
         noise = 1e-5 * math.sin(spec.tokens)
@@ -184,7 +184,7 @@ def test_tpp_tells_a_drift_from_none(paper: StudyContext) -> None:
     assert moving.values["vanilla"]["exponent"] == pytest.approx(0.15, abs=0.02)
 
 
-def test_tpp_matches_the_compute_of_every_size(paper: StudyContext) -> None:
+def test_tpp_gives_every_size_the_same_compute(paper: StudyContext) -> None:
     driver = Formula(lambda spec: 3.0 + abs(math.log(tokens_per_parameter(spec) / 6)))
     driver.answer(tpp(paper))
     first = [expected_flops(spec) for spec in driver.batches[0][:5]]
@@ -194,7 +194,7 @@ def test_tpp_matches_the_compute_of_every_size(paper: StudyContext) -> None:
 
 
 @pytest.mark.parametrize(("best", "adopted"), [(0.544, 0.5), (0.27, 0.3), (0.17, 0.2)])
-def test_growth_fraction_recovers_the_share_to_one_decimal(
+def test_growth_fraction_recovers_rho_to_one_decimal(
     paper: StudyContext, best: float, adopted: float
 ) -> None:
     def bowl(spec: RunSpec) -> float:
@@ -249,7 +249,7 @@ def test_lr_rule_recovers_the_exponent_and_leaves_no_drift(
     assert gains["d10"] > gains["d9"] > 0
 
 
-def test_lr_rule_without_enough_finished_runs_says_so_and_keeps_the_recipes_rule(paper: StudyContext) -> None:
+def test_lr_rule_with_too_few_finished_runs_warns_and_keeps_the_recipes_rule(paper: StudyContext) -> None:
     def fragile(spec: RunSpec) -> float:
         return math.nan if spec.hyperparameters.learning_rate > 0.03 else separable(spec)
 
@@ -279,7 +279,7 @@ def test_lr_rule_compares_constant_and_scaled_where_both_finished(paper: StudyCo
     json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: StudyContext) -> None:
+def test_lr_rule_reuses_the_anchor_runs_for_constant_and_scaled(paper: StudyContext) -> None:
     driver = Formula(rate_surface(paper, "vanilla", -0.8))
     driver.answer(lr_rule(paper))
     first, second = driver.batches
@@ -288,7 +288,7 @@ def test_lr_rule_shares_the_anchor_between_constant_and_scaled(paper: StudyConte
     assert len(first) == 3 * 4 * 5
 
 
-def test_a_growing_arm_is_swept_around_the_rule_it_inherits(paper: StudyContext) -> None:
+def test_growing_arm_is_swept_around_its_inherited_rule(paper: StudyContext) -> None:
     driver = Formula(rate_surface(paper, "untied-2", -0.6))
     answer = driver.answer(lr_rule(paper, arms=["untied-grow"]))
     assert len(driver.batches) == 1
@@ -297,7 +297,7 @@ def test_a_growing_arm_is_swept_around_the_rule_it_inherits(paper: StudyContext)
     )
 
 
-def test_the_screen_sweeps_every_setting(paper: StudyContext) -> None:
+def test_screen_part_sweeps_every_hyperparameter(paper: StudyContext) -> None:
     answer = Formula(separable).answer(lr_rule(paper, parts=["screen"]))
     assert set(answer.values["drift"][0]["hyperparameters"]) == {
         "learning_rate",
@@ -330,9 +330,7 @@ def whole_surface(context: StudyContext):
     return loss
 
 
-def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(
-    paper: StudyContext, tmp_path
-) -> None:
+def test_fit_recipe_runs_four_stages_and_its_recipe_file_round_trips(paper: StudyContext, tmp_path) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-grow"]))
     file = from_builtins(RecipeFile, answer.values["recipe"])
     assert list(answer.values["stages"]) == [
@@ -354,7 +352,7 @@ def test_fit_recipe_goes_through_four_stages_and_writes_what_the_ladder_reads(
     assert rung.hyperparameters.embedding_lr_multiplier == recipe.base.embedding_lr_multiplier
 
 
-def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: StudyContext) -> None:
+def test_stage_without_an_interior_optimum_warns_and_adopts_the_best_measured(paper: StudyContext) -> None:
     surface = whole_surface(paper)
     monotone = Formula(lambda spec: surface(spec) + 0.1 * growth_fraction_of(spec))
     answer = monotone.answer(fit_recipe(paper, arms=["untied-grow"]))
@@ -364,25 +362,25 @@ def test_a_stage_without_an_inner_optimum_says_so_and_the_recipe_goes_on(paper: 
     assert any(told in warning for warning in answer.values["recipe"]["fitted"]["warnings"])
 
 
-def test_a_fixed_arm_skips_stage_three(paper: StudyContext) -> None:
+def test_arm_without_growth_skips_stage_three(paper: StudyContext) -> None:
     answer = Formula(whole_surface(paper)).answer(fit_recipe(paper, arms=["untied-2"]))
     assert list(answer.values["stages"]) == ["chain-tuning", "tpp", "lr-rule"]
     assert answer.values["recipe"]["recipe"]["rho"] is None
 
 
-def test_growing_arms_inherit_from_the_arm_they_start_as() -> None:
+def test_growing_arms_inherit_from_their_starting_arm() -> None:
     pairs = {"untied-grow": "untied-2", "loop-grow": "loop-2", "deep-vanilla-grow": "deep-vanilla"}
     assert {name: starting_arm(find_arm(name)).name for name in pairs} == pairs
 
 
-def test_a_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
+def test_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("arm: vanilla\nrecipe: {learning_rate_exponent: -0.8, tpp: 5, base: {glrr: 0.04}}\n")
     with pytest.raises(UsageError, match="glrr"):
         read_recipe(path)
 
 
-def test_a_preset_names_its_faults(tmp_path) -> None:
+def test_invalid_preset_is_refused_by_field(tmp_path) -> None:
     text = (PRESETS_DIRECTORY / "tiny.yaml").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("batch_tokens: 2048", "batch_tokens: 2000"))

@@ -1,4 +1,4 @@
-"""`steepen study` as a person meets it: help, wrong words, a dry run, and a real study end to end."""
+"""The `steepen study` command: help, invalid requests, dry runs, and a trained study end to end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
         (["ladder", "--data", "nowhere"], "no prepared data"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_begun(
+def test_invalid_requests_are_refused_before_anything_is_written(
     words: list[str], told: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said_in_a_sentence_and_nothing_is_begun(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_needs_no_data_and_writes_nothing(
+def test_dry_run_needs_no_data_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def dry(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_a_dry_run_says_about_how_much_follows_where_that_depends_on_results(
+def test_dry_run_estimates_later_runs_of_adaptive_studies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_a_dry_run_says_about_how_much_follows_where_that_depends_on_results(
     assert plan["later_flops"] > 10 * plan["flops"]
 
 
-def test_a_dry_run_lists_the_held_out_run_as_nothing_about_it_depends_on_results(
+def test_dry_run_lists_the_held_out_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_a_dry_run_lists_the_held_out_run_as_nothing_about_it_depends_on_results
     assert plan["later_runs"] == 0
 
 
-def test_a_dry_run_that_no_cpu_will_finish_points_to_gpus(
+def test_dry_run_too_long_for_a_cpu_suggests_a_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ def test_a_dry_run_that_no_cpu_will_finish_points_to_gpus(
 
 
 @pytest.mark.parametrize("asked", [512, 8192])
-def test_fewer_validation_tokens_than_the_preset_asks_for_are_told(
+def test_fewer_validation_tokens_than_the_presets_give_a_note(
     asked: int,
     folder: Path,
     tmp_path: Path,
@@ -140,7 +140,7 @@ def test_fewer_validation_tokens_than_the_preset_asks_for_are_told(
     assert ("the preset asks for 8,192" in capsys.readouterr().err) == (asked == 8192)
 
 
-def test_a_study_runs_to_its_answer_and_is_not_run_again(
+def test_finished_study_is_answered_without_new_runs(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -163,7 +163,7 @@ def test_a_study_runs_to_its_answer_and_is_not_run_again(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_the_same_name_with_another_question_is_refused(
+def test_reusing_a_study_name_with_other_options_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies = tmp_path / "studies"
@@ -175,9 +175,7 @@ def test_the_same_name_with_another_question_is_refused(
     assert "another name" in capsys.readouterr().err
 
 
-def test_a_study_is_found_by_the_beginning_of_its_name_where_only_one_has_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_study_is_found_by_an_unambiguous_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ladder-tiny", "tpp-tiny", "tpp-mini"):
         (tmp_path / name).mkdir()
         entry = {"name": name, "options": {}, "runs_directory": str(tmp_path / "runs"), "status": "stopped"}
@@ -192,7 +190,7 @@ def test_a_study_is_found_by_the_beginning_of_its_name_where_only_one_has_it(
         assert "tpp-mini, tpp-tiny" in capsys.readouterr().err
 
 
-def test_the_documented_custom_study_runs_by_its_name(
+def test_documented_custom_study_runs_as_module_function(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text()

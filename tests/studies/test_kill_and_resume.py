@@ -1,4 +1,4 @@
-"""A real ladder, killed at ten random moments, answers as an undisturbed one."""
+"""A trained ladder killed at ten random moments gives the answer of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def without_times(answer: dict[str, Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_study_killed_at_ten_random_moments_gives_the_same_answer(data: Dataset, tmp_path: Path) -> None:
+def test_study_killed_at_ten_random_moments_gives_the_same_answer(data: Dataset, tmp_path: Path) -> None:
     began = time.monotonic()
     undisturbed = run_ladder(data, tmp_path / "undisturbed")
     whole = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What cannot run is refused before anything is prepared, written or started."""
+"""A missing device is refused before data is prepared or a run is started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steepen.errors import UsageError
         ("gpu", "--device 'gpu' is not known: use auto, cpu, cuda or cuda:N."),
     ],
 )
-def test_a_device_that_is_not_here_is_refused_once_before_anything_starts(
+def test_missing_device_is_refused_once_before_any_run_starts(
     device: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -33,9 +33,7 @@ def test_a_device_that_is_not_here_is_refused_once_before_anything_starts(
     assert not list(tmp_path.iterdir()), "data were prepared, or a journal begun"
 
 
-def test_a_study_started_from_python_is_refused_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_device_is_refused_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     place: dict[str, Any] = {"data": tmp_path, "runs": tmp_path / "runs", "studies": tmp_path / "studies"}
 
@@ -47,7 +45,7 @@ def test_a_study_started_from_python_is_refused_the_same(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_and_a_cluster_need_no_gpu_here(
+def test_dry_runs_and_clusters_need_no_local_gpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
