@@ -123,13 +123,11 @@ def test_sweeps_accept_diverged_runs(tiny: StudyContext, name: str) -> None:
     json.dumps(answer.to_dict(), allow_nan=False)
 
 
-def test_registry_lists_exactly_the_implemented_studies() -> None:
+def test_registry_parts_match_the_study_modules() -> None:
     for name, study in STUDIES.items():
         assert study.function.__doc__, name
         module = sys.modules[study.function.__module__]
         assert study.parts == tuple(getattr(module, "PARTS", ())), name
-        for part in study.parts:
-            assert part in study.summary
 
 
 def test_importing_the_registry_imports_neither_numpy_nor_a_study() -> None:
@@ -173,10 +171,10 @@ def test_growth_target_reports_kl_depth_when_records_have_it(
 ) -> None:
     from steepen.studies import synthetic
 
-    plain = synthetic.fabricate_record
+    fabricate_record = synthetic.fabricate_record
 
     def scored(spec: RunSpec, loss: float) -> RunRecord:
-        return replace(plain(spec, loss), evaluation={"kl_depth": {"depth": 7, "executed": 11}})
+        return replace(fabricate_record(spec, loss), evaluation={"kl_depth": {"depth": 7, "executed": 11}})
 
     monkeypatch.setattr(synthetic, "fabricate_record", scored)
     answer = Formula(lambda spec: 3.0).answer(growth_target(paper))

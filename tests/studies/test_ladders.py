@@ -87,7 +87,7 @@ def test_ladder_has_verdicts_per_second(paper: StudyContext) -> None:
     assert len(points.runs) == len(points.x) == 8
 
 
-def test_conflicting_verdicts_per_second_are_reported(paper: StudyContext) -> None:
+def test_fit_warnings_are_reported_per_flop_and_per_second(paper: StudyContext) -> None:
     def stumbling(spec: RunSpec) -> float:
         return law(spec) + 0.2 * (spec.shape.depth == 20)
 
@@ -95,10 +95,10 @@ def test_conflicting_verdicts_per_second_are_reported(paper: StudyContext) -> No
         flops = expected_flops(spec) / 1e18
         return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
 
-    for surface, told in ((stumbling, "rises with compute"), (below, "paper's method failed")):
+    for surface, expected in ((stumbling, "rises with compute"), (below, "paper's method failed")):
         warnings = Formula(surface).answer(ladder(paper, arms=["vanilla", "operator-1"])).warnings
-        assert any(told in note and not note.startswith("per second: ") for note in warnings)
-        assert any(told in note and note.startswith("per second: ") for note in warnings)
+        assert any(expected in note and not note.startswith("per second: ") for note in warnings)
+        assert any(expected in note and note.startswith("per second: ") for note in warnings)
 
 
 def test_ladder_yields_longest_runs_first(tiny: StudyContext) -> None:

@@ -18,13 +18,26 @@ if TYPE_CHECKING:
     from steepen.studies.driver.drive import Study
     from steepen.studies.driver.dry_run import DryRunReport
 
+# Panels of --help.
+LAUNCH = "Launching"
+ESTIMATE = "Budget and cost"
+
 On = Annotated[
     str,
-    typer.Option("--on", help="Launcher: local, slurm, ray, or module:attribute of a custom one."),
+    typer.Option(
+        "--on",
+        help="Launcher: local, slurm, ray, or module:attribute of a custom one.",
+        rich_help_panel=LAUNCH,
+    ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", help="Max runs at a time (default: one per GPU, else per CPU core)."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        help="Max runs at a time (default: one per GPU, else per CPU core).",
+        rich_help_panel=LAUNCH,
+    ),
 ]
 With = Annotated[
     list[str] | None,
@@ -34,30 +47,58 @@ With = Annotated[
         help="Option of the launcher (repeatable). local: runs_per_gpu, threads. slurm: partition, "
         "timeout_min, gpus_per_node, account and any other of submitit. ray: address, num_cpus, num_gpus, "
         "threads.",
+        rich_help_panel=LAUNCH,
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the next runs with FLOPs, time and cost; start nothing.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print the next runs with FLOPs, time and cost; start nothing.",
+        rich_help_panel=ESTIMATE,
+    ),
 ]
 BudgetText = Annotated[
     str | None,
-    typer.Option("--budget", help="Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h)."),
+    typer.Option(
+        "--budget",
+        help="Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h).",
+        rich_help_panel=ESTIMATE,
+    ),
 ]
 Gpu = Annotated[
-    str | None, typer.Option("--gpu", help="Estimate time for this GPU (a100, h100, …) instead of measuring.")
+    str | None,
+    typer.Option(
+        "--gpu",
+        help="Estimate time for this GPU (a100, h100, …) instead of measuring.",
+        rich_help_panel=ESTIMATE,
+    ),
 ]
 Mfu = Annotated[
     float | None,
-    typer.Option("--mfu", help="Estimate time for this fraction of the GPU's peak (0.4).", min=1e-6, max=1.0),
+    typer.Option(
+        "--mfu",
+        help="Estimate time for this fraction of the GPU's peak (0.4).",
+        min=1e-6,
+        max=1.0,
+        rich_help_panel=ESTIMATE,
+    ),
 ]
 Price = Annotated[
     float | None,
-    typer.Option("--dollars-per-hour", help="Hourly price of what one run uses, e.g. one GPU.", min=0.0),
+    typer.Option(
+        "--dollars-per-hour",
+        help="Hourly price of what one run uses, e.g. one GPU.",
+        min=0.0,
+        rich_help_panel=ESTIMATE,
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.", rich_help_panel=LAUNCH)]
 Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
 Studies = Annotated[Path, typer.Option("--studies", help="Directory of the journals of studies.")]
-RetryDiverged = Annotated[bool, typer.Option("--retry-diverged", help="Retrain runs whose loss diverged.")]
+RetryDiverged = Annotated[
+    bool, typer.Option("--retry-diverged", help="Retrain runs whose loss diverged.", rich_help_panel=LAUNCH)
+]
 
 GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest --gpu
 

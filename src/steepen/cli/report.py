@@ -15,36 +15,40 @@ import typer
 def report(
     study: Annotated[
         list[str],
-        typer.Argument(help="Studies: their folders, or their names in --studies (a beginning will do)."),
+        typer.Argument(
+            help="Studies: directories, or names (or unambiguous prefixes of names) in --studies."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write to; it is made if it does not exist.")],
+    out: Annotated[Path, typer.Option(help="Directory to write to; created if missing.")],
     formats: Annotated[
-        str, typer.Option("--format", help="Formats of the figures, separated by commas.")
+        str, typer.Option("--format", help="Figure formats: any of pdf, svg and png, separated by commas.")
     ] = "pdf,svg,png",
-    studies: Annotated[Path, typer.Option(help="Where studies live.")] = Path("studies"),
+    studies: Annotated[Path, typer.Option(help="Directory of all studies.")] = Path("studies"),
     runs: Annotated[
-        Path | None, typer.Option(help="Where the runs are now, if they have moved since the study.")
+        Path | None, typer.Option(help="Directory of the runs, if they have moved since the study.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the files written as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the names of the written files as JSON.")
+    ] = False,
 ) -> None:
     """Make a report of finished studies: one HTML page, figures and tables.
 
-    OUT/report.html holds everything (verdicts, figures with values under the pointer, tables, method, every
-    run with its spec and record) and opens without a network, on a phone as well as in print. OUT/figures has
-    each figure for a paper, OUT/tables each table as CSV and Markdown. The same study gives the same bytes.
+    OUT/report.html is self-contained: verdicts, figures with hover values, tables, method, and every run with
+    its spec and record; it opens offline, on phones, and prints. OUT/figures has every figure as PDF, SVG and
+    PNG; OUT/tables every table as CSV and Markdown. The same study gives the same bytes.
 
-    Examples: steepen report ladder --out report
-
-    steepen report ladder-tiny studies/tpp-tiny --out report --format pdf
+    \b
+    Examples:
+    [bold]steepen report ladder --out report[/bold]
+    [bold]steepen report ladder-tiny studies/tpp-tiny --out report --format pdf[/bold]
     """
     from steepen.report.load import load_study
     from steepen.report.write import PAGE_NAME, parse_formats, step_count, write_report
 
     kinds = parse_formats(formats)
     loaded = [load_study(name, studies, runs) for name in dict.fromkeys(study)]
-    written = [
-        file for files in _followed(write_report(loaded, out, kinds), step_count(loaded)) for file in files
-    ]
+    steps = _with_progress(write_report(loaded, out, kinds), step_count(loaded))
+    written = [file for files in steps for file in files]
     if as_json:
         print(json.dumps({"page": str(out / PAGE_NAME), "files": [str(file) for file in written]}, indent=2))
         return
@@ -56,21 +60,21 @@ def report(
             print(f"{out / folder}: {count} files.")
 
 
-def _followed(work: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
-    """The same steps, with a bar and the time left in a terminal, and a line now and then elsewhere."""
+def _with_progress(steps: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
+    """Yield the steps, showing a progress bar in a terminal and a line every 5 seconds elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    began = said = time.monotonic()
+    start = last_line = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
-        for done, files in enumerate(work, 1):
+        for done, files in enumerate(steps, 1):
             yield files
             progress.advance(task)
             now = time.monotonic()
-            if not console.is_terminal and now - said > 5 and done < total:
-                left = (now - began) / done * (total - done)
+            if not console.is_terminal and now - last_line > 5 and done < total:
+                left = (now - start) / done * (total - done)
                 print(f"drawing: {done} of {total}, about {left:.0f} s left", file=sys.stderr, flush=True)
-                said = now
+                last_line = now

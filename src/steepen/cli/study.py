@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,6 @@ from steepen.cli.launch_options import (
     On,
     Price,
     RetryDiverged,
-    Runs,
     With,
     check_device,
     launch_study,
@@ -34,50 +34,95 @@ if TYPE_CHECKING:
     from steepen.studies.preset import Preset
     from steepen.studies.registry import StudyEntry
 
-_LIST = "\n\n".join(f"[bold]{name}[/bold]: {entry.summary}" for name, entry in STUDIES.items())
+# Panels of --help, besides those of `launch_options`.
+SELECTION = "Study"
+SINGLE_STUDY = "Options of single studies"
+FILES = "Data and files"
+OUTPUT = "Output"
 
 
 def study(
     name: Annotated[
         str,
-        typer.Argument(
-            help="One of the studies above, or a custom one as module:function.", show_default=False
-        ),
+        typer.Argument(help="A study of the list, or module:function of a custom one.", show_default=False),
     ],
-    preset: Annotated[str, typer.Option(help="tiny, mini, paper, or a custom YAML file.")] = "tiny",
-    arms: Annotated[str | None, typer.Option(help="Arms, as in vanilla,operator-1.")] = None,
-    rungs: Annotated[str | None, typer.Option(help="Depths, as in 2-6, 6-20:2 or 2,3,5.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, as in 0-2 or 0,1.")] = None,
+    preset: Annotated[
+        str, typer.Option(help="tiny, mini, paper, or a custom YAML file.", rich_help_panel=SELECTION)
+    ] = "tiny",
+    arms: Annotated[
+        str | None, typer.Option(help="Arms, e.g. vanilla,operator-1.", rich_help_panel=SELECTION)
+    ] = None,
+    rungs: Annotated[
+        str | None, typer.Option(help="Depths, e.g. 2-6, 6-20:2 or 2,3,5.", rich_help_panel=SELECTION)
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, e.g. 0-2 or 0,1.", rich_help_panel=SELECTION)
+    ] = None,
     parts: Annotated[
-        list[str] | None, typer.Option("--part", help="Only this part of the study (repeatable).")
+        list[str] | None,
+        typer.Option("--part", help="Only this part of the study (repeatable).", rich_help_panel=SELECTION),
     ] = None,
     recipe: Annotated[
         list[Path] | None,
-        typer.Option(help="A recipe file of fit-recipe, instead of the preset's (repeatable)."),
+        typer.Option(
+            help="Recipe file written by fit-recipe, instead of the preset's (repeatable).",
+            rich_help_panel=SELECTION,
+        ),
     ] = None,
-    reference: Annotated[str | None, typer.Option(help="ladder: the arm others are judged against.")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="ladder: the arm to compare the others with.", rich_help_panel=SINGLE_STUDY),
+    ] = None,
     noise: Annotated[
-        float | None, typer.Option(help="ladder: a run's known standard deviation of loss.", min=1e-9)
+        float | None,
+        typer.Option(
+            help="ladder: known standard deviation of a run's loss.", min=1e-9, rich_help_panel=SINGLE_STUDY
+        ),
     ] = None,
-    source: Annotated[str | None, typer.Option("--from", help="transfer: whose recipe.")] = None,
-    hold_out: Annotated[int | None, typer.Option(help="extrapolate: the depth to keep out.", min=1)] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="transfer: the arm whose recipe is transferred.", rich_help_panel=SINGLE_STUDY
+        ),
+    ] = None,
+    hold_out: Annotated[
+        int | None,
+        typer.Option(help="extrapolate: the depth to predict.", min=1, rich_help_panel=SINGLE_STUDY),
+    ] = None,
     from_recipe: Annotated[
         bool,
-        typer.Option("--from-recipe", help="chain-tuning: start from the recipe, not the paper's initial."),
+        typer.Option(
+            "--from-recipe",
+            help="chain-tuning: start from the recipe, not from the paper's initial values.",
+            rich_help_panel=SINGLE_STUDY,
+        ),
     ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="A folder made by `steepen data prepare`; the preset's own is prepared by default."
+            help="Data directory made by `steepen data prepare` (default: the preset's own).",
+            rich_help_panel=FILES,
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Repeat data where runs need more than there is.", min=1)] = 1,
-    runs: Runs = Path("runs"),
+    epochs: Annotated[
+        int,
+        typer.Option(help="Maximum number of passes over the data.", min=1, rich_help_panel=FILES),
+    ] = 1,
+    runs: Annotated[
+        Path, typer.Option("--runs", help="Directory of all runs.", rich_help_panel=FILES)
+    ] = Path("runs"),
     out: Annotated[
-        Path, typer.Option("--out", "--studies", help="Where studies keep journal and answer.")
+        Path,
+        typer.Option("--out", "--studies", help="Directory of journals and answers.", rich_help_panel=FILES),
     ] = Path("studies"),
     label: Annotated[
-        str | None, typer.Option("--name", help="The study's name there.", show_default="study-preset[-arms]")
+        str | None,
+        typer.Option(
+            "--name",
+            help="Name of the study's directory.",
+            show_default="study-preset[-arms]",
+            rich_help_panel=FILES,
+        ),
     ] = None,
     on: On = "local",
     jobs: Jobs = None,
@@ -89,7 +134,9 @@ def study(
     mfu: Mfu = None,
     dollars_per_hour: Price = None,
     retry_diverged: RetryDiverged = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.studies.context import StudyContext
@@ -150,7 +197,21 @@ def study(
         print(f"The recipe is {written}: give it to `steepen study ladder --recipe {written}`.")
 
 
-study.__doc__ = f"{(study.__doc__ or '').strip()}\n\n{_LIST}\n\nExample: steepen study ladder --preset tiny"
+def _list_of_studies() -> str:
+    """The studies with their questions and parts, for a help text 80 columns wide."""
+    lines: list[str] = []
+    for name, entry in STUDIES.items():
+        question = textwrap.wrap(entry.question, 58)
+        parts = textwrap.wrap(f"parts: {', '.join(entry.parts)}", 58, break_on_hyphens=False)
+        first, *more = [*question, *(parts if entry.parts else ())]
+        lines += [f"[bold]{name:<17}[/bold] {first}", *(f"{'':18}{line}" for line in more)]
+    return "\n".join(lines)
+
+
+study.__doc__ = (
+    f"{(study.__doc__ or '').strip()}\n\n\b\n{_list_of_studies()}\n\n"
+    "Example: [bold]steepen study ladder --preset tiny --arms vanilla,operator-1[/bold]"
+)
 
 
 def _given(**options: Any) -> dict[str, Any]:

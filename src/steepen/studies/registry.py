@@ -37,11 +37,6 @@ class StudyEntry:
         return cast("Callable[..., Study]", found)
 
     @property
-    def summary(self) -> str:
-        """The question and the parts, for the help text."""
-        return f"{self.question} Parts: {', '.join(self.parts)}." if self.parts else self.question
-
-    @property
     def options(self) -> list[str]:
         """The options of the study: its function's arguments after the context."""
         return list(inspect.signature(self.function).parameters)[1:]
