@@ -33,9 +33,11 @@ def report(
 ) -> None:
     """Make a report of finished studies: one HTML page, figures and tables.
 
-    OUT/report.html is self-contained: verdicts, figures with hover values, tables, method, and every run with
-    its spec and record; it opens offline, on phones, and prints. OUT/figures has every figure as PDF, SVG and
-    PNG; OUT/tables every table as CSV and Markdown. The same study gives the same bytes.
+    OUT/report.html is self-contained: verdicts, figures with hover values,
+    tables, method, and every run with its spec and record; it opens offline,
+    on phones, and prints. OUT/figures has every figure as PDF, SVG and PNG;
+    OUT/tables every table as CSV and Markdown. The same study gives the same
+    bytes.
 
     \b
     Examples:
