@@ -25,8 +25,8 @@ SPEC_OPTIONS = (
 
 # Measured on one core; the table is in docs/training.md.
 BF16_ON_CPU = (
-    "this run uses bf16, the default, which is up to 10 times slower than fp32 on a CPU; --precision fp32 "
-    "trains another run (its own hash)."
+    "this run uses bf16, the default, which is about 10 times slower than fp32 on a CPU without bf16 "
+    "instructions; --precision fp32 trains another run (its own hash)."
 )
 
 # Panels of --help.
