@@ -80,11 +80,18 @@ def chain_tuning(context: StudyContext, *, arms: Arms = (), from_recipe: bool = 
     discrete setting per run); the best is adopted if it is 1e-3 better than the current loss. Discrete
     settings that help are applied together in the next sweep. A second round repeats all on a √2 grid.
     """
-    grid = context.preset.grids.chain
+    chains = yield from tune_arms(context, arms, from_recipe=from_recipe)
+    return chain_answer(context, chains)
+
+
+def tune_arms(
+    context: StudyContext, arms: Arms = (), *, from_recipe: bool = False
+) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[Chain]]:
+    """The finished chain of every arm, all run concurrently; a growing arm is tuned as its starting arm."""
     chosen = [starting_arm(arm) for arm in find_arms(arms or ("vanilla",))]
     chains = [Chain(arm, context.recipe(arm).base if from_recipe else INITIAL) for arm in chosen]
-    yield from run_concurrently([tune(context, chain, grid) for chain in chains])
-    return _answer(context, grid, chains)
+    yield from run_concurrently([tune(context, chain, context.preset.grids.chain) for chain in chains])
+    return chains
 
 
 def tune(
@@ -194,7 +201,9 @@ def _words(adopted: dict[str, float]) -> str:
     return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
 
 
-def _answer(context: StudyContext, grid: ChainGrid, chains: Sequence[Chain]) -> Answer:
+def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
+    """The answer of the chain-tuning study."""
+    grid = context.preset.grids.chain
     found: list[str] = []
     series: list[Series] = []
     rows: list[tuple[Any, ...]] = []

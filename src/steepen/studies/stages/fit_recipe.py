@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import rounded_mean
+from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
+from steepen.studies.plotting import finite_or_none
 from steepen.studies.recipe_file import RecipeFile
-from steepen.studies.stages.chain_tuning import chain_tuning, with_paper_code
-from steepen.studies.stages.growth_fraction import MIN_RHO, growth_fraction
-from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule
+from steepen.studies.stages.chain_tuning import chain_answer, tune_arms, with_paper_code
+from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
+from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule, sweep_arms
+from steepen.studies.stages.lr_rule_report import lr_rule_answer
 from steepen.studies.stages.tpp import tpp
 from steepen.utils.codec import to_builtins
 
@@ -34,19 +36,17 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     stages: dict[str, Answer] = {}
     notes: list[str] = []
 
-    stages["chain-tuning"] = yield from chain_tuning(context, arms=[fixed], from_recipe=from_recipe)
-    tuned = stages["chain-tuning"].values[fixed.name]["hyperparameters"]
-    recipe = context.recipe(fixed)
-    recipe = replace(
-        recipe, base=replace(recipe.base, **tuned), learning_rate_base=None, learning_rate_exponent=0.0
-    )
+    chains = yield from tune_arms(context, [fixed], from_recipe=from_recipe)
+    stages["chain-tuning"] = chain_answer(context, chains)
+    tuned = chains[0].values
+    recipe = replace(context.recipe(fixed), base=tuned, learning_rate_base=None, learning_rate_exponent=0.0)
     context = context.with_recipe(fixed, recipe)
 
     stages["tpp"] = yield from tpp(context, arms=[fixed])
-    found = stages["tpp"].values[fixed.name]
-    optimum = found["tpp"]
+    fit = _isoflop_fit(stages["tpp"])
+    optimum = finite_or_none(fit.rounded)
     if not optimum:
-        optimum = max(1.0, rounded_mean([vertex["x"] for vertex in found["vertices"]]))
+        optimum = max(1.0, rounded_mean([vertex.x for vertex in fit.vertices]))
         notes.append(_edge("tokens per parameter", f"{optimum:g}", "grids.tpp.offsets"))
     recipe = replace(recipe, tpp=float(optimum))
     context = context.with_recipe(fixed, recipe)
@@ -55,15 +55,15 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     if arm.passes.grows:
         context = context.with_recipe(arm, inherited_recipe(context, arm))
         stages["growth-fraction"] = yield from growth_fraction(context, arms=[arm])
-        found = stages["growth-fraction"].values[arm.name]
-        rho = found["rho"]
+        fit = _isoflop_fit(stages["growth-fraction"])
+        rho = adopted(fit)
         if rho is None:
-            rho = max(MIN_RHO, rounded_mean([vertex["x"] for vertex in found["vertices"]], 1))
+            rho = max(MIN_RHO, rounded_mean([vertex.x for vertex in fit.vertices], 1))
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
-    stages["lr-rule"] = yield from lr_rule(context, arms=[fixed])
-    beta = stages["lr-rule"].values["rules"][fixed.name]["learning_rate_exponent"]
-    recipe = replace(recipe, learning_rate_exponent=beta)
+    swept, exponents = yield from sweep_arms(context, [fixed])
+    stages["lr-rule"] = lr_rule_answer(context, swept, exponents)
+    recipe = replace(recipe, learning_rate_exponent=exponents[fixed.name])
     context = context.with_recipe(fixed, recipe)
     if arm.passes.grows:
         recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None)
@@ -80,6 +80,12 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
         )
     file = RecipeFile(arm.name, recipe, context.preset.name)
     return _answer(context, fixed.name, file, stages, notes)
+
+
+def _isoflop_fit(answer: Answer) -> IsoflopFit:
+    """The fitted optima of a stage that was run for one arm."""
+    (fit,) = (one.fit for one in answer.fits if isinstance(one.fit, IsoflopFit))
+    return fit
 
 
 def _edge(what: str, value: str, where: str) -> str:

@@ -46,6 +46,16 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
     recipe, which shows what drift remains and what scaling gains. A growing arm is swept around the rule of
     the arm it starts as. `screen` sweeps every hyperparameter of an arm instead of four.
     """
+    swept, rules = yield from sweep_arms(context, arms, parts)
+    return lr_rule_answer(context, swept, rules)
+
+
+def sweep_arms(
+    context: StudyContext, arms: Arms = (), parts: Sequence[str] = ()
+) -> Generator[
+    Sequence[RunSpec], Sequence[RunRecord | None], tuple[list[HyperparameterSweeps], dict[str, float]]
+]:
+    """The sweeps of every arm, and by arm the learning-rate exponent to use."""
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
@@ -70,8 +80,7 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
 
     chosen = find_arms(arms or ("vanilla",))
     results: list[list[HyperparameterSweeps]] = yield from run_concurrently([measured(arm) for arm in chosen])
-    swept = [one for result in results for one in result]
-    return lr_rule_answer(context, swept, rules)
+    return [one for result in results for one in result], rules
 
 
 def _listed(work: Sweep) -> RunGenerator:
