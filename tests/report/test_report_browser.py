@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -183,6 +183,14 @@ def test_page_fits_phone_and_desktop_widths(
     width: int, visit: Callable[..., Visit], finished: Callable[[str], LoadedStudy]
 ) -> None:
     studies = [finished(name) for name in ("family", "tpp", "data-constrained", "extrapolate")]
+    ladder = finished("ladder")
+    long_name = replace(
+        ladder.answer.verdicts[0],
+        arm="width-only-deep-vanilla",
+        variant="adamw",
+        part="optimizer, width and depth",
+    )
+    studies.append(replace(ladder, answer=replace(ladder.answer, verdicts=(long_name,))))
     # A window can't be narrower than some 500 pixels; a frame can.
     inner = html.escape(probed(render_page(studies), FIT))
     style = f"border:0;width:{width}px;height:1600px"

@@ -49,7 +49,7 @@ TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 
 
 
 def lab(colour: str, vision: np.ndarray) -> np.ndarray:
-    """CIELAB of a colour as someone sees it."""
+    """CIELAB of a colour as seen with a kind of colour vision."""
     channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     xyz = TO_XYZ @ np.clip(vision @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
@@ -57,7 +57,7 @@ def lab(colour: str, vision: np.ndarray) -> np.ndarray:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def least_distance(colours: list[str], vision: np.ndarray) -> float:
+def min_distance(colours: list[str], vision: np.ndarray) -> float:
     seen = [lab(colour, vision) for colour in colours]
     return min(float(np.linalg.norm(a - b)) for i, a in enumerate(seen) for b in seen[i + 1 :])
 
@@ -67,13 +67,13 @@ def least_distance(colours: list[str], vision: np.ndarray) -> float:
 def test_arm_colours_are_distinguishable_in_every_vision(vision: str, ground: str) -> None:
     colours = [getattr(colour, ground) for colour in ARM_COLOURS.values()]
     # Okabe and Ito's palette with grey in place of its yellow has 9.7 here; 2.3 is just noticeable.
-    assert least_distance(colours, BLIND[vision]) > 20
+    assert min_distance(colours, BLIND[vision]) > 20
 
 
 def test_colour_distance_detects_red_green_confusion() -> None:
     red_and_green = ["#c04040", "#708020"]
-    assert least_distance(red_and_green, BLIND["normal"]) > 45
-    assert least_distance(red_and_green, BLIND["deutan"]) < 20
+    assert min_distance(red_and_green, BLIND["normal"]) > 45
+    assert min_distance(red_and_green, BLIND["deutan"]) < 20
 
 
 def test_lines_and_text_have_wcag_contrast() -> None:
@@ -92,7 +92,7 @@ def test_arm_colour_ignores_spelling_of_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "wanted"),
+    ("low", "high", "expected"),
     [
         (3.2e17, 1.3e21, ["10^18", "10^19", "10^20", "10^21"]),
         (2.4, 3.6, ["2.4", "2.6", "2.8", "3.0", "3.2", "3.4", "3.6"]),
@@ -101,9 +101,9 @@ def test_arm_colour_ignores_spelling_of_the_name() -> None:
         (1e-5, 1e-1, ["10^-5", "10^-4", "0.001", "0.01", "0.1"]),
     ],
 )
-def test_log_axis_ticks(low: float, high: float, wanted: list[str]) -> None:
+def test_log_axis_ticks(low: float, high: float, expected: list[str]) -> None:
     found, _ = ticks(AxisRange(Axis("x", "log"), low, high))
-    assert [tick.text + (f"^{tick.power}" if tick.power is not None else "") for tick in found] == wanted
+    assert [tick.text + (f"^{tick.power}" if tick.power is not None else "") for tick in found] == expected
 
 
 @settings(max_examples=200, deadline=None)
@@ -172,14 +172,14 @@ panels = st.builds(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(panels, st.sampled_from([PAPER, WIDE, NARROW]))
 def test_any_panel_can_be_laid_out_as_svg(panel: Panel, canvas: Canvas) -> None:
-    scene = lay_out(panel, canvas, ARM_TITLES)
-    assert all(math.isfinite(v) for mark in scene.marks for place in mark.at for v in place)
-    assert all(math.isfinite(label.x) and math.isfinite(label.y) for label in scene.labels)
-    drawing = ElementTree.fromstring(panel_svg(scene, "n", lambda _: "k0", alt_text(panel, scene)))
-    shown = sum(len(mark.at) for mark in scene.marks if mark.series.kind == "points")
+    layout = lay_out(panel, canvas, ARM_TITLES)
+    assert all(math.isfinite(v) for mark in layout.marks for place in mark.at for v in place)
+    assert all(math.isfinite(label.x) and math.isfinite(label.y) for label in layout.labels)
+    drawing = ElementTree.fromstring(panel_svg(layout, "n", lambda _: "k0", alt_text(panel, layout)))
+    shown = sum(len(mark.at) for mark in layout.marks if mark.series.kind == "points")
     given_ = sum(len(one.x) for one in panel.series if one.kind == "points")
     assert len(drawing.findall(".//g[@class='point']")) == shown
-    assert shown + scene.hidden == given_
+    assert shown + layout.hidden == given_
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -193,11 +193,11 @@ def test_point_coordinates_match_their_values() -> None:
         "p", Axis("x", "log"), Axis("y", reverse=True),
         (Series("a", "points", (1.0, 10.0, 100.0), (0.0, 5.0, 10.0)),),
     )  # fmt: skip
-    scene = lay_out(panel, WIDE, {})
-    (x0, y0), (x1, y1), (x2, y2) = scene.marks[0].at
+    layout = lay_out(panel, WIDE, {})
+    (x0, y0), (x1, y1), (x2, y2) = layout.marks[0].at
     assert x1 - x0 == pytest.approx(x2 - x1) and x1 > x0  # equal ratios, equal steps
     assert y1 - y0 == pytest.approx(y2 - y1) and y2 > y0  # reversed: larger values lie lower
-    left, top, right, bottom = scene.box
+    left, top, right, bottom = layout.box
     assert left < x0 < x2 < right and top < y0 < y2 < bottom
 
 
@@ -206,8 +206,8 @@ def test_unbounded_band_does_not_set_the_axis_range() -> None:
     firm = Series("m", "line", x, (1.0, 1.5), arm="vanilla")
     wild = Series("m band", "band", x, (0.9, 0.5), (1.1, math.inf), arm="vanilla")
     far = Series("m band", "band", x, (0.9, -500.0), (1.1, 900.0), arm="vanilla")
-    scene = lay_out(Panel("p", Axis("x"), Axis("y"), (firm, wild, far)), WIDE, {})
-    assert -1 < scene.y.low < 0.9 and 1.5 < scene.y.high < 3
+    layout = lay_out(Panel("p", Axis("x"), Axis("y"), (firm, wild, far)), WIDE, {})
+    assert -1 < layout.y.low < 0.9 and 1.5 < layout.y.high < 3
 
 
 def test_points_hidden_by_a_log_axis_are_counted() -> None:
@@ -219,17 +219,17 @@ def test_many_labels_make_the_figure_taller() -> None:
     many = tuple(
         Series(f"arm-{i}", "line", (1.0, 2.0), (1.0, 1.0 + i / 100), arm=f"arm-{i}") for i in range(40)
     )
-    scene = lay_out(Panel("p", Axis("x"), Axis("y"), many), PAPER, {})
-    heights = sorted(label.y for label in scene.labels)
+    layout = lay_out(Panel("p", Axis("x"), Axis("y"), many), PAPER, {})
+    heights = sorted(label.y for label in layout.labels)
     assert len(heights) == 40 and min(b - a for a, b in pairwise(heights)) >= PAPER.font
-    assert heights[-1] <= scene.box[3]
+    assert heights[-1] <= layout.box[3]
 
 
 def test_legend_names_line_styles_and_markers(finished: Callable[[str], LoadedStudy]) -> None:
     ladder, held = finished("family"), finished("extrapolate")
-    words = [entry.text for _, _, entry in lay_out(ladder.answer.panels[1], PAPER, ARM_TITLES).key]
+    words = [entry.text for _, _, entry in lay_out(ladder.answer.panels[1], PAPER, ARM_TITLES).legend]
     assert words == ["90% band", "fitted", "extrapolated", "measured"]
-    words = [entry.text for _, _, entry in lay_out(held.answer.panels[0], PAPER, ARM_TITLES).key]
+    words = [entry.text for _, _, entry in lay_out(held.answer.panels[0], PAPER, ARM_TITLES).legend]
     assert words == ["90% band", "law", "forecast", "held out"]
 
 

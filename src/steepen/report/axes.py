@@ -1,4 +1,4 @@
-"""Axes: how far they limits, and where their ticks stand. Shared by the printed figures and the page."""
+"""Axis ranges and ticks, shared by the printed figures and the page."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _drawable(value: float, log: bool) -> bool:
 def axis_range(
     axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05
 ) -> AxisRange:
-    """The limits that shows all `values`, and `soft` ones (a band's edges) where they are not far out."""
+    """The limits that show all `values`, and `soft` ones (a band's edges) where they are not far out."""
     good = [v for v in values if _drawable(v, axis.scale == "log")]
     extra = [v for v in soft if _drawable(v, axis.scale == "log")]
     if not good:

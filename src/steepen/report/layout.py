@@ -1,7 +1,8 @@
-"""A panel laid out: the box, ticks, labels and marks, before anyone draws them.
+"""Lay out a panel: the box, ticks, labels, series and legend, before drawing.
 
-The printed figures and the page draw the same scene, so they show the same ranges, ticks, colours and labels.
-Coordinates run from the top left, in points on paper and in pixels on the page.
+The matplotlib figures and the SVG page draw the same layout, so they show the same ranges, ticks, colours
+and labels. Coordinates run from the top left, in points on paper and in
+pixels on the page.
 """
 
 from __future__ import annotations
@@ -25,25 +26,22 @@ class Canvas:
     height: float
     font: float
     character_width: float = 0.6
-    rotated_y_label: bool = (
-        False  # the y axis's label stands beside the axis, turned; otherwise it lies above
-    )
+    rotated_y_label: bool = False  # beside the axis; otherwise horizontal above it
 
     def text_width(self, text: str) -> float:
-        """About how wide a text is."""
+        """Approximate width of a text."""
         return self.character_width * self.font * len(text)
 
 
-PAPER = Canvas(
-    252, 178, 7.5, character_width=0.47, rotated_y_label=True
-)  # 3.5 inches: one column of a two-column page
+# 3.5 inches: one column of a two-column page.
+PAPER = Canvas(252, 178, 7.5, character_width=0.47, rotated_y_label=True)
 WIDE = Canvas(760, 420, 13)
 NARROW = Canvas(358, 330, 11.5)
 
 
 @dataclass(frozen=True)
 class PlacedSeries:
-    """A series in place: pixel coordinates and values of what can be shown of it."""
+    """A series with the coordinates and values of its points that can be shown."""
 
     series: Series
     group: Curve
@@ -56,7 +54,7 @@ class PlacedSeries:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A vertical or horizontal line across the box, with a word."""
+    """A vertical or horizontal line across the box, with a label."""
 
     direction: str
     value: float
@@ -76,35 +74,35 @@ class PanelLayout:
     y: AxisRange
     x_ticks: tuple[tuple[float, Tick], ...]
     y_ticks: tuple[tuple[float, Tick], ...]
-    x_small: tuple[tuple[float, float], ...]  # places and values of unlabelled ticks
-    y_small: tuple[tuple[float, float], ...]
+    x_minor: tuple[tuple[float, float], ...]  # coordinates and values of unlabelled ticks
+    y_minor: tuple[tuple[float, float], ...]
     marks: tuple[PlacedSeries, ...]
     labels: tuple[Label, ...]
-    rules: tuple[ReferenceLine, ...]
-    key: tuple[tuple[float, float, LegendEntry], ...]
-    hidden: int  # points that have no place on a log axis
+    reference_lines: tuple[ReferenceLine, ...]
+    legend: tuple[tuple[float, float, LegendEntry], ...]
+    hidden: int  # points that cannot be shown on a log axis
 
 
 def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout:
-    """Lay out a panel on a canvas; `titles` are the arms' names as people read them."""
+    """Lay out a panel on a canvas; `titles` are the arms' display names."""
     groups = curves_of(panel, titles)
-    x, y = _reach(panel)
+    x, y = _axis_ranges(panel)
     font = canvas.font
-    x_ticks, x_small = ticks(x, wanted=5 if canvas.width < 400 else 7)
-    y_ticks, y_small = ticks(y, wanted=6)
+    x_ticks, x_minor = ticks(x, wanted=5 if canvas.width < 400 else 7)
+    y_ticks, y_minor = ticks(y, wanted=6)
 
-    single = [g for g in groups if g.named and _lone_point(g, x, y)]
-    ended = [g for g in groups if g.named and g not in single and _has_end(g)]
-    longest = max((canvas.text_width(g.label) for g in ended), default=0.0)
-    right_margin = min(longest + 1.9 * font, 0.42 * canvas.width) if ended else 1.2 * font
+    lone_points = [g for g in groups if g.named and _lone_point(g, x, y)]
+    with_ends = [g for g in groups if g.named and g not in lone_points and _has_end(g)]
+    label_space = max((canvas.text_width(g.label) for g in with_ends), default=0.0)
+    right_margin = min(label_space + 1.9 * font, 0.42 * canvas.width) if with_ends else 1.2 * font
     left = max((canvas.text_width(_tick_text(t)) for t in y_ticks), default=0.0) + 1.1 * font
     left += 1.5 * font if canvas.rotated_y_label else 0.0
     top = 1.9 * font if canvas.rotated_y_label else 2.3 * font
     right = canvas.width - right_margin
-    entries, key_height = _place_key(legend_entries(groups), canvas)
-    under = (3.2 if canvas.rotated_y_label else 3.6) * font  # ticks and the axis's label
-    bottom_margin = under + key_height + 0.3 * font
-    box_height = max(canvas.height - top - (bottom_margin - key_height), 1.25 * font * len(ended))
+    entries, legend_height = _place_legend(legend_entries(groups), canvas)
+    label_height = (3.2 if canvas.rotated_y_label else 3.6) * font  # ticks and the axis's label
+    bottom_margin = label_height + legend_height + 0.3 * font
+    box_height = max(canvas.height - top - (bottom_margin - legend_height), 1.25 * font * len(with_ends))
     bottom = top + box_height
     height = bottom + bottom_margin
 
@@ -125,13 +123,13 @@ def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout
     box = (left, top, right, bottom)
     label_width = right_margin - 1.6 * font
     labels = labels_at_curve_ends(
-        [(g, _end(g, marks, box)) for g in ended], box, font, label_width, canvas.character_width
+        [(g, _end(g, marks, box)) for g in with_ends], box, font, label_width, canvas.character_width
     )
-    taken = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
+    occupied = [place for mark in marks if mark.series.kind != "band" for place in _covered(mark, 0.4 * font)]
     labels += labels_beside_points(
-        [(g, _end(g, marks, box)) for g in single], taken, box, font, canvas.character_width
+        [(g, _end(g, marks, box)) for g in lone_points], occupied, box, font, canvas.character_width
     )
-    rules = [
+    reference_lines = [
         ReferenceLine(kind, value, at_x(value) if kind == "x" else at_y(value), text)
         for kind, value, text in panel.lines
         if (x if kind == "x" else y).can_show(value)
@@ -145,26 +143,26 @@ def lay_out(panel: Panel, canvas: Canvas, titles: dict[str, str]) -> PanelLayout
         y=y,
         x_ticks=tuple((at_x(t.value), t) for t in x_ticks),
         y_ticks=tuple((at_y(t.value), t) for t in y_ticks),
-        x_small=tuple((at_x(v), v) for v in x_small),
-        y_small=tuple((at_y(v), v) for v in y_small),
+        x_minor=tuple((at_x(v), v) for v in x_minor),
+        y_minor=tuple((at_y(v), v) for v in y_minor),
         marks=tuple(sorted(marks, key=lambda mark: ("band", "line", "points").index(mark.series.kind))),
         labels=tuple(labels),
-        rules=tuple(rules),
-        key=tuple((px, bottom + under + py, entry) for px, py, entry in entries),
+        reference_lines=tuple(reference_lines),
+        legend=tuple((px, bottom + label_height + py, entry) for px, py, entry in entries),
         hidden=hidden,
     )
 
 
-def _reach(panel: Panel) -> tuple[AxisRange, AxisRange]:
-    firm = [s for s in panel.series if s.kind != "band"]
+def _axis_ranges(panel: Panel) -> tuple[AxisRange, AxisRange]:
+    curves = [s for s in panel.series if s.kind != "band"]
     bands = [s for s in panel.series if s.kind == "band"]
-    marks_x = [value for kind, value, _ in panel.lines if kind == "x"]
-    marks_y = [value for kind, value, _ in panel.lines if kind == "y"]
+    lines_x = [value for kind, value, _ in panel.lines if kind == "x"]
+    lines_y = [value for kind, value, _ in panel.lines if kind == "y"]
     x = axis_range(
-        panel.x, [v for s in firm for v in s.x] + marks_x, [v for s in bands for v in s.x], pad=0.035
+        panel.x, [v for s in curves for v in s.x] + lines_x, [v for s in bands for v in s.x], pad=0.035
     )
     edges = [v for s in bands for v in (*s.y, *s.y_high)]
-    return x, axis_range(panel.y, [v for s in firm for v in s.y] + marks_y, edges)
+    return x, axis_range(panel.y, [v for s in curves for v in s.y] + lines_y, edges)
 
 
 def _mark(
@@ -233,7 +231,7 @@ def _has_end(group: Curve) -> bool:
 def _end(
     group: Curve, marks: list[PlacedSeries], box: tuple[float, float, float, float]
 ) -> tuple[float, float]:
-    """Where a group's label points to: its rightmost place inside the box."""
+    """Where a group's label points to: its rightmost point inside the box."""
     _, top, right, bottom = box
     own = [mark for mark in marks if mark.group is group and mark.series.kind != "band"]
     points = [p for mark in own if mark.series.kind == "points" for p in mark.at]
@@ -244,7 +242,7 @@ def _end(
 
 
 def _covered(mark: PlacedSeries, step: float) -> list[tuple[float, float]]:
-    """Places a label should keep off: the points, and the lines in small steps."""
+    """Coordinates a label should not cover: the points, and the lines in small steps."""
     places = list(mark.at)
     if mark.series.kind == "line":
         for (ax, ay), (bx, by) in pairwise(mark.at):
@@ -257,16 +255,16 @@ def _tick_text(tick: Tick) -> str:
     return tick.text + ("" if tick.power is None else str(tick.power))
 
 
-def _place_key(
+def _place_legend(
     entries: list[LegendEntry], canvas: Canvas
 ) -> tuple[list[tuple[float, float, LegendEntry]], float]:
-    """Rows of glyph and word under the axis; the height they need."""
+    """The entries in rows under the axis, and their total height."""
     placed: list[tuple[float, float, LegendEntry]] = []
     font, x, row = canvas.font, 0.5 * canvas.font, 0
     for entry in entries:
-        wide = 2.6 * font + canvas.text_width(entry.text) + 1.4 * font
-        if x > font and x + wide > canvas.width:
+        entry_width = 2.6 * font + canvas.text_width(entry.text) + 1.4 * font
+        if x > font and x + entry_width > canvas.width:
             x, row = 0.5 * font, row + 1
         placed.append((x, (row + 0.5) * 1.35 * font, entry))
-        x += wide
+        x += entry_width
     return placed, 1.35 * font * (row + 1) if entries else 0.0

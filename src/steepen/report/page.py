@@ -97,7 +97,8 @@ class _Content:
         }
 
     def prose(self, text: str) -> Markup:
-        """A sentence in which arms carry their colours."""
+        """A sentence with arms in their colours, and a minus sign (no line break) before negative numbers."""
+        text = re.sub(r"(?<=[ (])-(?=[\d.])", "−", text)
         out, end = Markup(), 0
         for match in self.pattern.finditer(text):
             shade = self.colour_class(arm_colour(match.group()))

@@ -63,7 +63,7 @@ class _Painter:
         self._text(left, 0.95 * font, layout.panel.title, weight="bold", va="center")
         for mark in layout.marks:
             _draw_mark(axes, mark)
-        for rule in layout.rules:
+        for rule in layout.reference_lines:
             grey = NEUTRAL.light
             (axes.axvline if rule.direction == "x" else axes.axhline)(
                 rule.value, color=grey, lw=0.5, ls=_DASHES["dotted"], zorder=1
@@ -75,24 +75,24 @@ class _Painter:
                     right - 2, rule.at - 0.5 * font, rule.text, color=grey, size=6.2, va="center", ha="right"
                 )
         self._labels(layout)
-        self._key(layout)
+        self._legend(layout)
 
     def _ticks(self, axes: Any, layout: PanelLayout) -> None:
         from matplotlib.ticker import FixedLocator, NullFormatter
 
-        for axis, marks, small in (
-            (axes.xaxis, layout.x_ticks, layout.x_small),
-            (axes.yaxis, layout.y_ticks, layout.y_small),
+        for axis, marks, minor in (
+            (axes.xaxis, layout.x_ticks, layout.x_minor),
+            (axes.yaxis, layout.y_ticks, layout.y_minor),
         ):
-            words = [
+            labels = [
                 tick.text
                 if tick.power is None
                 else rf"${tick.text}^{{{tick.power}}}$".replace("×", r"\times ")
                 for _, tick in marks
             ]
             axis.set_major_locator(FixedLocator([tick.value for _, tick in marks]))
-            axis.set_ticklabels(words)
-            axis.set_minor_locator(FixedLocator([value for _, value in small]))
+            axis.set_ticklabels(labels)
+            axis.set_minor_locator(FixedLocator([value for _, value in minor]))
             axis.set_minor_formatter(NullFormatter())
             axis.set_tick_params(pad=2)
 
@@ -108,12 +108,12 @@ class _Painter:
                 line = Line2D([ax, bx], [ay, by], color=label.colour.light, lw=0.4, alpha=0.6)
                 self.figure.add_artist(line)
 
-    def _key(self, layout: PanelLayout) -> None:
+    def _legend(self, layout: PanelLayout) -> None:
         from matplotlib.lines import Line2D
         from matplotlib.patches import Rectangle
 
         font = layout.canvas.font
-        for x, y, entry in layout.key:
+        for x, y, entry in layout.legend:
             colour, series = entry.colour.light, entry.series
             (ax, ay), (bx, by) = self.place(x, y), self.place(x + 1.8 * font, y)
             if series.kind == "band":

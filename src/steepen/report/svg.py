@@ -1,4 +1,4 @@
-"""A scene as inline SVG for the page: classes for colours, a title on every point for the hover.
+"""A layout as inline SVG for the page: classes for colours, a title on every point for the hover.
 
 Written by hand rather than with a charting library: a panel is a few kilobytes instead of a megabyte of
 script, prints as vectors, follows the page's light or dark colours, and needs no network.
@@ -22,31 +22,31 @@ from steepen.utils.formatting import format_value
 ColourClass = Callable[[Colour], str]
 
 
-def panel_svg(scene: PanelLayout, name: str, colour_class: ColourClass, alt: str) -> Markup:
-    """The scene; `name` makes its ids unique, `alt` is what a screen reader says of it."""
-    left, top, right, bottom = scene.box
-    width, font = scene.canvas.width, scene.canvas.font
+def panel_svg(layout: PanelLayout, name: str, colour_class: ColourClass, alt: str) -> Markup:
+    """The layout; `name` makes its ids unique, `alt` is its text for screen readers."""
+    left, top, right, bottom = layout.box
+    width, height, font = _px(layout.canvas.width), _px(layout.height), layout.canvas.font
     out: list[str] = [
-        f'<svg viewBox="0 0 {_n(width)} {_n(scene.height)}" width="{_n(width)}" height="{_n(scene.height)}" '
-        f'font-size="{_n(font)}" role="group" aria-label="{escape(alt)}">',
-        f'<clipPath id="{name}"><rect x="{_n(left)}" y="{_n(top - 4)}" width="{_n(right - left + 4)}" '
-        f'height="{_n(bottom - top + 8)}"/></clipPath>',
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-size="{_px(font)}" role="group" aria-label="{escape(alt)}">',
+        f'<clipPath id="{name}"><rect x="{_px(left)}" y="{_px(top - 4)}" width="{_px(right - left + 4)}" '
+        f'height="{_px(bottom - top + 8)}"/></clipPath>',
     ]
-    out += _axes(scene)
-    out += _rules(scene)
+    out += _axes(layout)
+    out += _reference_lines(layout)
     out.append(f'<g clip-path="url(#{name})">')
-    out += [_mark(mark, scene, colour_class) for mark in scene.marks]
+    out += [_mark(mark, layout, colour_class) for mark in layout.marks]
     out.append("</g>")
-    out += _labels(scene, colour_class)
-    out += _key(scene, colour_class)
+    out += _labels(layout, colour_class)
+    out += _legend(layout, colour_class)
     out.append("</svg>")
     return Markup("".join(out))
 
 
-def alt_text(panel: Panel, scene: PanelLayout) -> str:
-    """The panel in words, for those who can't see it."""
+def alt_text(panel: Panel, layout: PanelLayout) -> str:
+    """The panel as text, for screen readers."""
     parts = [f"{panel.title}: {panel.y.label} against {panel.x.label}."]
-    for mark in scene.marks:
+    for mark in layout.marks:
         if mark.series.kind != "band" and mark.values:
             (x0, y0), (x1, y1) = mark.values[0], mark.values[-1]
             text = f"{_name(mark)}: {format_value(y0)} at {format_value(x0)}"
@@ -58,26 +58,26 @@ def alt_text(panel: Panel, scene: PanelLayout) -> str:
     return " ".join(parts)
 
 
-def _axes(scene: PanelLayout) -> list[str]:
-    left, top, right, bottom = scene.box
-    font = scene.canvas.font
+def _axes(layout: PanelLayout) -> list[str]:
+    left, top, right, bottom = layout.box
+    font = layout.canvas.font
     out = ['<g class="grid">']
-    out += [f'<path d="M{_n(left)} {_n(y)}H{_n(right)}"/>' for y, _ in scene.y_ticks]
+    out += [f'<path d="M{_px(left)} {_px(y)}H{_px(right)}"/>' for y, _ in layout.y_ticks]
     out.append('</g><g class="axis">')
-    out.append(f'<path d="M{_n(left)} {_n(top)}V{_n(bottom)}H{_n(right)}"/>')
-    ticks = [f"M{_n(x)} {_n(bottom)}v4" for x, _ in scene.x_ticks]
-    ticks += [f"M{_n(x)} {_n(bottom)}v2.5" for x, _ in scene.x_small]
-    ticks += [f"M{_n(left)} {_n(y)}h-4" for y, _ in scene.y_ticks]
-    ticks += [f"M{_n(left)} {_n(y)}h-2.5" for y, _ in scene.y_small]
+    out.append(f'<path d="M{_px(left)} {_px(top)}V{_px(bottom)}H{_px(right)}"/>')
+    ticks = [f"M{_px(x)} {_px(bottom)}v4" for x, _ in layout.x_ticks]
+    ticks += [f"M{_px(x)} {_px(bottom)}v2.5" for x, _ in layout.x_minor]
+    ticks += [f"M{_px(left)} {_px(y)}h-4" for y, _ in layout.y_ticks]
+    ticks += [f"M{_px(left)} {_px(y)}h-2.5" for y, _ in layout.y_minor]
     out.append(f'<path d="{"".join(ticks)}"/></g><g class="words">')
-    out += [f'<text x="{_n(x)}" y="{_n(bottom + 1.45 * font)}" text-anchor="middle">{_tick(t)}</text>'
-            for x, t in scene.x_ticks]  # fmt: skip
-    out += [f'<text x="{_n(left - 7)}" y="{_n(y + 0.35 * font)}" text-anchor="end">{_tick(t)}</text>'
-            for y, t in scene.y_ticks]  # fmt: skip
-    middle, y_label = (left + right) / 2, escape(scene.panel.y.label)
-    out.append(f'<text class="label" x="{_n(middle)}" y="{_n(bottom + 2.9 * font)}" text-anchor="middle">'
-               f"{escape(scene.panel.x.label)}</text>")  # fmt: skip
-    out.append(f'<text class="label" x="2" y="{_n(1.1 * font)}">{y_label}</text></g>')
+    out += [f'<text x="{_px(x)}" y="{_px(bottom + 1.45 * font)}" text-anchor="middle">{_tick(t)}</text>'
+            for x, t in layout.x_ticks]  # fmt: skip
+    out += [f'<text x="{_px(left - 7)}" y="{_px(y + 0.35 * font)}" text-anchor="end">{_tick(t)}</text>'
+            for y, t in layout.y_ticks]  # fmt: skip
+    middle, y_label = (left + right) / 2, escape(layout.panel.y.label)
+    out.append(f'<text class="label" x="{_px(middle)}" y="{_px(bottom + 2.9 * font)}" text-anchor="middle">'
+               f"{escape(layout.panel.x.label)}</text>")  # fmt: skip
+    out.append(f'<text class="label" x="2" y="{_px(1.1 * font)}">{y_label}</text></g>')
     return out
 
 
@@ -88,42 +88,42 @@ def _tick(tick: Tick) -> str:
     return f'{tick.text}<tspan dy="-0.45em" font-size="75%">{power}</tspan>'
 
 
-def _rules(scene: PanelLayout) -> list[str]:
-    left, top, right, bottom = scene.box
-    font = scene.canvas.font
+def _reference_lines(layout: PanelLayout) -> list[str]:
+    left, top, right, bottom = layout.box
+    font = layout.canvas.font
     out = ['<g class="rule">']
-    for rule in scene.rules:
-        at, text = _n(rule.at), escape(rule.text)
+    for rule in layout.reference_lines:
+        at, text = _px(rule.at), escape(rule.text)
         if rule.direction == "x":
-            out.append(f'<path d="M{at} {_n(top)}V{_n(bottom)}"/>')
-            out.append(f'<text x="{_n(rule.at + 4)}" y="{_n(top + 0.9 * font)}">{text}</text>')
+            out.append(f'<path d="M{at} {_px(top)}V{_px(bottom)}"/>')
+            out.append(f'<text x="{_px(rule.at + 4)}" y="{_px(top + 0.9 * font)}">{text}</text>')
         else:
-            out.append(f'<path d="M{_n(left)} {at}H{_n(right)}"/>')
-            out.append(f'<text x="{_n(right - 3)}" y="{_n(rule.at - 4)}" text-anchor="end">{text}</text>')
+            out.append(f'<path d="M{_px(left)} {at}H{_px(right)}"/>')
+            out.append(f'<text x="{_px(right - 3)}" y="{_px(rule.at - 4)}" text-anchor="end">{text}</text>')
     return [*out, "</g>"]
 
 
-def _mark(mark: PlacedSeries, scene: PanelLayout, colour_class: ColourClass) -> str:
+def _mark(mark: PlacedSeries, layout: PanelLayout, colour_class: ColourClass) -> str:
     series, style = mark.series, mark.series.style
     shade = colour_class(mark.group.colour)
     if series.kind == "band":
-        lower = " ".join(f"{_n(x)},{_n(y)}" for x, y in mark.at)
+        lower = " ".join(f"{_px(x)},{_px(y)}" for x, y in mark.at)
         back = zip(reversed(mark.at), reversed(mark.upper), strict=True)
-        upper = " ".join(f"{_n(x)},{_n(y)}" for (x, _), y in back)
+        upper = " ".join(f"{_px(x)},{_px(y)}" for (x, _), y in back)
         return f'<polygon class="band {shade}" points="{lower} {upper}"/>'
     if series.kind == "line":
-        points = " ".join(f"{_n(x)},{_n(y)}" for x, y in mark.at)
+        points = " ".join(f"{_px(x)},{_px(y)}" for x, y in mark.at)
         return (
             f'<polyline class="line {style} {shade}" points="{points}" data-label="{escape(_name(mark))}" '
             f'data-v="{_hover_values(mark)}"/>'
         )
-    radius = 0.31 * scene.canvas.font
+    radius = 0.31 * layout.canvas.font
     shapes: list[str] = []
     for i, ((x, y), (a, b)) in enumerate(zip(mark.at, mark.values, strict=True)):
         run = mark.runs[i] if mark.runs else ""
         title = (
-            f"{_name(mark)}\n{scene.panel.x.label}: {format_value(a)}\n"
-            f"{scene.panel.y.label}: {format_value(b, 5)}" + (f"\nrun {run}" if run else "")
+            f"{_name(mark)}\n{layout.panel.x.label}: {format_value(a)}\n"
+            f"{layout.panel.y.label}: {format_value(b, 5)}" + (f"\nrun {run}" if run else "")
         )
         link = f' data-run="{escape(run)}"' if run else ""
         shapes.append(
@@ -134,60 +134,60 @@ def _mark(mark: PlacedSeries, scene: PanelLayout, colour_class: ColourClass) -> 
 
 
 def _hover_values(mark: PlacedSeries) -> str:
-    """What the hover says along a line, vertex by vertex: x;y|x;y."""
+    """The hover values along a line, vertex by vertex: x;y|x;y."""
     return "|".join(f"{format_value(a)};{format_value(b, 5)}" for a, b in mark.values)
 
 
 def _shape(series: Series, x: float, y: float, radius: float) -> str:
     if series.marker == "square":
-        side = _n(2 * radius)
-        return f'<rect x="{_n(x - radius)}" y="{_n(y - radius)}" width="{side}" height="{side}"/>'
+        side = _px(2 * radius)
+        return f'<rect x="{_px(x - radius)}" y="{_px(y - radius)}" width="{side}" height="{side}"/>'
     if series.marker == "star":
-        return f'<path d="M{_n(x)} {_n(y)}{_star(1.9 * radius)}"/>'
-    return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>'
+        return f'<path d="M{_px(x)} {_px(y)}{_star(1.9 * radius)}"/>'
+    return f'<circle cx="{_px(x)}" cy="{_px(y)}" r="{_px(radius)}"/>'
 
 
 def _star(size: float) -> str:
-    """A five-pointed star around the pen's place, in relative moves."""
+    """A five-pointed star around the current point, in relative moves."""
     corners = [
         (length * size * math.sin(math.pi * k / 5), -length * size * math.cos(math.pi * k / 5))
         for k in range(10)
         for length in [1.0 if k % 2 == 0 else 0.42]
     ]
     moves = [corners[0], *((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(corners))]
-    return "m" + "l".join(f"{_n(a)} {_n(b)}" for a, b in moves) + "z"
+    return "m" + "l".join(f"{_px(a)} {_px(b)}" for a, b in moves) + "z"
 
 
-def _labels(scene: PanelLayout, colour_class: ColourClass) -> list[str]:
-    font = scene.canvas.font
+def _labels(layout: PanelLayout, colour_class: ColourClass) -> list[str]:
+    font = layout.canvas.font
     out = ['<g class="names">']
-    for label in scene.labels:
+    for label in layout.labels:
         shade = colour_class(label.colour)
         if label.leader is not None:
             (ax, ay), (bx, by) = label.leader
-            out.append(f'<path class="leader {shade}" d="M{_n(ax)} {_n(ay)}L{_n(bx)} {_n(by)}"/>')
+            out.append(f'<path class="leader {shade}" d="M{_px(ax)} {_px(ay)}L{_px(bx)} {_px(by)}"/>')
         out.append(
-            f'<text class="{shade}" x="{_n(label.x)}" y="{_n(label.y + 0.35 * font)}" '
+            f'<text class="{shade}" x="{_px(label.x)}" y="{_px(label.y + 0.35 * font)}" '
             f'text-anchor="{label.anchor}">{escape(label.text)}</text>'
         )
     return [*out, "</g>"]
 
 
-def _key(scene: PanelLayout, colour_class: ColourClass) -> list[str]:
-    font = scene.canvas.font
+def _legend(layout: PanelLayout, colour_class: ColourClass) -> list[str]:
+    font = layout.canvas.font
     out = ['<g class="key">']
-    for x, y, entry in scene.key:
+    for x, y, entry in layout.legend:
         series, shade = entry.series, colour_class(entry.colour)
         end = x + 1.8 * font
         if series.kind == "band":
-            out.append(f'<rect class="band {shade}" x="{_n(x)}" y="{_n(y - 0.4 * font)}" '
-                       f'width="{_n(1.8 * font)}" height="{_n(0.8 * font)}"/>')  # fmt: skip
+            out.append(f'<rect class="band {shade}" x="{_px(x)}" y="{_px(y - 0.4 * font)}" '
+                       f'width="{_px(1.8 * font)}" height="{_px(0.8 * font)}"/>')  # fmt: skip
         elif series.kind == "line":
-            out.append(f'<path class="line {series.style} {shade}" d="M{_n(x)} {_n(y)}H{_n(end)}"/>')
+            out.append(f'<path class="line {series.style} {shade}" d="M{_px(x)} {_px(y)}H{_px(end)}"/>')
         else:
             filled = "filled" if series.filled else "hollow"
             out.append(f'<g class="{filled} {shade}">{_shape(series, (x + end) / 2, y, 0.31 * font)}</g>')
-        out.append(f'<text x="{_n(x + 2.3 * font)}" y="{_n(y + 0.35 * font)}">{escape(entry.text)}</text>')
+        out.append(f'<text x="{_px(x + 2.3 * font)}" y="{_px(y + 0.35 * font)}">{escape(entry.text)}</text>')
     return [*out, "</g>"]
 
 
@@ -195,6 +195,6 @@ def _name(mark: PlacedSeries) -> str:
     return series_name(mark.series, mark.group)
 
 
-def _n(value: float) -> str:
+def _px(value: float) -> str:
     text = f"{value:.1f}"
     return text.removesuffix(".0") if text != "-0.0" else "0"
