@@ -94,3 +94,14 @@ def test_stages_print_fraction_tokens_rate_and_eta(clock: Clock, capsys: pytest.
         report("write", 0, 0)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["tokenize …", "tokenize: 25%, 5,000 tokens, 250 tokens/s, ETA 1:00", "write …"]
+
+
+def test_in_a_narrow_terminal_a_row_is_one_line_without_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "step 9/195  loss 5.8345  lr 5.97e-02  K 2  8.88k tok/s  ETA 0:49"
+    with ProgressDisplay() as display:
+        display.update(Progress((ProgressRow("Untied-Grow d2", 9, 195, text),), ""))
+    assert " ".join(text.split()) in terminal.getvalue() and "━" not in terminal.getvalue()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from steepen.utils.formatting import format_clock
 
+MIN_BAR, MAX_BAR = 6, 24  # columns of a bar
 LINE_SECONDS = 10.0  # between lines where standard error is not a terminal
 
 
@@ -55,6 +56,7 @@ class ProgressDisplay:
         self._progress = Progress((), "")
         self._last_line = 0.0
         self._live: Any = None
+        self._console: Any = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if quiet:
@@ -63,8 +65,9 @@ class ProgressDisplay:
             from rich.console import Console
             from rich.live import Live
 
+            self._console = Console(stderr=True)
             self._live = Live(
-                console=Console(stderr=True),
+                console=self._console,
                 get_renderable=self._render,
                 refresh_per_second=4 if poll is None else 1,
                 transient=True,
@@ -117,9 +120,14 @@ class ProgressDisplay:
 
         progress = self._progress if self.poll is None else self.poll()
         grid = Table.grid(padding=(0, 1))
+        free = self._console.width - 2 - max((len(r.title) + len(r.text) for r in progress.rows), default=0)
         for row in progress.rows:
-            bar = ProgressBar(total=row.total, completed=row.done, width=24)
-            grid.add_row(Text(row.title, style="bold"), bar, Text(row.text))
+            title, text = Text(row.title, style="bold", no_wrap=True), Text(row.text, no_wrap=True)
+            if free < MIN_BAR:  # a narrow terminal: one line of text without a bar
+                grid.add_row(title, Text(" ".join(row.text.split()), no_wrap=True, overflow="ellipsis"))
+            else:
+                bar = ProgressBar(total=row.total, completed=row.done, width=min(MAX_BAR, free))
+                grid.add_row(title, bar, text)
         return grid
 
     def _print_polled_lines(self) -> None:
