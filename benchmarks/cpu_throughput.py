@@ -2,13 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_throughput.py [--arms vanilla:2 vanilla:6 …] [--rounds 15]
 
-`ours` is the step training makes: Accumulator, gradient norm, Optimizer. The plain loop computes the same the
-straightforward way: one F.linear per matrix, torch's attention, cross-entropy on all logits, Muon one matrix
-after another, torch's AdamW. Both take turns within each round; numbers are medians over rounds, of the
-thread's CPU time, so that what else the machine does counts less. Shares are of our step taken apart: blocks
-forward and backward, the head with its loss (both ways), the optimizer, and what is left.
+`fused` is the step of training: GradientAccumulator, gradient norm, Optimizer. `eager` computes the same with
+one F.linear per matrix, torch's attention, cross-entropy on all logits, Muon one matrix at a time and torch's
+AdamW. Both are interleaved in every round. Numbers are medians over rounds of the thread's CPU time, which
+other processes on the machine affect less than wall-clock time. Percentages split the fused step: blocks
+forward and backward, head and loss (forward and backward), optimizer, and the rest.
 
-Both keep freed memory, a setting of the process; --default-memory leaves the C library its default, for both.
+Both loops run with malloc set to keep freed memory; --default-memory leaves malloc at its defaults.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from steepen.training.device import keep_freed_memory
 from steepen.training.gradient_accumulation import GradientAccumulator
 
 VOCABULARY = 512
-CHECKED = 5  # steps after which both losses must agree
+CHECKED_STEPS = 5  # after which both losses must agree
 TOLERANCE = 1e-3
 PARTS = ("forward", "backward", "head+loss", "optimizer", "other")
 DEFAULT = [
@@ -49,13 +49,13 @@ DEFAULT = [
 ]
 
 
-class Plain:
-    """The same network and optimizer as an eager PyTorch baseline."""
+class EagerStep:
+    """An optimizer step of the same network in eager torch operations."""
 
     def __init__(self, network: Network, spec: RunSpec) -> None:
         self.network, self.hyper, self.choice = network, spec.hyperparameters, spec.optimizer
         self.eps = spec.options.norm_eps
-        self.embedding, self.head = (self._own(p) for p in (network.embedding, network.head))
+        self.embedding, self.head = (self._copy(p) for p in (network.embedding, network.head))
         self.stages = [
             self._stage(network.prelude),
             *map(self._stage, network.cores),
@@ -76,13 +76,13 @@ class Plain:
         self.cos, self.sin = cos, sin
 
     @staticmethod
-    def _own(weight: Tensor) -> nn.Parameter:
+    def _copy(weight: Tensor) -> nn.Parameter:
         return nn.Parameter(weight.detach().clone())
 
     def _stage(self, blocks: nn.Module) -> list[list[nn.Parameter]]:
         children: list[Any] = list(blocks.children())
         return [
-            [self._own(w) for w in (*block.qkv, block.out, *block.gate_up, block.down)] for block in children
+            [self._copy(w) for w in (*block.qkv, block.out, *block.gate_up, block.down)] for block in children
         ]
 
     def norm(self, x: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ class Plain:
 
     def rotate(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
-        turned = first * self.cos - second * self.sin, first * self.sin + second * self.cos
-        return torch.cat(turned, dim=-1)
+        rotated = first * self.cos - second * self.sin, first * self.sin + second * self.cos
+        return torch.cat(rotated, dim=-1)
 
     def block(self, x: Tensor, weights: list[nn.Parameter]) -> Tensor:
         query, key, value, out, gate, up, down = weights
@@ -146,19 +146,19 @@ class Plain:
             assert weight.grad is not None
             momentum.lerp_(weight.grad, 1 - beta)
             x = weight.grad.lerp(momentum, beta)
-            turned = x.shape[0] > x.shape[1]
-            x = x.T if turned else x
+            transposed = x.shape[0] > x.shape[1]
+            x = x.T if transposed else x
             x = x / (x.norm() + 1e-7)
             for _ in range(self.choice.orthogonalisation_steps):
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-            x = x.T if turned else x
+            x = x.T if transposed else x
             weight.mul_(1 - lr * self.hyper.weight_decay)
             weight.add_(x, alpha=-lr * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
 
 
-class Ours:
-    """A training step, and its parts timed separately."""
+class FusedStep:
+    """An optimizer step as training runs it, and its components."""
 
     def __init__(self, network: Network, spec: RunSpec, passes: int) -> None:
         self.network, self.passes = network, passes
@@ -178,36 +178,37 @@ class Ours:
         self.optimizer.zero_grad()
 
     def parts(self, tokens: Tensor, targets: Tensor) -> dict[str, float]:
-        """Seconds of each part of a step."""
-        found: dict[str, float] = {}
+        """Seconds of each component of a step."""
+        seconds: dict[str, float] = {}
 
         def part(name: str, action: Callable[[], Any]) -> Any:
-            result, found[name] = timed(action)
+            result, seconds[name] = timed(action)
             return result
 
         def whole() -> None:
-            stream = part("forward", lambda: self.network.hidden_states(tokens, self.passes))
-            leaf = stream.detach().requires_grad_()
+            hidden = part("forward", lambda: self.network.hidden_states(tokens, self.passes))
+            leaf = hidden.detach().requires_grad_()
             part("head+loss", lambda: self.network.loss(leaf, targets).backward())
-            part("backward", lambda: stream.backward(leaf.grad))
+            part("backward", lambda: hidden.backward(leaf.grad))
             part("optimizer", self.update)
 
         _, total = timed(whole)
-        return {**found, "other": total - sum(found.values())}
+        return {**seconds, "other": total - sum(seconds.values())}
 
 
 def timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    """Result of an action, and its seconds of CPU time."""
     begun = time.thread_time()
     result = action()
     return result, time.thread_time() - begun
 
 
 def compare(name: str, rounds: int) -> str:
-    """One line of the table."""
+    """Measure one arm and depth (`name` is ARM:DEPTH) and return its row of the table."""
     arm_name, depth = name.split(":")
     arm = find_arm(arm_name)
-    bench = StudyContext(load_preset("tiny"), DatasetInfo("0" * 64, VOCABULARY, 10**12, 10**9))
-    spec = bench.spec(bench.recipe(arm).at(arm, int(depth), bench.size_rule))
+    context = StudyContext(load_preset("tiny"), DatasetInfo("0" * 64, VOCABULARY, 10**12, 10**9))
+    spec = context.spec(context.recipe(arm).at(arm, int(depth), context.size_rule))
     passes = spec.schedule.final
     network = Network(spec.shape, arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
     network.reset_rotary()
@@ -217,30 +218,30 @@ def compare(name: str, rounds: int) -> str:
         init_scale=spec.hyperparameters.init_scale,
         seed=0,
     )
-    plain, ours = Plain(network, spec), Ours(network, spec, passes)
+    eager, fused = EagerStep(network, spec), FusedStep(network, spec, passes)
     batch = torch.randint(VOCABULARY, (spec.batch_sequences, spec.shape.context + 1))
     tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
 
     losses = (0.0, 0.0)
-    for _ in range(CHECKED):
-        losses = plain.step(tokens, targets, passes), ours.step(tokens, targets)
-    apart = abs(losses[0] - losses[1])
-    assert apart < TOLERANCE, f"{name}: the losses are {losses} after {CHECKED} steps"
+    for _ in range(CHECKED_STEPS):
+        losses = eager.step(tokens, targets, passes), fused.step(tokens, targets)
+    difference = abs(losses[0] - losses[1])
+    assert difference < TOLERANCE, f"{name}: the losses are {losses} after {CHECKED_STEPS} steps"
 
-    times: dict[str, list[float]] = {"plain": [], "ours": []}
+    times: dict[str, list[float]] = {"eager": [], "fused": []}
     for _ in range(rounds):
-        times["plain"].append(timed(lambda: plain.step(tokens, targets, passes))[1])
-        times["ours"].append(timed(lambda: ours.step(tokens, targets))[1])
-        for part, seconds in ours.parts(tokens, targets).items():
+        times["eager"].append(timed(lambda: eager.step(tokens, targets, passes))[1])
+        times["fused"].append(timed(lambda: fused.step(tokens, targets))[1])
+        for part, seconds in fused.parts(tokens, targets).items():
             times.setdefault(part, []).append(seconds)
-    median = {part: statistics.median(found) for part, found in times.items()}
-    rate = {kind: spec.batch_tokens / median[kind] for kind in ("plain", "ours")}
+    median = {part: statistics.median(samples) for part, samples in times.items()}
+    rate = {kind: spec.batch_tokens / median[kind] for kind in ("eager", "fused")}
     whole = sum(median[part] for part in PARTS)
     cells = "".join(f"{median[part] / whole:>10.0%}" for part in PARTS)
     return (
-        f"{arm.name + ' d' + depth:<16}{spec.shape.width:>6}{passes:>3}{1e3 * median['ours']:>9.1f}"
-        f"{rate['ours']:>11,.0f}{rate['plain']:>11,.0f}{rate['ours'] / rate['plain']:>8.2f}"
-        f"{cells}{apart:>10.0e}"
+        f"{arm.name + ' d' + depth:<16}{spec.shape.width:>6}{passes:>3}{1e3 * median['fused']:>9.1f}"
+        f"{rate['fused']:>12,.0f}{rate['eager']:>11,.0f}{rate['fused'] / rate['eager']:>8.2f}"
+        f"{cells}{difference:>10.0e}"
     )
 
 
@@ -248,20 +249,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--arms", nargs="+", default=DEFAULT, metavar="ARM:DEPTH")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--default-memory", action="store_true")
-    given = parser.parse_args()
+    parser.add_argument("--arms", nargs="+", default=DEFAULT, metavar="ARM:DEPTH", help="e.g. vanilla:4")
+    parser.add_argument("--rounds", type=int, default=15, help="of eager and fused steps")
+    parser.add_argument("--default-memory", action="store_true", help="do not keep freed memory")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if not given.default_memory:
+    if not args.default_memory:
         keep_freed_memory()
-    print(f"torch {torch.__version__}, one thread, tokens per step 2048, medians of {given.rounds} rounds")
+    print(f"torch {torch.__version__}, one thread, tokens per step 2048, medians of {args.rounds} rounds")
     parts = "".join(f"{part:>10}" for part in PARTS)
-    print(f"{'arm':<16}{'width':>6}{'K':>3}{'ms':>9}{'ours tok/s':>11}{'plain':>11}{'ratio':>8}", end="")
+    print(f"{'arm':<16}{'width':>6}{'K':>3}{'ms':>9}{'fused tok/s':>12}{'eager':>11}{'ratio':>8}", end="")
     print(f"{parts}{'|Δloss|':>10}")
-    for name in given.arms:
-        print(compare(name, given.rounds), flush=True)
+    for name in args.arms:
+        print(compare(name, args.rounds), flush=True)
 
 
 if __name__ == "__main__":

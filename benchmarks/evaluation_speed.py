@@ -2,11 +2,11 @@
 
     python benchmarks/evaluation_speed.py BUNDLE --device cuda                     # d8, all examples, bf16
     python benchmarks/evaluation_speed.py BUNDLE --small --examples 12 --reference-examples 2
-    python benchmarks/evaluation_speed.py BUNDLE --count    # tokens with and without sharing; no network
+    python benchmarks/evaluation_speed.py BUNDLE --count    # tokens with and without prefix sharing
 
 BUNDLE is a CORE bundle's folder or its archive. The network has random weights: speed does not depend on
 them. The reference (tests/evaluation/core_reference.py) follows the protocol literally, one example at a
-time: each prompt encoded as one text, each choice a row of its own, every logit computed. It is timed on the
+time: each prompt encoded as one text, each choice in a separate row, every logit computed. It is timed on the
 first --reference-examples of every task, and each task's mean time is multiplied by its number of examples;
 with --reference-examples 0 it is timed on all.
 """
@@ -52,50 +52,52 @@ def main() -> None:
     parser.add_argument("--examples", type=int, help="maximum per task; default: all")
     parser.add_argument("--reference-examples", type=int, default=50)
     parser.add_argument("--token-budget", type=int)
-    parser.add_argument("--no-sharing", action="store_true", help="each choice a row of its own")
+    parser.add_argument("--no-sharing", action="store_true", help="each choice in a separate row")
     parser.add_argument("--compile", action="store_true", help="compile the blocks of the batched scorer")
     parser.add_argument("--count", action="store_true", help="only count tokens, one seed, context 2048")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        folder = given.bundle
+        folder = args.bundle
         if folder.is_file():
             with tarfile.open(folder) as archive:
                 archive.extractall(place, filter="data")
             folder = Path(place)
-        if given.count:
-            count(Bundle.open(folder), given.examples)
+        if args.count:
+            count(Bundle.open(folder), args.examples)
         else:
-            compare(given, Bundle.open(folder), Path(place) / "outcomes")
+            compare(args, Bundle.open(folder), Path(place) / "outcomes")
 
 
 def count(bundle: Bundle, examples: int | None) -> None:
-    """How many tokens go through a network, by task: each choice apart, beginnings shared, and padded."""
+    """Print the tokens a network processes, by task: choices separate, prefixes shared, and padded."""
     tokenizer, begun = Tokenizer.gpt2(), time.perf_counter()
     totals = [0, 0, 0, 0]
     for task in bundle.tasks:
         encoder = TaskEncoder(task, tokenizer, 2048)
         size = min(len(task.items), examples or len(task.items))
-        found = [encoder.example(index, 0) for index in range(size)]
-        rows = [row for example in found for row in make_rows(example, 0)]
+        encoded = [encoder.example(index, 0) for index in range(size)]
+        rows = [row for example in encoded for row in make_rows(example, 0)]
         padded = [batch.tokens.size for batch in make_batches(rows, 131_072, 1 << 26)]
-        apart = sum(len(sequence) for example in found for sequence in example.sequences)
-        numbers = [apart, sum(map(len, rows)), sum(padded), len(padded)]
+        separate = sum(len(sequence) for example in encoded for sequence in example.sequences)
+        numbers = [separate, sum(map(len, rows)), sum(padded), len(padded)]
         totals = [total + number for total, number in zip(totals, numbers, strict=True)]
-        print(f"{task.label:<34} {size:>7,} examples  apart {apart:>12,}  shared {numbers[1]:>12,}")
-    print(f"apart {totals[0]:,}, shared {totals[1]:,}, padded {totals[2]:,} in {totals[3]} batches; ", end="")
-    print(f"prompts made in {time.perf_counter() - begun:.1f} s")
+        print(f"{task.label:<34} {size:>7,} examples  separate {separate:>12,}  shared {numbers[1]:>12,}")
+    print(
+        f"separate {totals[0]:,}, shared {totals[1]:,}, padded {totals[2]:,} in {totals[3]} batches; ", end=""
+    )
+    print(f"prompts encoded in {time.perf_counter() - begun:.1f} s")
 
 
-def build(given: argparse.Namespace) -> Network:
-    arm, scale = find_arm(given.arm), SMALL if given.small else SizeRule()
-    depth = 4 if given.small else given.depth
-    network = materialise(on_meta(arm.shape(depth, scale), arm), given.device, embedding_std=0.1)
-    generator = torch.Generator(given.device).manual_seed(0)
-    for parameter in network.parameters():  # away from the zeros of the start, where every guess is a tie
-        noise = torch.randn(parameter.shape, generator=generator, device=given.device)
+def build(args: argparse.Namespace) -> Network:
+    arm, scale = find_arm(args.arm), SMALL if args.small else SizeRule()
+    depth = 4 if args.small else args.depth
+    network = materialise(on_meta(arm.shape(depth, scale), arm), args.device, embedding_std=0.1)
+    generator = torch.Generator(args.device).manual_seed(0)
+    for parameter in network.parameters():  # some are zero at first, where every choice ties
+        noise = torch.randn(parameter.shape, generator=generator, device=args.device)
         parameter.data.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
-    precision = given.precision or ("bf16" if given.device.startswith("cuda") else "fp32")
-    print(f"{given.arm} d{depth}, {precision}, {given.device}, torch {torch.__version__}")
+    precision = args.precision or ("bf16" if args.device.startswith("cuda") else "fp32")
+    print(f"{args.arm} d{depth}, {precision}, {args.device}, torch {torch.__version__}")
     return network.to(torch.bfloat16) if precision == "bf16" else network
 
 
@@ -104,35 +106,35 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def compare(given: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
-    network, tokenizer = build(given), Tokenizer.gpt2()
-    sizes = {task.label: min(len(task.items), given.examples or len(task.items)) for task in bundle.tasks}
+def compare(args: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
+    network, tokenizer = build(args), Tokenizer.gpt2()
+    sizes = {task.label: min(len(task.items), args.examples or len(task.items)) for task in bundle.tasks}
     options = CoreOptions(
-        (0,), given.examples, token_budget=given.token_budget, share_prefixes=not given.no_sharing
+        (0,), args.examples, token_budget=args.token_budget, share_prefixes=not args.no_sharing
     )
-    evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 2))  # what the first use of anything costs
+    evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 2))  # warm-up
 
     estimate, exact = 0.0, {}
     for task in bundle.tasks:
-        count = min(sizes[task.label], given.reference_examples or sizes[task.label])
+        count = min(sizes[task.label], args.reference_examples or sizes[task.label])
         score_one(network, tokenizer, task, 0)
-        synchronise(given.device)
+        synchronise(args.device)
         begun = time.perf_counter()
         exact[task.label] = [score_one(network, tokenizer, task, index) for index in range(count)]
-        synchronise(given.device)
+        synchronise(args.device)
         estimate += (time.perf_counter() - begun) * sizes[task.label] / count
     measured = sum(map(len, exact.values()))
     total = sum(sizes.values())
     print(f"one at a time: {estimate:.1f} s for {total:,} examples (timed on {measured:,})")
 
-    if given.compile:
+    if args.compile:
         for block in network.blocks():
             block.compile(dynamic=True)
         evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 40))
-    synchronise(given.device)
+    synchronise(args.device)
     begun = time.perf_counter()
     scores = evaluate_core(network, tokenizer, bundle, options, folder=folder)
-    synchronise(given.device)
+    synchronise(args.device)
     fast = time.perf_counter() - begun
     print(f"batched:       {fast:.1f} s for {total:,} examples")
 

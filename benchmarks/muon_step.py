@@ -1,10 +1,10 @@
-"""What a step of the optimizer costs: ours, torch's own Muon, and the orthogonalisation by itself.
+"""Time of an optimizer step: ours, torch.optim.Muon, and the orthogonalisation alone.
 
     python benchmarks/muon_step.py [--arm vanilla] [--depth 8] [--graph] [--profile] [--tiles]
 
-All are measured in one run, in turns, so a drift of the clock meets them alike; times are medians. The
-reference is torch.optim.Muon, one logical matrix after another, beside Muon's share of our step. FLOPs are
-those of full products: kernels that compute half of a symmetric one may show more than the hardware's peak.
+All rows are interleaved in one run, so that a drift of the clock affects all; times are medians. The
+reference is torch.optim.Muon, which processes one logical matrix at a time; compare it with the Muon row.
+FLOPs count full GEMMs, so kernels that compute half of a symmetric result may exceed the hardware's peak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import BASE
 from steepen.training.device import find_device, synchronise
 
-CHOICE = OptimizerConfig()
+CONFIG = OptimizerConfig()
 TILES = [  # edge, depth, warps, stages
     (64, 64, 4, 4),
     (64, 128, 4, 3),
@@ -38,33 +38,33 @@ TILES = [  # edge, depth, warps, stages
 ]
 
 
-def plain(matrices: Tensor) -> Tensor:
-    """The same orthogonalisation in torch's batched products, nothing else."""
-    size = matrices.norm(dim=(-2, -1), keepdim=True)
-    x = matrices / (size + muon.NORM_EPS)
+def orthogonalise_reference(matrices: Tensor) -> Tensor:
+    """Newton–Schulz orthogonalisation with torch.baddbmm."""
+    norm = matrices.norm(dim=(-2, -1), keepdim=True)
+    x = matrices / (norm + muon.NORM_EPS)
     a, b, c = muon.NEWTON_SCHULZ[0]
-    for _ in range(CHOICE.orthogonalisation_steps):
+    for _ in range(CONFIG.orthogonalisation_steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
 def reference(optimizer: Optimizer) -> tuple[str, Callable[[], object]]:
-    """A step of torch's own Muon on copies of the same logical matrices."""
+    """Name and step of the reference optimizer, on copies of the same logical matrices."""
     singles: list[nn.Parameter] = []
     for stack in optimizer.matrices.values():
         for matrix in stack.detach().reshape(-1, *stack.shape[-2:]):
             singles.append(nn.Parameter(matrix.clone()))
             singles[-1].grad = torch.randn_like(matrix)
     if hasattr(torch.optim, "Muon"):
-        theirs = torch.optim.Muon(singles, lr=1e-3, weight_decay=0.1, momentum=CHOICE.momentum)
-        return "torch.optim.Muon", theirs.step
-    each = [muon.Muon({"": single}, CHOICE) for single in singles]
-    return "one matrix after another", lambda: [one.step(1e-3, 0.1) for one in each]
+        torch_muon = torch.optim.Muon(singles, lr=1e-3, weight_decay=0.1, momentum=CONFIG.momentum)
+        return "torch.optim.Muon", torch_muon.step
+    optimizers = [muon.Muon({"": single}, CONFIG) for single in singles]
+    return "Muon, one matrix at a time", lambda: [single.step(1e-3, 0.1) for single in optimizers]
 
 
 def captured(work: Callable[[], object]) -> Callable[[], object]:
-    """The same work as a CUDA graph."""
+    """Replay of the work as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -78,7 +78,7 @@ def captured(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Time of one call: the GPU's own where there is one, without the wait for the first launch."""
+    """Mean seconds per call, by CUDA events on a GPU."""
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -95,7 +95,7 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def buckets(optimizer: Optimizer) -> dict[tuple[int, int], int]:
-    """Shape → how many logical matrices have it, or its transpose's."""
+    """Shape (rows ≤ columns) → number of logical matrices with it or its transpose."""
     found: dict[tuple[int, int], int] = {}
     for parameter in optimizer.matrices.values():
         rows, columns = sorted(parameter.shape[-2:])
@@ -113,24 +113,26 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, help="default: 50,304 on a GPU, 1,024 on a CPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, help="default: 10 on a GPU, 1 on a CPU")
-    parser.add_argument("--graph", action="store_true", help="time everything of ours as CUDA graphs")
-    parser.add_argument("--profile", action="store_true", help="list the kernels of one step by their time")
-    parser.add_argument("--tiles", action="store_true", help="time the symmetric kernels with other tiles")
+    parser.add_argument("--graph", action="store_true", help="time steepen's rows as CUDA graphs")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one step by time")
+    parser.add_argument(
+        "--tiles", action="store_true", help="time the symmetric kernels with every tile size"
+    )
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    device = find_device(given.device)
+    args = parser.parse_args()
+    device = find_device(args.device)
     on_gpu = device.type == "cuda"
-    if given.graph and not on_gpu:
+    if args.graph and not on_gpu:
         parser.error("--graph needs a GPU")
-    depth = given.depth or (8 if on_gpu else 2)
-    repeats = given.repeats or (10 if on_gpu else 1)
-    scale = SizeRule(vocabulary=given.vocabulary or (50_304 if on_gpu else 1_024))
+    depth = args.depth or (8 if on_gpu else 2)
+    repeats = args.repeats or (10 if on_gpu else 1)
+    scale = SizeRule(vocabulary=args.vocabulary or (50_304 if on_gpu else 1_024))
 
-    arm = find_arm(given.arm)
+    arm = find_arm(args.arm)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
-    optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CHOICE, network.refresh)
+    optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CONFIG, network.refresh)
     optimizer.step(0.1)
     precision = torch.bfloat16 if on_gpu else torch.float32
     batches = {
@@ -138,13 +140,13 @@ def main() -> None:
         for shape, count in buckets(optimizer).items()
     }
 
-    def ours(*shapes: tuple[int, int]) -> Callable[[], object]:
+    def fused(*shapes: tuple[int, int]) -> Callable[[], object]:
         return lambda: [muon.orthogonalise(batches[shape]) for shape in shapes]
 
-    def theirs(*shapes: tuple[int, int]) -> Callable[[], object]:
-        return lambda: [plain(batches[shape]) for shape in shapes]
+    def with_baddbmm(*shapes: tuple[int, int]) -> Callable[[], object]:
+        return lambda: [orthogonalise_reference(batches[shape]) for shape in shapes]
 
-    def forced(shape: tuple[int, int]) -> Callable[[], object]:
+    def symmetric(shape: tuple[int, int]) -> Callable[[], object]:
         def work() -> object:
             with patch.object(muon, "SYMMETRIC_MIN_ROWS", 1):
                 return muon.orthogonalise(batches[shape])
@@ -155,17 +157,17 @@ def main() -> None:
     assert stepper is not None
     wd = optimizer.hyperparameters.weight_decay
     works: dict[str, Callable[[], object]] = {
-        "whole step, with the norm": optimizer.apply,
-        "  Muon, shape after shape": lambda: stepper.step(optimizer.lr["matrices"], wd),
+        "whole step, with gradient norm": optimizer.apply,
+        "  Muon, one shape at a time": lambda: stepper.step(optimizer.lr["matrices"], wd),
         "  AdamW": optimizer.adamw.step,
-        "orthogonalise, as stepped": ours(*batches),
-        "orthogonalise, plain baddbmm": theirs(*batches),
+        "orthogonalise, as in the step": fused(*batches),
+        "orthogonalise, torch.baddbmm": with_baddbmm(*batches),
     }
     for shape, batch in batches.items():
         title = f"  {len(batch)} × {shape[0]} × {shape[1]}"
-        works[f"{title}, symmetric"] = forced(shape)
-        works[f"{title}, plain"] = theirs(shape)
-    if given.graph:
+        works[f"{title}, symmetric"] = symmetric(shape)
+        works[f"{title}, torch.baddbmm"] = with_baddbmm(shape)
+    if args.graph:
         works = {name: captured(work) for name, work in works.items()}
     base, step = reference(optimizer)
     works[base] = step
@@ -174,19 +176,19 @@ def main() -> None:
         work()
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(given.rounds):
+    for _ in range(args.rounds):
         for name, work in works.items():
             times[name].append(seconds(work, repeats, device))
     medians = {name: statistics.median(values) for name, values in times.items()}
 
     def flops(shapes: list[tuple[int, int]]) -> float:
         each = [len(batches[m, n]) * (4 * m * m * n + 2 * m**3) for m, n in shapes]
-        return float(CHOICE.orthogonalisation_steps * sum(each))
+        return float(CONFIG.orthogonalisation_steps * sum(each))
 
-    how = "in CUDA graphs" if given.graph else "launched one by one"
+    launch = "CUDA graphs" if args.graph else "launched kernel by kernel"
     matrices = sum(map(len, batches.values()))
-    print(f"{arm.name} d{depth}, {matrices} logical matrices, vocabulary {scale.vocabulary:,}, {how}")
-    print(f"{'what':<40}{'ms':>10}{'TFLOP/s':>10}{f'time/{base}':>30}")
+    print(f"{arm.name} d{depth}, {matrices} logical matrices, vocabulary {scale.vocabulary:,}, {launch}")
+    print(f"{'work':<40}{'ms':>10}{'TFLOP/s':>10}{f'time/{base}':>30}")
     for name, median in medians.items():
         shapes = [shape for shape in batches if f"{shape[0]} × {shape[1]}," in name]
         work = flops(shapes or list(batches)) if shapes or name.startswith("orthogonalise") else 0.0
@@ -194,9 +196,9 @@ def main() -> None:
         compared = name == base or name.startswith(("whole", "  Muon"))
         ratio = f"{median / medians[base]:.3f}" if compared else "-"
         print(f"{name:<40}{1e3 * median:>10.3f}{speed:>10}{ratio:>30}")
-    if given.profile:
+    if args.profile:
         show_kernels(optimizer)
-    if given.tiles:
+    if args.tiles:
         if not on_gpu:
             parser.error("--tiles needs a GPU")
         for batch in batches.values():
@@ -204,7 +206,7 @@ def main() -> None:
 
 
 def show_tiles(batch: Tensor, repeats: int) -> None:
-    """The symmetric kernels beside torch's batched products, with each choice of tiles, in CUDA graphs."""
+    """Print times of the symmetric kernels with each tile configuration and of torch, in CUDA graphs."""
     from steepen.kernels import gram as gram_module
     from steepen.kernels.dispatch import REFERENCE, TRITON, Kernels
 
@@ -227,21 +229,21 @@ def show_tiles(batch: Tensor, repeats: int) -> None:
     print(f"\n{title:<40}{'gram, ms':>12}{'polynomial, ms':>18}")
     times = milliseconds(REFERENCE)
     print(f"{'torch':<40}{times[0]:>12.4f}{times[1]:>18.4f}")
-    for engine in (True, False):
+    for use_tma in (True, False):
         for edge, depth, warps, stages in TILES:
             tiles = gram_module.TileConfig(edge, depth, warps, stages)
             with (
-                patch.object(gram_module, "USE_TMA", engine),
+                patch.object(gram_module, "USE_TMA", use_tma),
                 patch.object(gram_module, "SMALL_TILE", tiles),
                 patch.object(gram_module, "LARGE_TILE", tiles),
             ):
                 times = milliseconds(TRITON)
-            name = f"{edge}² × {depth}, {warps} warps, {stages} stages{', engine' if engine else ''}"
+            name = f"{edge}² × {depth}, {warps} warps, {stages} stages{', TMA' if use_tma else ''}"
             print(f"{name:<40}{times[0]:>12.4f}{times[1]:>18.4f}")
 
 
 def show_kernels(optimizer: Optimizer) -> None:
-    """The kernels (on a CPU: operators) of one step, and how many there are."""
+    """Print the kernels (on a CPU: operators) of one step with counts and times."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = torch.cuda.is_available()

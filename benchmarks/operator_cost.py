@@ -1,8 +1,8 @@
-"""What the boundary operator costs: forward and backward of arms against Vanilla at equal shape, in one run.
+"""Cost of the boundary operator: forward and backward of arms against Vanilla at equal shape, in one run.
 
     python benchmarks/operator_cost.py [--depth 8] [--rows 32] [--arms operator-1 loop-2 untied-2]
 
-Arms take turns within each round, so a drift of the clock meets them all alike; the ratio is of medians.
+Arms are interleaved within each round, so that a drift of the clock affects all; ratios are of medians.
 Arms that execute more blocks are compared by time per FLOP.
 """
 
@@ -27,7 +27,7 @@ def build(name: str, depth: int, scale: SizeRule, device: torch.device) -> Netwo
     arm = find_arm(name)
     network = materialise(on_meta(arm.shape(depth, scale), arm), device)
     generator = torch.Generator(device).manual_seed(0)
-    # Products of the zeros that a network starts with run faster than training ever does.
+    # Some weights are initialised to zero, and GEMMs of zeros run faster than those of training.
     with torch.no_grad():
         for parameter in network.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device=device)
@@ -49,36 +49,36 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arms", nargs="+", default=["operator-1", "loop-2", "untied-2"])
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
-    device = find_device(given.device)
-    scale = SizeRule(context=given.context, vocabulary=given.vocabulary)
-    names = ["vanilla", *given.arms]
-    tokens = torch.randint(0, given.vocabulary, (given.rows, given.context), device=device)
+    args = parser.parse_args()
+    device = find_device(args.device)
+    scale = SizeRule(context=args.context, vocabulary=args.vocabulary)
+    names = ["vanilla", *args.arms]
+    tokens = torch.randint(0, args.vocabulary, (args.rows, args.context), device=device)
 
     with fast_kernels(device):
-        networks = {name: build(name, given.depth, scale, device) for name in names}
+        networks = {name: build(name, args.depth, scale, device) for name in names}
 
-        def once(network: Network) -> float:
+        def seconds_per_call(network: Network) -> float:
             synchronise(device)
             begun = time.perf_counter()
-            for _ in range(given.repeats):
+            for _ in range(args.repeats):
                 network(tokens, tokens).backward()
             synchronise(device)
             network.zero_grad(set_to_none=True)
-            return (time.perf_counter() - begun) / given.repeats
+            return (time.perf_counter() - begun) / args.repeats
 
         times: dict[str, list[float]] = {name: [] for name in names}
         for network in networks.values():  # warm up, compile
-            once(network)
-            once(network)
-        for turn in range(given.rounds):
-            first = turn % len(names)  # no arm always follows the same one
+            seconds_per_call(network)
+            seconds_per_call(network)
+        for round_index in range(args.rounds):
+            first = round_index % len(names)  # rotate the order
             for name in [*names[first:], *names[:first]]:
-                times[name].append(once(networks[name]))
+                times[name].append(seconds_per_call(networks[name]))
 
     peak = peak_flops(device)
-    batch = f"{given.rows}×{given.context} tokens"
-    print(f"forward + backward, d{given.depth}, {batch}, vocabulary {given.vocabulary}")
+    batch = f"{args.rows}×{args.context} tokens"
+    print(f"forward + backward, d{args.depth}, {batch}, vocabulary {args.vocabulary}")
     print(f"{'arm':<14}{'ms':>9}{'tokens/s':>12}{'MFU':>8}{'time/vanilla':>14}{'time per FLOP':>15}")
     base = statistics.median(times["vanilla"])
     cost = {n: flops_per_token(x.arm, x.shape, x.passes).total for n, x in networks.items()}

@@ -1,9 +1,9 @@
-"""Studies of simulated laws, to see what a report looks like without training anything.
+"""Studies with simulated losses, to see a report without training.
 
     python benchmarks/report_simulated.py FOLDER
 
-writes FOLDER/studies and FOLDER/runs. Losses are drawn from laws with the paper's exponents plus noise; every
-question, and so every page and figure made of it, says that it is simulated.
+writes FOLDER/studies and FOLDER/runs. Losses are drawn from laws with the paper's exponents plus noise; the
+question of every study, and so every page and figure, says that it is simulated.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ LOSS = Axis("validation loss (nats per token)", "log")
 
 
 def loss_of(arm: str, flops: Array) -> Array:
-    """The simulated law."""
+    """Loss of an arm under its simulated law."""
     gamma, height = LAWS[arm]
     return IRREDUCIBLE + height * (flops / C0) ** -gamma
 
 
 def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
-    """A record as training would have left it, its loss drawn from the law."""
+    """A run record with a loss drawn from the arm's law."""
     arm = find_arm(arm_name)
-    # The noise belongs to the run: two studies that share a run share its loss.
+    # Seeded by the run, so that a run in two studies has one loss.
     noise = np.random.default_rng([7, list(LAWS).index(arm_name), depth, seed])
     rung = recipe_of(arm).at(arm, depth)
     spec = RunSpec.of(rung, DataConfig("simulated"), seed=seed)
@@ -107,17 +107,17 @@ def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
 
 
 def points(label: str, x: Values, y: Values, **rest: Any) -> Series:
-    """Points of plain numbers."""
+    """A series of points."""
     return Series(label, "points", floats(x), floats(y), **rest)
 
 
 def line(label: str, x: Values, y: Values, **rest: Any) -> Series:
-    """A line of plain numbers."""
+    """A line series."""
     return Series(label, "line", floats(x), floats(y), **rest)
 
 
 def band(label: str, x: Values, low: Values, high: Values, **rest: Any) -> Series:
-    """A band of plain numbers."""
+    """A band series."""
     return Series(label, "band", floats(x), floats(low), floats(high), **rest)
 
 
@@ -127,22 +127,22 @@ class Law:
 
     gamma: float
     height: float  # log of the reducible loss at C0
-    gamma_reach: float  # half of the 90% interval
-    height_reach: float
+    gamma_half_width: float  # of the 90% interval
+    height_half_width: float
 
     @staticmethod
     def fit(flops: Array, loss: Array) -> Law:
-        """By least squares."""
+        """Fit by least squares."""
         (slope, height), covariance = np.polyfit(np.log(flops / C0), np.log(loss - IRREDUCIBLE), 1, cov=True)
         reach = T90 * np.sqrt(np.diag(covariance))
         return Law(-float(slope), float(height), float(reach[0]), float(reach[1]))
 
     def loss(self, flops: Array) -> Array:
-        """The law's loss."""
+        """Loss at these FLOPs."""
         return IRREDUCIBLE + np.exp(self.height) * (flops / C0) ** -self.gamma
 
     def multiplier(self, reference: Law, flops: Values) -> Array:
-        """The compute saved where the reference spends `flops`."""
+        """Compute multiplier over the reference at the reference's `flops`."""
         x = np.log(np.asarray(flops) / C0)
         needed = (self.height - reference.height + reference.gamma * x) / self.gamma
         return np.exp(x - needed)
@@ -175,8 +175,8 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
             line(arm, inside, law.loss(inside), role="fit", note="fitted law", **fields),
             line(arm, beyond, law.loss(beyond), role="extrapolated", style="dashed", **fields),
         ]
-        interval = (law.gamma - law.gamma_reach, law.gamma + law.gamma_reach)
-        sides = (-law.height - law.height_reach, -law.height + law.height_reach)
+        interval = (law.gamma - law.gamma_half_width, law.gamma + law.gamma_half_width)
+        sides = (-law.height - law.height_half_width, -law.height + law.height_half_width)
         plane += [
             points(arm, [-law.height], [law.gamma], **fields),
             line(arm, [-law.height] * 2, interval, role="fit", note="90% interval", **fields),
@@ -250,9 +250,9 @@ def multiplier_series(
     """The fitted multiplier with a band, its continuation, and the measured points."""
     budgets, beyond = np.geomspace(5e17, 8e19, 30), np.geomspace(8e19, 2e21, 20)
     middle = law.multiplier(reference, budgets)
-    # One reach of each law's parameters, added in squares: enough for a picture.
+    # Half-widths of both parameters added in quadrature, which is precise enough for a figure.
     x = np.log(budgets / C0)
-    wide = np.sqrt(law.height_reach**2 + (x * law.gamma_reach) ** 2) * np.sqrt(2) / law.gamma
+    wide = np.sqrt(law.height_half_width**2 + (x * law.gamma_half_width) ** 2) * np.sqrt(2) / law.gamma
     flops, loss, runs = measured
     fields: dict[str, Any] = {"arm": arm, "role": "fit"}
     # Where the reference's law reaches each measured loss.
@@ -266,8 +266,8 @@ def multiplier_series(
 
 
 def simulated_verdict(title: str, fitted: Verdict, law: Law, reference: Law) -> Verdict:
-    """The laws' verdict with word and sentence of these laws, whose irreducible loss is known."""
-    gain, error = law.gamma - reference.gamma, math.hypot(law.gamma_reach, reference.gamma_reach)
+    """The fitted verdict with word and sentence replaced by those for a known irreducible loss."""
+    gain, error = law.gamma - reference.gamma, math.hypot(law.gamma_half_width, reference.gamma_half_width)
     low, high = (float(law.multiplier(reference, flops)) for flops in (1e18, 1e20))
     word = "steeper" if gain > error else "undecided" if gain > 0.3 * error else "lower (constant)"
     change = ("A rung at 1.2e21 FLOPs would halve the interval of Δγ.",) if word == "undecided" else ()
@@ -347,10 +347,10 @@ def cuts() -> Answer:
         for k in (1, 2, 4, 8)
         for draw in (line, points)
     ]
-    share = np.linspace(0.05, 0.95, 10)
+    fraction = np.linspace(0.05, 0.95, 10)
     timing = [
-        points("loop-grow", share, 2.9 + 0.06 * (share - 0.2) ** 2, arm="loop-grow"),
-        points("untied-grow", share, 2.9 + 0.09 * (share - 0.3) ** 2, arm="untied-grow"),
+        points("loop-grow", fraction, 2.9 + 0.06 * (fraction - 0.2) ** 2, arm="loop-grow"),
+        points("untied-grow", fraction, 2.9 + 0.09 * (fraction - 0.3) ** 2, arm="untied-grow"),
     ]
     deep = np.linspace(8, 20, 20)
     drift = [
@@ -363,13 +363,13 @@ def cuts() -> Answer:
         study="data-constrained",
         question="Simulated laws: on a small pool, does depth or repetition of the core serve better?",
         section="Section 7",
-        findings=("Each K has its own best depth: more passes want a shallower stack.",),
+        findings=("Each K has its own best depth: with more passes the best depth is smaller.",),
         values={"best": {"1": 10, "8": 10}},
         panels=(
             Panel("Cuts at fixed passes", Axis("depth"), loss, tuple(family), caption="Simulated."),
             Panel(
                 "When to grow",
-                Axis("ρ, share of tokens after growth"),
+                Axis("ρ, fraction of tokens after growth"),
                 loss,
                 tuple(timing),
                 lines=(("x", 0.29, "law, ρ = 0.29"),),
@@ -388,7 +388,7 @@ def cuts() -> Answer:
 
 
 def hold_out() -> Answer:
-    """A forecast at a rung that was held out, and what was measured there."""
+    """A forecast at a held-out rung and its simulated measurement."""
     arm, last = "untied-grow", 1.225e21
     flops, further = np.geomspace(3e17, 1e20, 8), np.geomspace(1e20, last, 15)
     forecast = loss_of(arm, further)
@@ -413,7 +413,7 @@ def hold_out() -> Answer:
                 COMPUTE,
                 LOSS,
                 curves,
-                caption="Simulated, with a miss put in by hand to show one.",
+                caption="Simulated, with a deliberate miss.",
             ),
         ),
         tables=(
@@ -423,24 +423,24 @@ def hold_out() -> Answer:
                 ((arm, last, end, end - 0.03, -0.03),),
             ),
         ),
-        warnings=("The miss was put in by hand.",),
+        warnings=("The miss is deliberate.",),
     )
 
 
 def floats(values: Values) -> tuple[float, ...]:
-    """Plain numbers."""
+    """Python floats."""
     return tuple(float(value) for value in np.asarray(values).ravel())
 
 
 def save(store: RunStore, record: RunRecord) -> None:
-    """A finished run's files."""
+    """Write the spec and record files of a finished run."""
     run = store.run(record.spec)
     write_json(run.spec_file, record.spec.to_dict())
     write_json(run.record_file, record.to_dict())
 
 
 def write_study(folder: Path, name: str, answer: Answer) -> Path:
-    """A study's journal as driving it would have left it."""
+    """Write the journal of a finished study."""
     journal = Journal.open(folder / "studies", name, {"simulated": True}, folder / "runs")
     journal.set_answer(answer)
     return journal.folder

@@ -30,13 +30,13 @@ ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow
 
 def make_record(arm: str, depth: int, seed: int, learning_rate: float) -> RunRecord:
     """A record as training writes it, with a random loss."""
-    found = find_arm(arm)
-    spec = RunSpec.of(recipe_of(found).at(found, depth), DataConfig("0" * 64), seed=seed)
+    found_arm = find_arm(arm)
+    spec = RunSpec.of(recipe_of(found_arm).at(found_arm, depth), DataConfig("0" * 64), seed=seed)
     spec = replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=learning_rate))
     flops = expected_flops(spec)
     passes = spec.schedule.final
-    stored = stored_parameters(found, spec.shape, passes)
-    active = compute_active_parameters(found, spec.shape, passes)
+    stored = stored_parameters(found_arm, spec.shape, passes)
+    active = compute_active_parameters(found_arm, spec.shape, passes)
     loss = 2.5 + random.random()
     return RunRecord(
         spec=spec,

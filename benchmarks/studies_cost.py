@@ -1,4 +1,4 @@
-"""Runs and FLOPs of every study at every preset: drives each on a formula and adds up what it asks for.
+"""Number of runs and total FLOPs of every study at every preset, with losses from a formula, not training.
 
 python benchmarks/studies_cost.py
 """
@@ -17,14 +17,14 @@ VOCABULARY = {"tiny": 512, "mini": 8192, "paper": 50_304}
 
 
 def bowl(spec: RunSpec) -> float:
-    """Optima inside every sweep, so that no adaptive study ends early; nothing else about it matters."""
+    """Loss with an optimum inside every sweep, so that no adaptive study stops early."""
     h = spec.hyperparameters
-    away = (
+    distances = (
         math.log(h.learning_rate / 0.05), math.log(tokens_per_parameter(spec) / 6),
         2 * (growth_fraction_of(spec) - 0.3), math.log(spec.schedule.final / 2),
     )  # fmt: skip
-    scatter = 1e-4 * math.sin(int(spec.hash[:6], 16))
-    return 2 + 2 * expected_flops(spec) ** -0.02 + 0.01 * sum(x * x for x in away) + scatter
+    noise = 1e-4 * math.sin(int(spec.hash[:6], 16))
+    return 2 + 2 * expected_flops(spec) ** -0.02 + 0.01 * sum(x * x for x in distances) + noise
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
             context = StudyContext(load_preset(preset), DatasetInfo("f" * 64, vocabulary, 10**13, 10**10))
             formula = Formula(bowl)
             formula.answer(study.start(context, {}))
-            runs = {spec.hash: expected_flops(spec) for spec in formula.specs}
-            cells.append(f"{len(runs)} runs, {sum(runs.values()):.1e}")
+            flops = {spec.hash: expected_flops(spec) for spec in formula.specs}
+            cells.append(f"{len(flops)} runs, {sum(flops.values()):.1e}")
         print(f"{name:18}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
 
 

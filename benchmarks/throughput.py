@@ -1,16 +1,16 @@
-"""Training throughput on one GPU: ours against a plain model of the same function, in one run.
+"""Training throughput on one GPU: the fused path against torch.compile of the same model, in one run.
 
-    python benchmarks/throughput.py                                    # d8, every goal's arm
+    python benchmarks/throughput.py                                    # d8, four arms
     python benchmarks/throughput.py --depth 12 --arms vanilla
     python benchmarks/throughput.py --small                            # d3 and d2, as a ladder's first rungs
     python benchmarks/throughput.py --precision fp8 --depth 12 --arms vanilla
 
-A step is a whole optimizer step over the global batch, as training makes it. The reference is written out
-below: weights cast where they are used, SDPA (the fastest backend there is), F.cross_entropy on fp32 logits,
-the whole model compiled, Muon and AdamW as torch has them. Both start from the same weights and must give the
-same loss. By default no weight is zero: products of zeros draw less power and run faster than training ever
-does (`--weights initial` shows by how much). Tokens are random. FLOPs are counted as in the paper (causal
-attention), against the GPU's dense bf16 peak. Watts and MHz are the GPU's own, sampled while it was measured.
+A step is a complete optimizer step over the global batch, as in training. The reference is in this file: bf16
+autocast, SDPA with its fastest backend, F.cross_entropy on fp32 logits, torch.compile of the whole model,
+torch.optim.Muon and AdamW. Both start from the same weights, and their losses must agree. By default no
+weight is zero: GEMMs of zeros draw less power and run faster than in training (`--weights initial` shows by
+how much). Tokens are random. FLOPs are counted as in the paper (causal attention); MFU is relative to the
+GPU's dense bf16 peak. Watts and MHz are medians of nvidia-smi samples taken during the measurement.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import argparse
 import gc
 import itertools
 import json
-import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +26,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu_timing import DEVICE, PowerSampler, time_calls
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -45,15 +44,16 @@ from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
-from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
+from steepen.training.device import fast_kernels, peak_flops
 from steepen.training.gradient_accumulation import GradientAccumulator
 from steepen.training.train_step import TrainStep
 
 PARTS = ("head", "attention", "MLP", "optimizer", "other")
-DEVICE = find_device("auto")
 
 
-class PlainBlock(nn.Module):
+class ReferenceBlock(nn.Module):
+    """A pre-norm block with RoPE, QK norm and SwiGLU, in torch operations."""
+
     def __init__(self, width: int, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -63,69 +63,71 @@ class PlainBlock(nn.Module):
             nn.Linear(hidden, width, bias=False),
         )
 
-    def attend(self, x: Tensor, rotary: Tensor) -> Tensor:
+    def attention(self, x: Tensor, rotary: Tensor) -> Tensor:
         q, k, v = self.qkv(norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        q, k = norm(turn(q, rotary)), norm(turn(k, rotary))
+        q, k = norm(rotate(q, rotary)), norm(rotate(k, rotary))
         a = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
         return a.transpose(1, 2).flatten(-2)
 
-    def rest(self, attended: Tensor, x: Tensor) -> Tensor:
+    def after_attention(self, attended: Tensor, x: Tensor) -> Tensor:
         x = x + self.out(attended)
         gate, up = self.gate_up(norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        return self.rest(self.attend(x, rotary), x)
+        return self.after_attention(self.attention(x, rotary), x)
 
 
 def norm(x: Tensor) -> Tensor:
     return functional.rms_norm(x, x.shape[-1:], eps=FP32_EPSILON)
 
 
-def turn(x: Tensor, rotary: Tensor) -> Tensor:
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     cos, sin = rotary[0].unsqueeze(-2), rotary[1].unsqueeze(-2)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
-class Plain(nn.Module):
-    """A vanilla transformer of the same sizes, with an optimizer of torch's own."""
+class ReferenceModel(nn.Module):
+    """A vanilla transformer with the shape and the weights of a `Network`."""
 
-    def __init__(self, ours: Network) -> None:
+    def __init__(self, network: Network) -> None:
         super().__init__()
-        shape = ours.shape
+        shape = network.shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(
-            PlainBlock(shape.width, shape.mlp_width, shape.heads) for _ in range(shape.depth)
+            ReferenceBlock(shape.width, shape.mlp_width, shape.heads) for _ in range(shape.depth)
         )
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        self.register_buffer("rotary", rotary_table(shape, ours.options).to(torch.bfloat16))
+        self.register_buffer("rotary", rotary_table(shape, network.options).to(torch.bfloat16))
         with torch.no_grad():
-            self.embedding.weight.copy_(ours.embedding)
-            self.head.weight.copy_(ours.head)
-            for mine, other in zip(self.blocks, ours.blocks(), strict=True):
+            self.embedding.weight.copy_(network.embedding)
+            self.head.weight.copy_(network.head)
+            for block, source in zip(self.blocks, network.blocks(), strict=True):
                 for name in ("qkv", "out", "gate_up", "down"):
-                    getattr(mine, name).weight.copy_(getattr(other, name).flatten(0, -2))
+                    getattr(block, name).weight.copy_(getattr(source, name).flatten(0, -2))
 
-    def ending(self, x: Tensor, targets: Tensor) -> Tensor:
+    def head_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(self.head(norm(x)).float().flatten(0, -2), targets.flatten())
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = norm(self.embedding(tokens).to(torch.bfloat16))
         for block in self.blocks:
             x = block(x, self.rotary)
-        return self.ending(x, targets)
+        return self.head_loss(x, targets)
 
 
-# What a part is timed by: forward and backward, and how often a step does it.
-Parts = dict[str, tuple[Callable[[], object], int]]
+# Component → forward and backward of it, and how many times a step runs that.
+Components = dict[str, tuple[Callable[[], object], int]]
 
 
-class PlainStepper:
-    def __init__(self, ours: Network, device: torch.device, micro_batch: int, lr: float) -> None:
-        self.model = Plain(ours).to(device)
+class ReferenceStep:
+    """An optimizer step of the compiled reference, and its components."""
+
+    def __init__(self, network: Network, device: torch.device, micro_batch: int, lr: float) -> None:
+        self.model = ReferenceModel(network).to(device)
         self.micro_batch = micro_batch
         self.loss = torch.compile(self.model)
         matrices = [p for block in self.model.blocks for p in block.parameters()]
@@ -135,10 +137,10 @@ class PlainStepper:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros((), device=inputs.device)
-        pieces = len(inputs) // self.micro_batch
-        for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
+        micro_batches = len(inputs) // self.micro_batch
+        for x, y in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
             with torch.autocast(inputs.device.type, torch.bfloat16):
-                loss = self.loss(x, y) / pieces
+                loss = self.loss(x, y) / micro_batches
             loss.backward()
             total += loss.detach()
         self.optimize()
@@ -150,38 +152,43 @@ class PlainStepper:
         self.muon.step()
         self.adam.step()
 
-    def parts(self, inputs: Tensor, targets: Tensor) -> Parts:
-        """Compiled apart; what the whole model's compilation gains across them is lost to `other`."""
-        pieces, device = len(inputs) // self.micro_batch, inputs.device.type
+    def components(self, inputs: Tensor, targets: Tensor) -> Components:
+        """Components compiled separately; fusion across them in the whole model makes `other` smaller."""
+        micro_batches, device = len(inputs) // self.micro_batch, inputs.device.type
         block: Any = self.model.blocks[0]
         rotary: Any = self.model.rotary
-        x = stream(inputs[: self.micro_batch], block.qkv.in_features)
-        a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
-        attend, rest, ending = (torch.compile(f) for f in (block.attend, block.rest, self.model.ending))
+        x = random_hidden_states(inputs[: self.micro_batch], block.qkv.in_features)
+        attended, micro_targets = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
+        attention, after_attention, head_loss = (
+            torch.compile(f) for f in (block.attention, block.after_attention, self.model.head_loss)
+        )
 
-        def back(f: Callable[..., Tensor], *arguments: Tensor) -> Callable[[], None]:
-            def both() -> None:
+        def forward_backward(f: Callable[..., Tensor], *arguments: Tensor) -> Callable[[], None]:
+            def run() -> None:
                 with torch.autocast(device, torch.bfloat16):
                     out = f(*arguments)
                 out.backward(None if out.ndim == 0 else torch.ones_like(out))
 
-            return both
+            return run
 
-        blocks = pieces * len(self.model.blocks)
-        back(self.loss, inputs[: self.micro_batch], answers)()  # gradients for the optimizer
+        blocks = micro_batches * len(self.model.blocks)
+        # The optimizer needs gradients.
+        forward_backward(self.loss, inputs[: self.micro_batch], micro_targets)()
         return {
-            "head": (back(ending, x, answers), pieces),
-            "attention": (back(attend, x, rotary), blocks),
-            "MLP": (back(rest, a, x), blocks),
+            "head": (forward_backward(head_loss, x, micro_targets), micro_batches),
+            "attention": (forward_backward(attention, x, rotary), blocks),
+            "MLP": (forward_backward(after_attention, attended, x), blocks),
             "optimizer": (self.optimize, 1),
         }
 
 
-class OurStepper:
+class FusedStep:
+    """An optimizer step as training runs it, and its components."""
+
     def __init__(
-        self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, graphs: bool
+        self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, cuda_graphs: bool
     ) -> None:
-        hyper = replace(
+        hyperparameters = replace(
             recipe_of(network.arm).base,
             learning_rate=lr,
             embedding_lr_multiplier=1.0,
@@ -189,53 +196,52 @@ class OurStepper:
             weight_decay=0.0,
         )
         self.network, self.passes, self.micro_batch = network, passes, micro_batch
-        optimizer = Optimizer(network.named_parameters(), hyper, OptimizerConfig(), network.refresh)
+        optimizer = Optimizer(network.named_parameters(), hyperparameters, OptimizerConfig(), network.refresh)
         accumulator = GradientAccumulator(network, batch, micro_batch, print)
-        self.stepper = TrainStep(network, optimizer, accumulator, cuda_graphs=graphs, say=print)
+        self.train_step = TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, say=print)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.stepper(inputs, targets, self.passes, 1.0)[0]
+        return self.train_step(inputs, targets, self.passes, 1.0)[0]
 
-    def parts(self, inputs: Tensor, targets: Tensor) -> Parts:
-        network, pieces = self.network, len(inputs) // self.micro_batch
+    def components(self, inputs: Tensor, targets: Tensor) -> Components:
+        network, micro_batches = self.network, len(inputs) // self.micro_batch
         block: Any = next(iter(network.blocks()))
-        x = stream(inputs[: self.micro_batch], network.shape.width)
-        a, answers = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
+        x = random_hidden_states(inputs[: self.micro_batch], network.shape.width)
+        attended, micro_targets = x.detach().clone().requires_grad_(), targets[: self.micro_batch]
         fused: FusedBlock = block.fused_forward
-        self.stepper.accumulator(inputs, targets, self.passes)  # gradients for the optimizer
-        blocks = pieces * network.shape.allocation.executed(self.passes)
+        self.train_step.accumulator(inputs, targets, self.passes)  # the optimizer needs gradients
+        blocks = micro_batches * network.shape.allocation.executed(self.passes)
 
-        def attend() -> None:
-            attended, skip = fused.attention(x, network.rotary)
-            torch.autograd.backward([attended, skip], [torch.ones_like(attended), torch.ones_like(skip)])
+        def attention() -> None:
+            out, residual = fused.attention(x, network.rotary)
+            torch.autograd.backward([out, residual], [torch.ones_like(out), torch.ones_like(residual)])
 
-        def rest() -> None:
-            out = fused.after_attention(a, x)
+        def after_attention() -> None:
+            out = fused.after_attention(attended, x)
             out.backward(torch.ones_like(out))
 
         return {
-            "head": (lambda: network.loss(x, answers).backward(), pieces),
-            "attention": (attend, blocks),
-            "MLP": (rest, blocks),
-            "optimizer": (self.stepper.optimizer.apply, 1),
+            "head": (lambda: network.loss(x, micro_targets).backward(), micro_batches),
+            "attention": (attention, blocks),
+            "MLP": (after_attention, blocks),
+            "optimizer": (self.train_step.optimizer.apply, 1),
         }
 
 
-def stream(tokens: Tensor, width: int) -> Tensor:
-    """Numbers like those between two blocks."""
+def random_hidden_states(tokens: Tensor, width: int) -> Tensor:
+    """Random bf16 hidden states, (batch, time, width)."""
     generator = torch.Generator(tokens.device).manual_seed(1)
     shape = (*tokens.shape, width)
     x = torch.randn(shape, generator=generator, device=tokens.device, dtype=torch.bfloat16)
     return x.requires_grad_()
 
 
-Step = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass
 class Row:
-    """One line of the table."""
+    """One row of the table; its fields are the keys of the JSON output."""
 
     arm: str
     depth: int
@@ -247,37 +253,9 @@ class Row:
     mhz: float
     loss: float
     seconds_to_ready: float
-    shares: dict[str, float]
-    ratio: float | None = None  # work per second against the plain model's
-    per_flop: float | None = None  # time per FLOP against the first arm's
-
-
-class Sampler:
-    """Power and clock of the GPU, five times a second."""
-
-    def __enter__(self) -> Sampler:
-        words = [
-            "nvidia-smi",
-            "--query-gpu=power.draw,clocks.sm",
-            "--format=csv,noheader,nounits",
-            "-lms",
-            "200",
-        ]
-        self.watts = self.mhz = float("nan")
-        self.process = None
-        if DEVICE.type == "cuda":
-            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process is None:
-            return
-        self.process.terminate()
-        lines = self.process.communicate()[0].splitlines()[2:]
-        pairs = [[float(word) for word in line.split(",")] for line in lines if line.count(",") == 1]
-        self.watts, self.mhz = (
-            (statistics.median(p[i] for p in pairs) for i in (0, 1)) if pairs else (float("nan"),) * 2
-        )
+    shares: dict[str, float]  # fraction of the step time by component
+    ratio: float | None = None  # FLOP/s relative to the reference
+    per_flop: float | None = None  # time per FLOP relative to the first arm
 
 
 def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights: str) -> Network:
@@ -285,41 +263,28 @@ def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights:
     network = materialise(on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
     if weights == "random":
-        with torch.no_grad():  # head and output projections start at zero; a trained network's are not
+        # Head and output projections are initialised to zero, unlike those of a trained network.
+        with torch.no_grad():
             for parameter in network.parameters():
                 noise = torch.randn(parameter.shape, generator=generator, device=device)
                 parameter.add_(0.5 * parameter.shape[-1] ** -0.5 * noise)
     return network
 
 
-def time_calls(call: Callable[[], object], seconds: float, warm_up: float, each: int = 1) -> float:
-    """Median seconds of a call, `each` of them between two looks, after so many seconds of warm-up."""
-    times: list[float] = []
-    start = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() < start + warm_up + seconds:
-        synchronise(DEVICE)
-        begun = time.perf_counter()
-        for _ in range(each):
-            call()
-        synchronise(DEVICE)
-        if time.perf_counter() > start + warm_up:
-            times.append((time.perf_counter() - begun) / each)
-    return statistics.median(times)
-
-
 def breakdown(step: Any, batch: Batch, seconds: float) -> dict[str, float]:
-    """Shares of a step's time, each part timed alone; the output projection is in the MLP's."""
+    """Fraction of the step time by component, each timed alone; the MLP includes the output projection."""
     shares: dict[str, float] = {}
-    for part, (call, times) in step.parts(*batch).items():
+    for part, (call, count) in step.components(*batch).items():
         for _ in range(3):
             call()
-        shares[part] = times * time_calls(call, seconds=0.3, warm_up=0.1, each=4) / seconds
+        seconds_per_call = time_calls(call, seconds=0.3, warm_up=0.1, calls_per_sample=4)
+        shares[part] = count * seconds_per_call / seconds
     return shares | {"other": 1 - sum(shares.values())}
 
 
-def measure(label: str, depth: int, make: Callable[[], Any], cost: float, given: Any) -> Row:
-    """Build a stepper, warm it up, time it whole and in parts."""
-    batches = given.batches
+def measure(label: str, depth: int, make: Callable[[], Any], cost: float, args: Any) -> Row:
+    """Build a step, warm it up, and time it and its components. `cost` is in FLOPs per token."""
+    batches = args.batches
     gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.empty_cache()
@@ -328,13 +293,13 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, given:
     step = make()
     loss = step(*batches[0]).item()
     ready = time.perf_counter() - began
-    turns = itertools.cycle(batches)
-    with Sampler() as sampler:  # two seconds to get hot: a hot GPU is slower than a cold one
-        each = 1 if given.batch_tokens > 100_000 else 8
-        seconds = time_calls(lambda: step(*next(turns)), given.seconds, warm_up=2, each=each)
+    cycle = itertools.cycle(batches)
+    with PowerSampler() as sampler:  # two seconds of warm-up: a hot GPU is slower than a cold one
+        calls = 1 if args.batch_tokens > 100_000 else 8
+        seconds = time_calls(lambda: step(*next(cycle)), args.seconds, warm_up=2, calls_per_sample=calls)
     memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else float("nan")
-    shares = {} if given.no_breakdown else breakdown(step, batches[0], seconds)
-    rate = given.batch_tokens / seconds
+    shares = {} if args.no_breakdown else breakdown(step, batches[0], seconds)
+    rate = args.batch_tokens / seconds
     peak = peak_flops(DEVICE)
     return Row(
         label, depth, rate, rate * cost / 1e12, rate * cost / peak if peak else None, memory,
@@ -342,37 +307,41 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, given:
     )  # fmt: skip
 
 
-def plain_row(depth: int, scale: SizeRule, device: torch.device, given: Any) -> Row:
-    ours = build("vanilla", depth, scale, device, given.weights)
-    cost = flops_per_token(ours.arm, ours.shape, 1).total
-    row = measure("plain", depth, lambda: PlainStepper(ours, device, given.rows, given.lr), cost, given)
+def reference_row(depth: int, scale: SizeRule, device: torch.device, args: Any) -> Row:
+    network = build("vanilla", depth, scale, device, args.weights)
+    cost = flops_per_token(network.arm, network.shape, 1).total
+    row = measure("reference", depth, lambda: ReferenceStep(network, device, args.rows, args.lr), cost, args)
     torch._dynamo.reset()
     return row
 
 
-def our_row(name: str, depth: int, scale: SizeRule, device: torch.device, given: Any) -> Row:
-    network = build(name, depth, scale, device, given.weights)
+def fused_row(name: str, depth: int, scale: SizeRule, device: torch.device, args: Any) -> Row:
+    network = build(name, depth, scale, device, args.weights)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
-    graphs = (
+    cuda_graphs = (
         DEVICE.type == "cuda"
-        and not given.no_graphs
-        and cost * given.batch_tokens <= CUDA_GRAPH_MAX_FLOPS_PER_STEP
+        and not args.no_graphs
+        and cost * args.batch_tokens <= CUDA_GRAPH_MAX_FLOPS_PER_STEP
     )
     network.compute_dtype = torch.bfloat16
-    make = float8_linear_where_aligned if given.precision == "fp8" else FusedLinear
-    install_fused_gpu(network, partial(make, dtype=torch.bfloat16))
-    batch = given.batch_tokens // given.context
+    make_linear = float8_linear_where_aligned if args.precision == "fp8" else FusedLinear
+    install_fused_gpu(network, partial(make_linear, dtype=torch.bfloat16))
+    batch = args.batch_tokens // args.context
     return measure(
-        name, depth, lambda: OurStepper(network, passes, given.rows, batch, given.lr, graphs), cost, given,
-    )  # fmt: skip
+        name,
+        depth,
+        lambda: FusedStep(network, passes, args.rows, batch, args.lr, cuda_graphs),
+        cost,
+        args,
+    )
 
 
-def table(rows: list[Row], given: Any) -> None:
+def print_table(rows: list[Row], args: Any) -> None:
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    print(f"\n{name}, torch {torch.__version__}, {given.precision}")
-    print(f"{given.rows}×{given.context} tokens a micro-batch, {given.batch_tokens:,} a step")
-    print(f"vocabulary {given.vocabulary:,}, {given.weights} weights")
+    print(f"\n{name}, torch {torch.__version__}, {args.precision}")
+    print(f"{args.rows}×{args.context} tokens a micro-batch, {args.batch_tokens:,} a step")
+    print(f"vocabulary {args.vocabulary:,}, {args.weights} weights")
     titles = [("tokens/s", 11), ("ratio", 7), ("TFLOP/s", 9), ("MFU", 7), ("per FLOP", 10), ("peak GiB", 10)]
     titles += [(part, 10) for part in PARTS] + [("loss", 9), ("ready s", 9), ("W", 6), ("MHz", 6)]
     print(f"{'':<5}{'arm':<12}" + "".join(f"{title:>{width}}" for title, width in titles))
@@ -400,48 +369,52 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="micro-batch, in sequences")
     parser.add_argument("--batch-tokens", type=int, default=524_288)
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
-    parser.add_argument("--weights", choices=["random", "initial"], default="random")
+    parser.add_argument(
+        "--weights", choices=["random", "initial"], default="random", help="initial: head and outputs zero"
+    )
     parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
-    parser.add_argument("--tiny", action="store_true", help="a check of this script itself, on any machine")
-    parser.add_argument("--no-reference", action="store_true")
-    parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--no-breakdown", action="store_true", help="sooner done")
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured per row, after warm-up")
+    parser.add_argument(
+        "--tiny", action="store_true", help="test this script with a tiny model, on any machine"
+    )
+    parser.add_argument("--no-reference", action="store_true", help="skip the compiled reference")
+    parser.add_argument("--no-graphs", action="store_true", help="no CUDA graphs of small steps")
+    parser.add_argument("--no-breakdown", action="store_true", help="skip timing the components")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of measurement per row, after warm-up")
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if given.small:
-        given.depth, given.context, given.vocabulary = [3, 2], 1024, 8192
-        given.rows, given.batch_tokens = 64, 65_536
-    scale = SizeRule(context=given.context, vocabulary=given.vocabulary)
-    if given.tiny:
-        given.depth, given.context, given.vocabulary, given.rows, given.batch_tokens = [2], 32, 256, 4, 256
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    args = parser.parse_args()
+    if args.small:
+        args.depth, args.context, args.vocabulary = [3, 2], 1024, 8192
+        args.rows, args.batch_tokens = 64, 65_536
+    scale = SizeRule(context=args.context, vocabulary=args.vocabulary)
+    if args.tiny:
+        args.depth, args.context, args.vocabulary, args.rows, args.batch_tokens = [2], 32, 256, 4, 256
         scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=256)
     device = DEVICE
-    given.batches = []
-    for seed in range(2 if given.batch_tokens > 100_000 else 8):
+    args.batches = []
+    for seed in range(2 if args.batch_tokens > 100_000 else 8):
         generator = torch.Generator(device).manual_seed(seed)
-        shape = (given.batch_tokens // given.context, given.context + 1)
-        tokens = torch.randint(0, given.vocabulary, shape, generator=generator, device=device)
-        given.batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
+        shape = (args.batch_tokens // args.context, args.context + 1)
+        tokens = torch.randint(0, args.vocabulary, shape, generator=generator, device=device)
+        args.batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
     rows: list[Row] = []
     with fast_kernels(device):
-        for depth in given.depth:
-            reference = None if given.no_reference else plain_row(depth, scale, device, given)
-            ours = [our_row(name, depth, scale, device, given) for name in given.arms]
-            for row in ours:
-                row.per_flop = ours[0].teraflops / row.teraflops
+        for depth in args.depth:
+            reference = None if args.no_reference else reference_row(depth, scale, device, args)
+            fused_rows = [fused_row(name, depth, scale, device, args) for name in args.arms]
+            for row in fused_rows:
+                row.per_flop = fused_rows[0].teraflops / row.teraflops
                 if reference is None:
                     continue
                 row.ratio = row.teraflops / reference.teraflops
                 if row.arm == "vanilla":
                     gap = abs(row.loss - reference.loss) / reference.loss
-                    assert gap < (2e-2 if given.precision == "fp8" else 1e-3), (row.loss, reference.loss)
-            rows += [*([reference] if reference else []), *ours]
-    if given.json:
+                    assert gap < (2e-2 if args.precision == "fp8" else 1e-3), (row.loss, reference.loss)
+            rows += [*([reference] if reference else []), *fused_rows]
+    if args.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        table(rows, given)
+        print_table(rows, args)
 
 
 if __name__ == "__main__":

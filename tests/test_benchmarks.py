@@ -1,4 +1,4 @@
-"""The benchmarks that need a GPU still run to their end without one, at a size that says nothing."""
+"""The GPU benchmarks run to completion on a CPU with tiny models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def test_the_throughput_table_can_be_made() -> None:
+def test_throughput_prints_a_row_per_arm() -> None:
     words = ["--tiny", "--no-reference", "--arms", "vanilla", "untied-2", "--seconds", "0.1", "--json"]
     script = REPOSITORY / "benchmarks" / "throughput.py"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -28,7 +28,7 @@ def test_the_throughput_table_can_be_made() -> None:
 
 
 def ceilings(*words: str, program: str = "ceilings.main()") -> subprocess.CompletedProcess[str]:
-    """The benchmark of ceilings in a process of its own; `program` is what it does once imported."""
+    """Run benchmarks/ceilings.py in a new process; `program` is executed after its import."""
     folders = [str(REPOSITORY / "src"), str(REPOSITORY / "benchmarks")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     quick = ["--tiny", "--seconds", "0.02", "--sustained", "0.02"]
@@ -36,12 +36,12 @@ def ceilings(*words: str, program: str = "ceilings.main()") -> subprocess.Comple
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None:
+def test_every_section_of_ceilings_is_measured_or_skipped_with_a_reason(tmp_path: Path) -> None:
     done = ceilings("--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stderr
     sections = json.loads((tmp_path / "found.json").read_text())["sections"]
     assert list(sections) == [
-        "products", "tiles", "floor", "attention", "streams", "cross-entropy", "head", "splits", "profile"
+        "gemms", "tiles", "limit", "attention", "streams", "cross-entropy", "head", "splits", "profile"
     ]  # fmt: skip
     for name, section in sections.items():
         assert name in done.stdout
@@ -49,21 +49,21 @@ def test_every_ceiling_is_measured_or_says_what_it_needs(tmp_path: Path) -> None
             times = [value for row in section["rows"] for key, value in row.items() if key == "ms"]
             assert all(value > 0 for value in times)
         else:
-            assert name in ("attention", "streams") and "GPU" in section["left_out"]
-    assert len(sections["products"]["rows"]) == 5 * 3 + 1
+            assert name in ("attention", "streams") and "GPU" in section["skipped"]
+    assert len(sections["gemms"]["rows"]) == 5 * 3 + 1
     assert len(sections["tiles"]["rows"]) == 5 * 2
-    whole, *parts = sections["floor"]["rows"]
+    whole, *parts = sections["limit"]["rows"]
     assert whole["TFLOP/s"] * whole["ms"] == pytest.approx(sum(r["TFLOP/s"] * r["ms"] for r in parts))
-    profile = {row["kernels, a micro-batch"]: row for row in sections["profile"]["rows"]}
-    assert profile["products"]["hot ms"] > 0
-    assert profile["together"]["hot share"] == 1
+    profile = {row["kernels, per micro-batch"]: row for row in sections["profile"]["rows"]}
+    assert profile["GEMMs"]["hot ms"] > 0
+    assert profile["total"]["hot fraction"] == 1
 
 
-def test_a_ceiling_that_cannot_be_measured_leaves_the_others(tmp_path: Path) -> None:
+def test_a_failing_section_does_not_stop_the_others(tmp_path: Path) -> None:
     words = ["--only", "floor", "--only", "cross-entropy", "--json", str(tmp_path / "found.json")]
-    done = ceilings(*words, program="ceilings.SECTIONS['floor'] = lambda given: 1 / 0; ceilings.main()")
+    done = ceilings(*words, program="ceilings.SECTIONS['limit'] = lambda args: 1 / 0; ceilings.main()")
     assert done.returncode == 1
     sections = json.loads((tmp_path / "found.json").read_text())["sections"]
-    assert sections["floor"] == {"error": "ZeroDivisionError: division by zero"}
+    assert sections["limit"] == {"error": "ZeroDivisionError: division by zero"}
     assert "ZeroDivisionError" in done.stdout
     assert len(sections["cross-entropy"]["rows"]) == 4
