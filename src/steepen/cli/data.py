@@ -88,9 +88,9 @@ def prepare(
 
     [bold]steepen data prepare builtin --out data/builtin --tokenizer bpe:4096[/bold]
 
-    [bold]steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1000000[/bold]
+    [bold]steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1e6[/bold]
 
-    [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2000000000[/bold]
+    [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2e9[/bold]
     """
     from steepen.data.prepare import PrepareRequest
     from steepen.data.prepare import prepare as run

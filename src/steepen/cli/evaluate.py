@@ -27,6 +27,11 @@ class CheckpointFirst(TyperGroup):
 
 app = typer.Typer(cls=CheckpointFirst, help="Evaluate a checkpoint: validation loss, CORE, KL depth, passes.")
 
+# Panels of --help.
+CORE = "CORE"
+DEPTH = "KL effective depth"
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -44,28 +49,38 @@ def checkpoint(
         Path, typer.Option(help="Prepared data with the run's tokenizer; its validation tokens are used.")
     ],
     core: Annotated[
-        Path | None, typer.Option(help="A CORE bundle's folder (core.yaml, eval_meta_data.csv, eval_data/).")
+        Path | None,
+        typer.Option(
+            help="A CORE bundle's folder (core.yaml, eval_meta_data.csv, eval_data/).", rich_help_panel=CORE
+        ),
     ] = None,
-    kl_depth: Annotated[bool, typer.Option("--kl-depth", help="Measure KL effective depth.")] = False,
+    kl_depth: Annotated[
+        bool, typer.Option("--kl-depth", help="Measure KL effective depth.", rich_help_panel=DEPTH)
+    ] = False,
     passes: Annotated[
         str | None, typer.Option(help="Measure the loss at these core passes: 1..8, or 1,2,4.")
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(help="Maximum examples per task; always the same ones.")
+        int | None,
+        typer.Option(help="Maximum examples per task; always the same ones.", rich_help_panel=CORE),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of the few-shot demonstrations, averaged over.")
+        str, typer.Option(help="Seeds of the few-shot demonstrations, averaged over.", rich_help_panel=CORE)
     ] = "0,1,2",
     tasks: Annotated[
         str | None,
-        typer.Option(help="Only these tasks: labels with commas, or core17 for the paper's subset."),
+        typer.Option(
+            help="Only these tasks: labels with commas, or core17 for the paper's subset.",
+            rich_help_panel=CORE,
+        ),
     ] = None,
-    threshold: Annotated[float, typer.Option(help="KL threshold in nats of --kl-depth.")] = 2.0,
+    threshold: Annotated[float, typer.Option(help="KL threshold in nats.", rich_help_panel=DEPTH)] = 2.0,
     direction: Annotated[
-        str, typer.Option(help="KL direction: final-to-block or block-to-final.")
+        str, typer.Option(help="KL direction: final-to-block or block-to-final.", rich_help_panel=DEPTH)
     ] = "final-to-block",
     depth_tokens: Annotated[
-        int | None, typer.Option(help="Validation tokens for --kl-depth; default 16,384.")
+        int | None,
+        typer.Option(help="Validation tokens for --kl-depth; default 16,384.", rich_help_panel=DEPTH),
     ] = None,
     validation_tokens: Annotated[
         int | None, typer.Option(help="Validation tokens; default: as in training.")
@@ -83,15 +98,18 @@ def checkpoint(
         str, typer.Option(help="auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")
     ] = "auto",
     token_budget: Annotated[
-        int | None, typer.Option(help="Padded tokens per CORE batch; lower it to save memory.")
+        int | None,
+        typer.Option(help="Padded tokens per CORE batch; lower it to save memory.", rich_help_panel=CORE),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a checkpoint: validation loss, and optionally CORE, KL effective depth and test-time passes.
+    """Evaluate a checkpoint: validation loss and, on request, other scores.
 
-    The outcome of every example is saved task by task; an interrupted evaluation resumes.
+    The others are CORE, KL effective depth and the loss at other numbers of
+    passes. CORE outcomes are saved task by task, so an interrupted evaluation
+    resumes.
 
-    [bold]steepen eval runs/3f2a… --data fineweb --core eval_bundle --kl-depth --passes 1..8[/bold]
+    [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1..8[/bold]
     """
     from steepen.evaluation.evaluate_run import evaluate
 
@@ -162,8 +180,9 @@ def filter_(
 ) -> None:
     """Select the tasks that carry signal, from the CORE scores of reference runs.
 
-    The paper's two criteria: the run with the most tokens is at least two points above chance, and Kendall's
-    τ_b between training tokens and accuracy is at least 0.50.
+    The paper's two criteria: the run with the most tokens is at least two
+    points above chance, and Kendall's τ_b between training tokens and accuracy
+    is at least 0.50.
     """
     from dataclasses import asdict
 
@@ -181,7 +200,7 @@ def filter_(
         return
     for label, result in results.items():
         line = f"{label:<34} {100 * result.gap:+7.2f} points  τ_b {result.tau:+.3f}"
-        typer.echo(f"{line}  {'selected' if result.passed else f'left out: {result.reason}'}")
+        typer.echo(f"{line}  {'selected' if result.passed else f'rejected: {result.reason}'}")
     typer.echo(f"{len(selected)} of {len(results)} tasks selected, from {runs} runs of {arm}.")
 
 

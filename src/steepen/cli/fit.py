@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from steepen.laws.table import Table
     from steepen.laws.table_fits import SweepLoss
 
+# Panels of --help.
+COMPUTE = "Law: compute"
+ISOFLOP = "Law: isoflop"
+INTERVALS = "Intervals"
+OUTPUT = "Output"
+
+
 LAWS = ("compute", "chinchilla", "isoflop")
 MAX_CHINCHILLA_BOOTSTRAP = 500  # a percentile interval no longer changes; more draws only take time
 
@@ -46,14 +53,14 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            help="compute: joint (one E fitted to all arms), paper (E fitted to the reference alone), or"
-            " both."
+            help="joint (one E fitted to all arms), paper (E fitted to the reference alone), or both.",
+            rich_help_panel=COMPUTE,
         ),
     ] = "both",
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
-            help="Hold runs out of the fit and score the forecast: FLOPS (every run from there up),"
+            help="Hold runs out of the fit and score their prediction: FLOPS (every run at or above it),"
             " ARM:FLOPS, or a table of runs. Repeatable.",
             show_default=False,
         ),
@@ -61,19 +68,23 @@ def fit(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="A compute to predict at, besides 10 and 1000 times the top rung.", show_default=False
+            help="Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.", show_default=False
         ),
     ] = None,
     extrapolate: Annotated[
         bool,
         typer.Option(
-            "--extrapolate", help="compute: also print fitted multipliers beyond the ladders, marked †."
+            "--extrapolate",
+            help="Also print fitted multipliers beyond the ladders, marked †.",
+            rich_help_panel=COMPUTE,
         ),
     ] = False,
     c0: Annotated[
         float | None,
         typer.Option(
-            help="compute: C0 in FLOPs. Default: geometric mean of the reference.", show_default=False
+            help="C0 in FLOPs. Default: geometric mean of the reference.",
+            show_default=False,
+            rich_help_panel=COMPUTE,
         ),
     ] = None,
     noise: Annotated[
@@ -81,27 +92,43 @@ def fit(
         typer.Option(
             help="Known standard deviation of a run's loss. Default: estimated from the residuals.",
             show_default=False,
+            rich_help_panel=COMPUTE,
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of every interval.")] = 0.90,
-    level: Annotated[float, typer.Option(help="Level of the F-tests behind a verdict.")] = 0.05,
+    confidence: Annotated[
+        float, typer.Option(help="Confidence of every interval.", rich_help_panel=INTERVALS)
+    ] = 0.90,
+    level: Annotated[
+        float, typer.Option(help="Level of the F-tests behind a verdict.", rich_help_panel=COMPUTE)
+    ] = 0.05,
     margin: Annotated[
-        float, typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.")
+        float,
+        typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=COMPUTE),
     ] = 0.025,
     draws: Annotated[
-        int, typer.Option(help="Bootstrap draws for each arm (chinchilla: at most 500).")
+        int,
+        typer.Option(
+            help="Bootstrap draws for each arm (chinchilla: at most 500).", rich_help_panel=INTERVALS
+        ),
     ] = 2000,
-    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.", rich_help_panel=INTERVALS)] = 0,
     vertex: Annotated[
-        str, typer.Option(help="isoflop: minimum of a quadratic or an akima curve.")
+        str, typer.Option(help="Minimum of a quadratic or an akima curve.", rich_help_panel=ISOFLOP)
     ] = "quadratic",
     nearest: Annotated[
         int | None,
-        typer.Option(help="isoflop: fit only this many points around each minimum.", show_default=False),
+        typer.Option(
+            help="Fit only this many points around each minimum.", show_default=False, rich_help_panel=ISOFLOP
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the fit to this .pdf, .png or .svg.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Draw the fit to this .pdf, .png or .svg.", show_default=False, rich_help_panel=OUTPUT
+        ),
     ] = None,
 ) -> None:
     """Fit a scaling law to a table of runs and judge each arm against a reference.

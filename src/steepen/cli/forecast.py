@@ -44,11 +44,12 @@ def forecast(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Forecast CORE at a larger compute, and report how well the method predicted runs it had not seen.
+    """Forecast CORE at a larger compute, and check the method on held-out runs.
 
-    Each arm's task losses follow a power law in compute, a sigmoid per task maps loss to centred accuracy,
-    and one factor maps the mean of the tasks to CORE. The hold-out comparison refits without the held-out
-    runs; the forecast for --target uses every run.
+    Each arm's task losses follow a power law in compute, a sigmoid per task
+    maps loss to centred accuracy, and one factor maps the mean of the tasks to
+    CORE. The hold-out comparison refits without the held-out runs; the forecast
+    for --target uses every run.
 
     [bold]steepen forecast runs --target 1.2e21 --figure forecast.png[/bold]
     """

@@ -15,14 +15,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script inst
 WIDE = 110  # terminal columns from which parameter counts are shown too
 
 
+# Panels of --help.
+SIZE = "Size rule"
+CLUSTER = "Memory, time and cost"
+
+
 def arms(
     depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.")] = 8,
     as_json: Json = False,
 ) -> None:
     """List the arms, with their size at a depth.
 
-    Any number of passes K is an arm too: loop-3, untied-4, tied-vanilla-6, untied-vanilla-3. A custom arm is
-    named module:attribute.
+    Any number of passes K is an arm too: loop-3, untied-4, tied-vanilla-6,
+    untied-vanilla-3. A custom arm is named module:attribute.
     """
     from steepen.errors import UsageError
     from steepen.model.arms import ARMS
@@ -98,28 +103,40 @@ def plan(
     rho: Annotated[
         float | None, typer.Option(help="Fraction of tokens after growth, instead of the recipe's.")
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.")] = 50_304,
-    aspect: Annotated[int, typer.Option(help="Width per unit of depth.")] = 128,
-    head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = 128,
-    mlp_multiple: Annotated[int, typer.Option(help="Round the MLP width up to a multiple of this.")] = 256,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 524_288,
-    base_depth: Annotated[int, typer.Option(help="Depth at which the learning rate is anchored.")] = 8,
-    gpus: Annotated[int, typer.Option(help="GPUs the run would use.")] = 1,
-    gpu: Annotated[str, typer.Option(help="a100, h100, h200, b200, …")] = "h100",
-    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation to assume.")] = 0.4,
-    micro_batch: Annotated[int, typer.Option(help="Sequences per GPU, for the memory estimate.")] = 8,
-    dollars_per_hour: Annotated[float | None, typer.Option(help="Price of one GPU hour.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.", rich_help_panel=SIZE)] = 2048,
+    vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.", rich_help_panel=SIZE)] = 50_304,
+    aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
+    head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
+    mlp_multiple: Annotated[
+        int, typer.Option(help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE)
+    ] = 256,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.", rich_help_panel=SIZE)] = 524_288,
+    base_depth: Annotated[
+        int, typer.Option(help="Depth at which the learning rate is anchored.", rich_help_panel=SIZE)
+    ] = 8,
+    gpus: Annotated[int, typer.Option(help="GPUs the run would use.", rich_help_panel=CLUSTER)] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="GPU model: a100, h100, h200, b200, …", rich_help_panel=CLUSTER)
+    ] = "h100",
+    mfu: Annotated[
+        float, typer.Option(help="Model FLOPs utilisation to assume.", rich_help_panel=CLUSTER)
+    ] = 0.4,
+    micro_batch: Annotated[
+        int, typer.Option(help="Sequences per GPU, for the memory estimate.", rich_help_panel=CLUSTER)
+    ] = 8,
+    dollars_per_hour: Annotated[
+        float | None, typer.Option(help="Price of one GPU hour.", rich_help_panel=CLUSTER)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan a run: size, tokens, FLOPs, hyperparameters, memory, time and cost.
 
-    A depth alone gives the recipe's compute-optimal run; a budget alone chooses the depth; a depth with a
-    budget spends the budget at that depth.
+    --depth alone gives the recipe's compute-optimal run; --flops or --tokens
+    alone chooses the depth; together they spend the budget at that depth.
 
-    Examples: steepen plan --arm untied-grow --depth 26 --gpus 16 --dollars-per-hour 2.5
+    [bold]steepen plan --arm untied-grow --depth 26 --gpus 16[/bold]
 
-    steepen plan --arm vanilla --flops 1e19 --json
+    [bold]steepen plan --arm vanilla --flops 1e19 --json[/bold]
     """
     from steepen.model.arms import find_arm
     from steepen.model.shape import SizeRule

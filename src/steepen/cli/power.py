@@ -8,39 +8,64 @@ import typer
 
 from steepen.errors import UsageError
 
+# Panels of --help.
+LADDER = "Planned ladder"
+LAWS = "Assumed laws"
+TESTS = "Tests and search"
+
 
 def power(
     *,
     delta_gamma: Annotated[
-        float, typer.Option(help="The difference in exponent you expect: 0.0027.", show_default=False)
+        float, typer.Option(help="Expected difference in exponent, e.g. 0.0027.", show_default=False)
     ],
-    rungs: Annotated[int, typer.Option(help="Rungs of each ladder.")] = 8,
-    lowest: Annotated[float, typer.Option(help="Compute of the lowest rung, FLOPs.")] = 3.25e17,
+    rungs: Annotated[int, typer.Option(help="Rungs of each ladder.", rich_help_panel=LADDER)] = 8,
+    lowest: Annotated[
+        float, typer.Option(help="FLOPs of the lowest rung.", rich_help_panel=LADDER)
+    ] = 3.25e17,
     highest: Annotated[
         float | None,
-        typer.Option(help="Compute of the highest rung. Default: 1.01e20, or by --span.", show_default=False),
+        typer.Option(
+            help="FLOPs of the highest rung. Default: 1.01e20, or by --span.",
+            show_default=False,
+            rich_help_panel=LADDER,
+        ),
     ] = None,
     span: Annotated[
         float | None,
-        typer.Option(help="Decades from lowest to highest, instead of --highest.", show_default=False),
+        typer.Option(
+            help="Decades from lowest to highest, instead of --highest.",
+            show_default=False,
+            rich_help_panel=LADDER,
+        ),
     ] = None,
-    noise: Annotated[float, typer.Option(help="Standard deviation of a run's loss.")] = 1e-3,
-    seeds: Annotated[int, typer.Option(help="Runs at every rung.")] = 1,
-    gamma: Annotated[float, typer.Option(help="The reference's exponent γ.")] = 0.1113,
+    noise: Annotated[
+        float, typer.Option(help="Standard deviation of a run's loss.", rich_help_panel=LADDER)
+    ] = 1e-3,
+    seeds: Annotated[int, typer.Option(help="Runs at every rung.", rich_help_panel=LADDER)] = 1,
+    gamma: Annotated[float, typer.Option(help="The reference's exponent γ.", rich_help_panel=LAWS)] = 0.1113,
     irreducible_loss: Annotated[
-        float, typer.Option(help="The irreducible loss E, the same for both arms.")
+        float, typer.Option(help="The irreducible loss E, the same for both arms.", rich_help_panel=LAWS)
     ] = 1.83,
-    constant: Annotated[float, typer.Option(help="The reference's A at 1e18 FLOPs.")] = 1.5,
-    multiplier: Annotated[float, typer.Option(help="The arm's compute multiplier at the lowest rung.")] = 1.1,
-    level: Annotated[float, typer.Option(help="Level of the F-tests.")] = 0.05,
+    constant: Annotated[
+        float, typer.Option(help="The reference's A at 1e18 FLOPs.", rich_help_panel=LAWS)
+    ] = 1.5,
+    multiplier: Annotated[
+        float, typer.Option(help="The arm's compute multiplier at the lowest rung.", rich_help_panel=LAWS)
+    ] = 1.1,
+    level: Annotated[float, typer.Option(help="Level of the F-tests.", rich_help_panel=TESTS)] = 0.05,
     margin: Annotated[
-        float, typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.")
+        float,
+        typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS),
     ] = 0.025,
-    goal: Annotated[float, typer.Option(help="Power that the cheapest ladder must reach.")] = 0.90,
+    goal: Annotated[
+        float, typer.Option(help="Power that the cheapest ladder must reach.", rich_help_panel=TESTS)
+    ] = 0.90,
     search: Annotated[
-        bool, typer.Option("--search/--no-search", help="Search for the cheapest ladder.")
+        bool,
+        typer.Option("--search/--no-search", help="Search for the cheapest ladder.", rich_help_panel=TESTS),
     ] = True,
-    draws: Annotated[int, typer.Option(help="Simulated pairs of ladders.")] = 2000,
+    draws: Annotated[int, typer.Option(help="Simulated pairs of ladders.", rich_help_panel=TESTS)] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Estimate the power of a planned ladder, and find the cheapest one.

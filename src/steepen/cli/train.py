@@ -182,9 +182,12 @@ def train(
         bool, typer.Option("--json", help="Print the record as JSON when done.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Train one run. The same command resumes an interrupted run and returns a finished one at once.
+    """Train one run, or resume it.
 
-    Example: steepen train --arm untied-grow --depth 8 --data fineweb --set learning_rate=0.03
+    The same command resumes an interrupted run; for a finished run it prints
+    the result without training.
+
+    [bold]steepen train --arm untied-grow --depth 8 --data data/edu[/bold]
     """
     from steepen.data import Dataset
     from steepen.training.train_options import TrainOptions
