@@ -104,10 +104,7 @@ def test_named_tests_exist(page: Path) -> None:
         for file in (REPOSITORY / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
     }
-    modules = {
-        file.stem for file in (REPOSITORY / "src").rglob("test_*.py")
-    }  # evaluation/test_time_passes.py
-    assert named <= defined | modules
+    assert named <= defined | {"test_time_passes"}  # a key of `eval --json`
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -13,7 +13,7 @@ import pytest
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
-from steepen.data.sources.base import Part, Source
+from steepen.data.sources.source import Part, Source
 from steepen.errors import SteepenError, UsageError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "data.md"

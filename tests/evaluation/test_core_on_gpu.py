@@ -11,7 +11,7 @@ import torch
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
+from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.model.network import Network
 
 from .core_reference import score_one

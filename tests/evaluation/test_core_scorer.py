@@ -14,10 +14,10 @@ from torch import Tensor
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import Bundle, Item, Task
-from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core
 from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, split_batch
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
+from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.evaluation.core.scorer import Scorer, can_branch
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.model.arms import find_arm

@@ -216,7 +216,7 @@ def make_request(
 ) -> EvaluationRequest:
     """Parse the options into a request; a wrong one is refused before anything is loaded."""
     from steepen.evaluation.core.bundle import Bundle
-    from steepen.evaluation.core.evaluate import CoreOptions
+    from steepen.evaluation.core.run_suite import CoreOptions
     from steepen.evaluation.evaluate_run import EvaluationRequest
 
     options = CoreOptions(_counts(seeds, "--seeds", minimum=0), examples, _labels(tasks), token_budget)

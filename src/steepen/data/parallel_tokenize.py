@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data.sources.base import document_hash
+from steepen.data.sources.source import document_hash
 from steepen.data.tokenizer import Tokenizer
 
 GROUP_CHARACTERS = 1 << 18  # given to a thread at a time

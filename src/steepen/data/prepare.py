@@ -17,8 +17,8 @@ from typing import Any
 from steepen.data.dataset import Dataset, partial_directory
 from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressCallback, ProgressReporter
-from steepen.data.sources.base import Source
 from steepen.data.sources.resolve import resolve_source
+from steepen.data.sources.source import Source
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizeSource, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import TEMPORARY_SUFFIX, sync_directory

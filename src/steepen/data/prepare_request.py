@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from steepen.data.shards import choose_dtype
-from steepen.data.sources.base import SourceFunction
 from steepen.data.sources.readers import ReadOptions
+from steepen.data.sources.source import SourceFunction
 from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
 from steepen.errors import UsageError
 

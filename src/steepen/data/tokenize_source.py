@@ -22,7 +22,7 @@ from steepen.data.parallel_tokenize import Unit, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import choose_dtype
-from steepen.data.sources.base import Source, document_hash
+from steepen.data.sources.source import Source, document_hash
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError

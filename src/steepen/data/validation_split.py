@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from steepen.data.sources.base import HASH_BYTES
+from steepen.data.sources.source import HASH_BYTES
 from steepen.errors import SteepenError
 
 BYTES_PER_TOKEN = 4.0  # English under GPT-2's tokenizer; only used to size the fraction below

@@ -20,7 +20,7 @@ from steepen.utils.progress import StageReport, stage_progress
 if TYPE_CHECKING:
     from steepen.data import Dataset
     from steepen.evaluation.core.bundle import Bundle
-    from steepen.evaluation.core.evaluate import CoreOptions
+    from steepen.evaluation.core.run_suite import CoreOptions
 
 DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is requested
 
@@ -133,7 +133,7 @@ def measure(
     """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
     from steepen.data import ValidationSet
     from steepen.evaluation.kl_depth import measure_kl_depth
-    from steepen.evaluation.test_time_passes import measure_test_time_passes
+    from steepen.evaluation.passes_at_test_time import measure_test_time_passes
     from steepen.evaluation.validation_loss import validate
 
     spec, passes, network = run.spec, run.passes, run.network
@@ -181,7 +181,7 @@ def measure(
 def _measure_core(
     run: LoadedRun, dataset: Dataset, request: EvaluationRequest, folder: Path | None, progress: StageReport
 ) -> dict[str, Any]:
-    from steepen.evaluation.core.evaluate import CoreOptions, evaluate_core, settings_key
+    from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core, settings_key
     from steepen.utils.json_io import write_json
 
     bundle, options = request.core, request.core_options or CoreOptions()

@@ -15,7 +15,7 @@ from importlib import resources
 from itertools import islice
 from typing import Any
 
-from steepen.data.sources.base import Part, Source, document_hash
+from steepen.data.sources.source import Part, Source, document_hash
 from steepen.errors import SteepenError, UsageError
 
 NAMES = ("builtin", "embedded")  # the second is the former name

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from steepen.data.sources.base import Part, Source
 from steepen.data.sources.readers import ReadOptions, check_readable, estimate_text_bytes, read_documents
+from steepen.data.sources.source import Part, Source
 from steepen.errors import UsageError
 from steepen.utils.json_io import canonical_json
 

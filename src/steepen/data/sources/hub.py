@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from steepen.data.sources.base import Part, Source
 from steepen.data.sources.readers import ReadOptions, estimate_text_bytes, read_documents
+from steepen.data.sources.source import Part, Source
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import write_atomically
 from steepen.utils.json_io import canonical_json

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from steepen.data.sources import builtin, hub
-from steepen.data.sources.base import Source, SourceFunction
-from steepen.data.sources.custom import custom_source
+from steepen.data.sources.custom_source import custom_source
 from steepen.data.sources.files import file_source
 from steepen.data.sources.readers import ReadOptions
+from steepen.data.sources.source import Source, SourceFunction
 from steepen.errors import UsageError
 
 MODULE_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import cast
 
-from steepen.data.sources.base import Part, Source, SourceFunction, document_hash
+from steepen.data.sources.source import Part, Source, SourceFunction, document_hash
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.imports import import_object
 

@@ -11,7 +11,7 @@ import pytest
 from steepen.data import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.core.evaluate import CoreOptions, CoreProgress, evaluate_core, settings_key
+from steepen.evaluation.core.run_suite import CoreOptions, CoreProgress, evaluate_core, settings_key
 from steepen.model.network import Network
 
 Make = Callable[..., Network]
