@@ -27,7 +27,8 @@ from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import BASE
 from steepen.training.device import find_device, synchronise
 
-CONFIG = OptimizerConfig()
+CONFIG = OptimizerConfig.named("muon")
+AUTHORS = OptimizerConfig.named("authors")
 TILES = [  # edge, depth, warps, stages
     (64, 64, 4, 4),
     (64, 128, 4, 3),
@@ -41,7 +42,7 @@ TILES = [  # edge, depth, warps, stages
 def orthogonalise_reference(matrices: Tensor) -> Tensor:
     """Newton–Schulz orthogonalisation with torch.baddbmm."""
     norm = matrices.norm(dim=(-2, -1), keepdim=True)
-    x = matrices / (norm + muon.NORM_EPS)
+    x = matrices / (norm + muon.NORM_EPS["newton-schulz"])
     a, b, c = muon.NEWTON_SCHULZ[0]
     for _ in range(CONFIG.orthogonalisation_steps):
         gram = x @ x.mT
@@ -134,6 +135,8 @@ def main() -> None:
         parameter.grad = torch.randn_like(parameter)
     optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CONFIG, network.refresh)
     optimizer.step(0.1)
+    authors = Optimizer(network.named_parameters(), BASE["vanilla"], AUTHORS, network.refresh)
+    authors.step(0.1, 0)
     precision = torch.bfloat16 if on_gpu else torch.float32
     batches = {
         shape: torch.randn(count, *shape, dtype=precision, device=device)
@@ -153,13 +156,15 @@ def main() -> None:
 
         return work
 
-    stepper = optimizer.muon
-    assert stepper is not None
+    stepper, authors_stepper = optimizer.muon, authors.muon
+    assert stepper is not None and authors_stepper is not None
     wd = optimizer.hyperparameters.weight_decay
     works: dict[str, Callable[[], object]] = {
         "whole step, with gradient norm": optimizer.apply,
         "  Muon, one shape at a time": lambda: stepper.step(optimizer.lr["matrices"], wd),
         "  AdamW": optimizer.adamw.step,
+        "whole step, authors' optimizer": authors.apply,
+        "  Muon, authors'": lambda: authors_stepper.step(authors.lr["matrices"], wd, authors.momentum),
         "orthogonalise, as in the step": fused(*batches),
         "orthogonalise, torch.baddbmm": with_baddbmm(*batches),
     }

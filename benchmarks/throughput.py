@@ -40,7 +40,7 @@ from steepen.model.config import FP32_EPSILON
 from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.optim.config import OptimizerConfig
+from steepen.optim.config import OPTIMIZERS, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
@@ -186,7 +186,14 @@ class FusedStep:
     """An optimizer step as training runs it, and its components."""
 
     def __init__(
-        self, network: Network, passes: int, micro_batch: int, batch: int, lr: float, cuda_graphs: bool
+        self,
+        network: Network,
+        passes: int,
+        micro_batch: int,
+        batch: int,
+        lr: float,
+        cuda_graphs: bool,
+        optimizer_name: str = "muon",
     ) -> None:
         hyperparameters = replace(
             recipe_of(network.arm).base,
@@ -196,7 +203,8 @@ class FusedStep:
             weight_decay=0.0,
         )
         self.network, self.passes, self.micro_batch = network, passes, micro_batch
-        optimizer = Optimizer(network.named_parameters(), hyperparameters, OptimizerConfig(), network.refresh)
+        config = OptimizerConfig.named(optimizer_name)
+        optimizer = Optimizer(network.named_parameters(), hyperparameters, config, network.refresh)
         accumulator = GradientAccumulator(network, batch, micro_batch, print)
         self.train_step = TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, say=print)
 
@@ -331,7 +339,7 @@ def fused_row(name: str, depth: int, scale: SizeRule, device: torch.device, args
     return measure(
         name,
         depth,
-        lambda: FusedStep(network, passes, args.rows, batch, args.lr, cuda_graphs),
+        lambda: FusedStep(network, passes, args.rows, batch, args.lr, cuda_graphs, args.optimizer),
         cost,
         args,
     )
@@ -339,7 +347,7 @@ def fused_row(name: str, depth: int, scale: SizeRule, device: torch.device, args
 
 def print_table(rows: list[Row], args: Any) -> None:
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    print(f"\n{name}, torch {torch.__version__}, {args.precision}")
+    print(f"\n{name}, torch {torch.__version__}, {args.precision}, optimizer {args.optimizer}")
     print(f"{args.rows}×{args.context} tokens a micro-batch, {args.batch_tokens:,} a step")
     print(f"vocabulary {args.vocabulary:,}, {args.weights} weights")
     titles = [("tokens/s", 11), ("ratio", 7), ("TFLOP/s", 9), ("MFU", 7), ("per FLOP", 10), ("peak GiB", 10)]
@@ -368,6 +376,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_304)
     parser.add_argument("--rows", type=int, default=32, help="micro-batch, in sequences")
     parser.add_argument("--batch-tokens", type=int, default=524_288)
+    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="muon")
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument(
         "--weights", choices=["random", "initial"], default="random", help="initial: head and outputs zero"

@@ -216,11 +216,21 @@ def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
 def call_muon(width: int) -> None:
     """Launch the optimizer's kernels: wide and tall matrices, sides that fill tiles and that do not."""
     from steepen.kernels.dispatch import TRITON
+    from steepen.kernels.muon_update import row_square_parts
 
     weight = empty(3, width, width, dtype=torch.float32)
     for nesterov, direction in ((False, empty(3, width, width)), (True, empty(3, width, width).mT)):
-        TRITON.update_momentum([direction], [weight], [weight], 0.95, nesterov)
-        TRITON.apply_update([weight], [direction], [1.0], 0.02, 0.1)
+        squares = empty(3, row_square_parts(width), width, dtype=torch.float32)
+        for sums in (None, [squares]):
+            TRITON.update_momentum([direction], [weight], [weight], sums, beta=0.95, nesterov=nesterov)
+        by_row, by_column = (empty(3, *shape, dtype=torch.float32) for shape in ((width, 1), (1, width)))
+        for factors in (None, [by_row], [by_column]):
+            for cautious in (False, True):
+                TRITON.apply_update(
+                    [weight], [direction], [1.0], factors, lr=0.02, weight_decay=0.1, cautious=cautious
+                )
+        for factor in (by_row, by_column):
+            TRITON.scale_matrices_(empty(3, width, width), factor)
     for rows, columns in ((width, 4 * width), (1040, 1040)):
         gram = TRITON.gram(TRITON.frobenius_normalize(empty(3, rows, columns), 1.02, 1e-7))
         TRITON.symmetric_polynomial(gram, -4.775, 2.0315, a=3.4445)

@@ -18,7 +18,7 @@ from steepen.model.init import materialise, on_meta
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
-from steepen.optim.muon import Muon, orthogonalise, run_split
+from steepen.optim.muon import Muon, orthogonalise, orthogonalise_normalised, run_split
 from steepen.optim.optimizer import Optimizer, parameter_group
 from steepen.recipe.paper_tables import BASE
 
@@ -29,11 +29,19 @@ VARIANTS = {
     "newton-schulz": OptimizerConfig(),
     "polar-express": OptimizerConfig(orthogonalisation="polar-express"),
     "no nesterov": OptimizerConfig(nesterov=False),
-    "neuron norm": OptimizerConfig(neuron_norm=True),
-    "cautious": OptimizerConfig(cautious_decay=True),
+    "row normalised": OptimizerConfig(row_normalise=True),
+    "row normalised polar-express": OptimizerConfig(row_normalise=True, orthogonalisation="polar-express"),
+    "momentum warm-up": OptimizerConfig(momentum_start=0.6, momentum_warmup_steps=2),
+    "variance by row": OptimizerConfig(variance_reduction="row", variance_beta2=0.7),
+    "variance by row or column": OptimizerConfig(variance_reduction="row-or-column"),
+    "cautious": OptimizerConfig(cautious_decay="all"),
+    "cautious matrices": OptimizerConfig(cautious_decay="matrices"),
+    "shape-scaled decay": OptimizerConfig(shape_scaled_decay=True),
+    "authors": OptimizerConfig.named("authors"),
     "clipped": OptimizerConfig(clip=0.1),
     "adamw": OptimizerConfig(kind="adamw"),
-    "cautious adamw": OptimizerConfig(kind="adamw", cautious_decay=True),
+    "cautious adamw": OptimizerConfig(kind="adamw", cautious_decay="all"),
+    "cautious adamw matrices": OptimizerConfig(kind="adamw", cautious_decay="matrices"),
 }
 
 
@@ -62,7 +70,7 @@ class Reference:
         self.weights = {n: p.detach().numpy().copy() for n, p in network.named_parameters()}
         self.momentum = {n: np.zeros_like(w) for n, w in self.weights.items()}
         self.second = {n: np.zeros_like(w) for n, w in self.weights.items()}
-        self.neuron = {n: np.zeros(w.shape[:-1]) for n, w in self.weights.items()}
+        self.variance: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         self.steps = 0
 
     def step(self, gradients: dict[str, np.ndarray], factor: float) -> None:
@@ -83,12 +91,17 @@ class Reference:
                 update = self.adam(name, gradient) * rate
             weight = self.weights[name]
             decay = rate * HYPER.weight_decay * weight
-            if self.choice.cautious_decay:
+            if block and self.choice.kind == "muon" and self.choice.shape_scaled_decay:
+                decay = decay * max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5
+            if self.choice.cautious_decay == "all" or (block and self.choice.cautious_decay == "matrices"):
                 decay = np.where(weight * update >= 0, decay, 0.0)
             self.weights[name] = weight - decay - update
 
     def muon(self, name: str, gradient: np.ndarray) -> np.ndarray:
         beta = self.choice.momentum
+        if self.choice.momentum_start is not None:
+            rise = (self.steps - 1) / self.choice.momentum_warmup_steps
+            beta = self.choice.momentum_start + (beta - self.choice.momentum_start) * min(1.0, rise)
         self.momentum[name] = beta * self.momentum[name] + (1 - beta) * gradient
         direction = self.momentum[name]
         if self.choice.nesterov:
@@ -96,13 +109,19 @@ class Reference:
         out = np.empty_like(direction)
         rows, columns = direction.shape[-2:]
         for place in np.ndindex(direction.shape[:-2]):
-            update = self.polynomial(direction[place])
-            if self.choice.neuron_norm:
-                beta2 = self.choice.neuron_beta2
-                size = (update**2).mean(1)
-                self.neuron[name][place] = beta2 * self.neuron[name][place] + (1 - beta2) * size
-                scaled = update / (np.sqrt(self.neuron[name][place]) + 1e-7)[:, None]
-                update = scaled * np.linalg.norm(update) / (np.linalg.norm(scaled) + 1e-7)
+            each = direction[place]
+            if self.choice.row_normalise:
+                each = each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-7)
+            update = self.polynomial(each)
+            if self.choice.variance_reduction != "none":
+                by_column = self.choice.variance_reduction == "row-or-column" and rows < columns
+                mean = (update**2).mean(0 if by_column else 1, keepdims=True)
+                beta2 = self.choice.variance_beta2
+                old = self.variance.setdefault((name, place), np.zeros_like(mean))
+                running = beta2 * old + (1 - beta2) * mean
+                self.variance[name, place] = running
+                scaled = update / np.sqrt(np.maximum(running, 1e-10))
+                update = scaled * np.linalg.norm(update) / max(np.linalg.norm(scaled), 1e-10)
             out[place] = update * max(1.0, rows / columns) ** 0.5
         return out
 
@@ -120,7 +139,7 @@ class Reference:
                 (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
                 (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
             ]
-            values = values / (1.02 * np.sqrt((values**2).sum()) + 1e-7)
+            values = values / (1.02 * np.sqrt((values**2).sum()) + 1e-6)
         for a, b, c in table:
             values = a * values + b * values**3 + c * values**5
         return left @ np.diag(values) @ right
@@ -146,7 +165,7 @@ def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
             for parameter in network.parameters():
                 parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         gradients = {n: p.grad.numpy().copy() for n, p in network.named_parameters() if p.grad is not None}
-        optimizer.step(factor)
+        optimizer.step(factor, step)
         reference.step(gradients, factor)
         for name, parameter in network.named_parameters():
             np.testing.assert_allclose(
@@ -322,9 +341,9 @@ def test_warm_up_leaves_the_state_unchanged_and_covers_every_shape(
 
     def spy(matrices: Tensor, *words: Any) -> Tensor:
         seen.append(tuple(matrices.shape[1:]))
-        return orthogonalise(matrices, *words)
+        return orthogonalise_normalised(matrices, *words)
 
-    monkeypatch.setattr("steepen.optim.muon.orthogonalise", spy)
+    monkeypatch.setattr("steepen.optim.muon.orthogonalise_normalised", spy)
     optimizer.warm_up()
     assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.matrices.values()}
     assert not optimizer.state()

@@ -16,7 +16,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
-from steepen.optim.config import OptimizerConfig
+from steepen.optim.config import LearningRateConfig, OptimizerConfig
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec, hash_content
@@ -32,7 +32,7 @@ def paper_spec(arm: str, depth: int = 8, **changes: Any) -> RunSpec:
 
 
 def pinned() -> dict[str, RunSpec]:
-    custom = OptimizerConfig(momentum=0.9, neuron_norm=True, growth_state="fresh")
+    custom = OptimizerConfig(momentum=0.9, variance_reduction="row", growth_state="fresh")
     return {
         "vanilla d8": paper_spec("vanilla"),
         "untied-grow d8": paper_spec("untied-grow"),
@@ -48,7 +48,7 @@ HASHES: dict[str, str] = {
     "vanilla d8": "51892c00602bad57",
     "untied-grow d8": "dd52667c5d5c9261",
     "ablation": "1d2ff2493fce74f2",
-    "custom optimizer config": "18d59999bad2e801",
+    "custom optimizer config": "5e41cf861c182513",
     "pooled data": "f7cc10112922e477",
     "options and seed": "c7bf2e1bc40fb923",
 }
@@ -58,6 +58,7 @@ HASHES: dict[str, str] = {
 DEFAULTS: dict[str, Any] = {
     "RunSpec.seed": 0,
     "RunSpec.optimizer": {},
+    "RunSpec.lr_schedule": {},
     "RunSpec.options": {},
     "RunSpec.precision": "fp32",
     "RunSpec.validation_tokens": 1048576,
@@ -83,14 +84,20 @@ DEFAULTS: dict[str, Any] = {
     "DataConfig.epochs": 1,
     "OptimizerConfig.kind": "muon",
     "OptimizerConfig.momentum": 0.95,
+    "OptimizerConfig.momentum_start": None,
+    "OptimizerConfig.momentum_warmup_steps": 300,
     "OptimizerConfig.nesterov": True,
+    "OptimizerConfig.row_normalise": False,
     "OptimizerConfig.orthogonalisation": "newton-schulz",
     "OptimizerConfig.orthogonalisation_steps": 5,
-    "OptimizerConfig.neuron_norm": False,
-    "OptimizerConfig.neuron_beta2": 0.95,
-    "OptimizerConfig.cautious_decay": False,
+    "OptimizerConfig.variance_reduction": "none",
+    "OptimizerConfig.variance_beta2": 0.95,
+    "OptimizerConfig.cautious_decay": "none",
+    "OptimizerConfig.shape_scaled_decay": False,
     "OptimizerConfig.clip": None,
     "OptimizerConfig.growth_state": "copy",
+    "LearningRateConfig.decay_to_zero": False,
+    "LearningRateConfig.rewarm_steps": 0,
     "ModelOptions.norm_eps": 1.1920929e-07,
     "ModelOptions.rope_base": 10000,
     "ModelOptions.qk_scale": 1,
@@ -179,6 +186,7 @@ def test_every_field_that_decides_the_result_changes_the_hash() -> None:
         "schedule": find_arm("untied-grow").passes.resolve(0.31), "data": DataConfig("e" * 64),
         "hyperparameters": replace(spec.hyperparameters, beta1=0.77), "steps": spec.steps + 1,
         "batch_tokens": 2 * spec.batch_tokens, "seed": 1, "optimizer": OptimizerConfig("adamw"),
+        "lr_schedule": LearningRateConfig(rewarm_steps=7),
         "options": ModelOptions(rope_base=1e5), "precision": "fp32", "validation_tokens": 4096,
         "code": "c" * 64,
     }  # fmt: skip

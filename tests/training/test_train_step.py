@@ -25,7 +25,12 @@ from steepen.training.train_step import TrainStep, warm_up
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 DEFAULT = OptimizerConfig()
-CHOICES = [DEFAULT, OptimizerConfig(neuron_norm=True), OptimizerConfig(cautious_decay=True, clip=0.5)]
+CHOICES = [
+    DEFAULT,
+    OptimizerConfig(variance_reduction="row"),
+    OptimizerConfig(cautious_decay="all", clip=0.5),
+    OptimizerConfig.named("authors"),
+]
 
 
 def make(fused: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:

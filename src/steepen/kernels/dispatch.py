@@ -109,6 +109,7 @@ class Kernels:
     symmetric_polynomial: SymmetricPolynomial
     update_momentum: Callable[..., None]  # see muon_update.update_momentum_reference
     frobenius_normalize: Callable[[Tensor, float, float], Tensor]
+    scale_matrices_: Callable[[Tensor, Tensor], None]
     apply_update: Callable[..., None]  # see muon_update.apply_update_reference
 
 
@@ -167,6 +168,7 @@ REFERENCE = Kernels(
     symmetric_polynomial=gram.symmetric_polynomial_reference,
     update_momentum=muon_update.update_momentum_reference,
     frobenius_normalize=muon_update.frobenius_normalize_reference,
+    scale_matrices_=muon_update.scale_matrices_reference_,
     apply_update=muon_update.apply_update_reference,
 )
 
@@ -189,6 +191,7 @@ TRITON = Kernels(
     symmetric_polynomial=gram.symmetric_polynomial_triton,
     update_momentum=muon_update.update_momentum_triton,
     frobenius_normalize=muon_update.frobenius_normalize_triton,
+    scale_matrices_=muon_update.scale_matrices_triton_,
     apply_update=muon_update.apply_update_triton,
 )
 

@@ -1,11 +1,8 @@
-"""AdamW over named parameter groups, each with its own learning rate, and with cautious weight decay."""
-
-# torch's own optimizers are built on the multi-tensor operators, whose names start with an underscore.
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+"""AdamW over named parameter groups, each with its own learning rate and plain or cautious weight decay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,24 +12,30 @@ from steepen.optim.config import OptimizerHyperparameters
 
 
 class AdamW:
-    """`torch.optim.AdamW` with groups by name; the decay is torch's, or cautious and applied here."""
+    """`torch.optim.AdamW` with groups by name; a group's decay is torch's, or cautious and applied here."""
 
     def __init__(
         self,
         groups: Sequence[str],
         hyperparameters: OptimizerHyperparameters,
         *,
-        cautious_decay: bool,
+        cautious_groups: Collection[str] = (),
         on_gpu: bool,
     ) -> None:
-        self.weight_decay, self.cautious_decay = hyperparameters.weight_decay, cautious_decay
+        self.weight_decay, self.cautious_groups = hyperparameters.weight_decay, frozenset(cautious_groups)
         # Cautious decay depends on the update's sign, so it is applied here and torch's is switched off.
         self.optimizer = torch.optim.AdamW(
-            [{"params": [], "name": group} for group in groups],
+            [
+                {
+                    "params": [],
+                    "name": group,
+                    "weight_decay": 0.0 if group in self.cautious_groups else self.weight_decay,
+                }
+                for group in groups
+            ],
             lr=0.0,
             betas=(hyperparameters.beta1, hyperparameters.beta2),
             eps=hyperparameters.adam_eps,
-            weight_decay=0.0 if cautious_decay else hyperparameters.weight_decay,
             fused=on_gpu,
             capturable=on_gpu,
         )
@@ -53,16 +56,17 @@ class AdamW:
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        if not self.cautious_decay:
-            self.optimizer.step()
-            return
-        groups = [(g, [p for p in g["params"] if p.grad is not None]) for g in self.optimizer.param_groups]
+        groups = [
+            (group, [p for p in group["params"] if p.grad is not None])
+            for group in self.optimizer.param_groups
+            if group["name"] in self.cautious_groups
+        ]
         before = [[p.detach().clone() for p in parameters] for _, parameters in groups]
         self.optimizer.step()
         with torch.no_grad():
             for (group, parameters), old in zip(groups, before, strict=True):
                 updates = [p.detach() - o for p, o in zip(parameters, old, strict=True)]
-                apply_weight_decay(old, updates, group["lr"], self.weight_decay, cautious=True)
+                apply_cautious_decay(old, updates, group["lr"], self.weight_decay)
                 for parameter, start, update in zip(parameters, old, updates, strict=True):
                     parameter.copy_(start + update)
 
@@ -82,21 +86,13 @@ class AdamW:
         return next(group for group in self.optimizer.param_groups if group["name"] == name)
 
 
-def apply_weight_decay(
-    parameters: list[Tensor],
-    updates: list[Tensor],
-    lr: float | Tensor,
-    weight_decay: float,
-    *,
-    cautious: bool,
+def apply_cautious_decay(
+    parameters: list[Tensor], updates: list[Tensor], lr: float | Tensor, weight_decay: float
 ) -> None:
-    """Multiply parameters by 1 − lr·weight_decay; cautious decay skips weights that the update enlarges."""
+    """Multiply weights by 1 − lr·weight_decay, except those that the update (to be added) enlarges."""
     if weight_decay == 0:
         return
     amount = lr * weight_decay
-    if not cautious:
-        torch._foreach_mul_(parameters, 1 - amount)
-        return
     for parameter, update in zip(parameters, updates, strict=True):
         shrinking = (parameter * update <= 0).to(parameter.dtype)
         parameter.mul_(1 - amount * shrinking)

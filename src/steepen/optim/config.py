@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from steepen.errors import UsageError, nearest
 from steepen.utils.imports import object_name
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Orthogonalisation = Literal["newton-schulz", "polar-express"]
 GrowthState = Literal["copy", "zero", "fresh"]
+VarianceReduction = Literal["none", "row", "row-or-column"]
+CautiousDecay = Literal["none", "matrices", "all"]
 
 # Built-in optimizers of the block matrices, with the bytes of state they keep per fp32 parameter.
 STATE_BYTES: dict[str, int] = {"muon": 4, "adamw": 8}
@@ -64,17 +66,24 @@ class OptimizerConfig:
     """Which optimizer steps the block matrices, and settings of it that the paper leaves open.
 
     `kind` is "muon", "adamw" (block matrices too: the paper's Adam ladders), or a custom optimizer: the
-    "module:attribute" of a factory, or the factory itself (see `steepen.optim.custom`).
+    "module:attribute" of a factory, or the factory itself (see `steepen.optim.custom`). `named` returns
+    whole configurations: the paper authors' optimizer, plain Muon, NorMuon, AdamW.
     """
 
     kind: str = "muon"
     momentum: float = 0.95
+    momentum_start: float | None = None  # rise linearly from here to `momentum`; None: constant
+    momentum_warmup_steps: int = 300
     nesterov: bool = True
+    row_normalise: bool = False  # divide each row of the update direction by its norm (MuonEq-R)
     orthogonalisation: Orthogonalisation = "newton-schulz"
     orthogonalisation_steps: int = 5
-    neuron_norm: bool = False  # NorMuon: divide each row of the update by its running RMS
-    neuron_beta2: float = 0.95
-    cautious_decay: bool = False  # decay a weight only where the update already shrinks it
+    # NorMuon: divide the orthogonalised update by its running RMS, keeping the matrix's Frobenius norm; per
+    # row, or ("row-or-column") per row where rows ≥ columns and else per column.
+    variance_reduction: VarianceReduction = "none"
+    variance_beta2: float = 0.95
+    cautious_decay: CautiousDecay = "none"  # decay a weight only where the update already shrinks it
+    shape_scaled_decay: bool = False  # Muon: decay at lr·max(1, rows/columns)^½, as the update, instead of lr
     clip: float | None = None  # gradient norm to clip at; off in the paper
     growth_state: GrowthState = "copy"  # optimizer state of the cores that growth adds
 
@@ -84,12 +93,16 @@ class OptimizerConfig:
             self,
             kind: str | Callable[..., Any] = "muon",
             momentum: float = 0.95,
+            momentum_start: float | None = None,
+            momentum_warmup_steps: int = 300,
             nesterov: bool = True,
+            row_normalise: bool = False,
             orthogonalisation: Orthogonalisation = "newton-schulz",
             orthogonalisation_steps: int = 5,
-            neuron_norm: bool = False,
-            neuron_beta2: float = 0.95,
-            cautious_decay: bool = False,
+            variance_reduction: VarianceReduction = "none",
+            variance_beta2: float = 0.95,
+            cautious_decay: CautiousDecay = "none",
+            shape_scaled_decay: bool = False,
             clip: float | None = None,
             growth_state: GrowthState = "copy",
         ) -> None: ...
@@ -101,11 +114,29 @@ class OptimizerConfig:
                 f"optimizer.kind = {self.kind!r} is not known: use {nearest(self.kind, STATE_BYTES)}, "
                 'or "module:attribute" for a custom optimizer.'
             )
-        for name in ("momentum", "neuron_beta2"):
+        for name in ("momentum", "momentum_start", "variance_beta2"):
             value = getattr(self, name)
-            require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
-        require_positive(self, ("orthogonalisation_steps",))
+            if value is not None:
+                require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
+        for name, choices in (("variance_reduction", VarianceReduction), ("cautious_decay", CautiousDecay)):
+            value = getattr(self, name)
+            require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
+        require_positive(self, ("orthogonalisation_steps", "momentum_warmup_steps"))
         require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
+
+    @staticmethod
+    def named(name: str) -> OptimizerConfig:
+        """A configuration by name: "authors", "muon", "normuon" or "adamw"."""
+        if name not in OPTIMIZERS:
+            raise UsageError(f"the optimizer {name!r} is not known: use {nearest(name, OPTIMIZERS)}.")
+        return OPTIMIZERS[name]
+
+    def momentum_at(self, step: int) -> float:
+        """Muon's momentum coefficient at a step, counted from 0."""
+        if self.momentum_start is None:
+            return self.momentum
+        progress = min(step / self.momentum_warmup_steps, 1.0)
+        return self.momentum_start + (self.momentum - self.momentum_start) * progress
 
     @property
     def is_custom(self) -> bool:
@@ -116,3 +147,49 @@ class OptimizerConfig:
     def state_bytes(self) -> int:
         """Bytes of optimizer state per parameter of a block matrix, for memory estimates."""
         return STATE_BYTES.get(self.kind, CUSTOM_STATE_BYTES)
+
+
+# Momentum 0.95 from the first step, Newton–Schulz, plain decay at lr·wd.
+MUON = OptimizerConfig(
+    momentum_start=None,
+    row_normalise=False,
+    orthogonalisation="newton-schulz",
+    variance_reduction="none",
+    cautious_decay="none",
+    shape_scaled_decay=False,
+)
+OPTIMIZERS: dict[str, OptimizerConfig] = {
+    # What the paper's numbers were made with; the paper only says "Muon".
+    "authors": OptimizerConfig(
+        momentum=0.95,
+        momentum_start=0.85,
+        momentum_warmup_steps=300,
+        row_normalise=True,
+        orthogonalisation="polar-express",
+        variance_reduction="row-or-column",
+        cautious_decay="matrices",
+        shape_scaled_decay=True,
+        growth_state="fresh",
+    ),
+    "muon": MUON,
+    "normuon": replace(MUON, variance_reduction="row"),
+    "adamw": replace(MUON, kind="adamw"),
+}
+
+
+@dataclass(frozen=True)
+class LearningRateConfig:
+    """The ends of the learning-rate schedule; warm-up and warm-down lengths are tuned hyperparameters.
+
+    With `decay_to_zero` the warm-down falls from exactly 1 at its first step to exactly 0 at the last step;
+    without, the last step has 1/(warm-down steps) of the peak. For `rewarm_steps` steps from growth on, every
+    rate is multiplied by (steps since growth)/rewarm_steps.
+    """
+
+    decay_to_zero: bool = False
+    rewarm_steps: int = 0
+
+    def __post_init__(self) -> None:
+        steps = self.rewarm_steps
+        good = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+        require(good, "lr_schedule", "rewarm_steps", steps, "a whole number ≥ 0")

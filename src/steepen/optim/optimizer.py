@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.optim.adamw import AdamW
-from steepen.optim.config import OptimizerConfig, OptimizerHyperparameters
+from steepen.optim.config import CautiousDecay, OptimizerConfig, OptimizerHyperparameters
 from steepen.optim.custom import CustomOptimizer
 from steepen.optim.muon import Muon
 from steepen.optim.state import OptimizerState, grow_state
@@ -48,8 +48,16 @@ class Optimizer:
         on_gpu = self.device.type == "cuda"
         self.muon = Muon({}, config) if config.kind == "muon" else None
         self.custom = CustomOptimizer(config, hyperparameters) if config.is_custom else None
-        self.adamw = AdamW(GROUPS, hyperparameters, cautious_decay=config.cautious_decay, on_gpu=on_gpu)
-        # On a GPU the learning rates are tensors there, so that a captured step reads the values set since.
+        cautious: dict[CautiousDecay, tuple[str, ...]] = {
+            "none": (),
+            "matrices": ("matrices",),
+            "all": GROUPS,
+        }
+        self.adamw = AdamW(
+            GROUPS, hyperparameters, cautious_groups=cautious[config.cautious_decay], on_gpu=on_gpu
+        )
+        # On a GPU learning rates and momentum are tensors there, so that a captured step reads the values set
+        # since.
         # AdamW's kernel reads its rate as fp32, whatever the dtype of the weights.
         self._peaks: Tensor | None = None
         self.lr: dict[str, float | Tensor] = dict.fromkeys(GROUPS, 0.0)
@@ -58,6 +66,9 @@ class Optimizer:
             self._peaks = torch.tensor(rates, dtype=torch.float32, device=self.device)
             self._live = torch.zeros_like(self._peaks)
             self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
+        self.momentum: float | Tensor = config.momentum
+        if on_gpu:
+            self.momentum = torch.full((), config.momentum, dtype=torch.float32, device=self.device)
         self.adamw.set_lr(self.lr)
         self.streams = StreamPool()
         self.parameters: dict[str, nn.Parameter] = {}
@@ -81,10 +92,25 @@ class Optimizer:
         peak = {"embedding": hyper.embedding_lr, "head": hyper.head_lr}
         return {group: peak.get(group, hyper.learning_rate) for group in GROUPS}
 
-    def step(self, factor: float) -> Tensor:
-        """Step at `factor` times the peak learning rates; returns the gradient norm before clipping."""
+    def step(self, factor: float, step: int | None = None) -> Tensor:
+        """Step at `factor` times the peak learning rates; returns the gradient norm before clipping.
+
+        `step` is the number of the step, for Muon's momentum; without it, momentum is as last set.
+        """
         self.set_lr_factor(factor)
+        if step is not None:
+            self.set_step(step)
         return self.apply()
+
+    def set_step(self, step: int) -> None:
+        """Set Muon's momentum to that of a step, counted from 0; until then it is the final one."""
+        if self.config.momentum_start is None:
+            return
+        value = self.config.momentum_at(step)
+        if isinstance(self.momentum, Tensor):
+            self.momentum.fill_(value)
+        else:
+            self.momentum = value
 
     def set_lr_factor(self, factor: float) -> None:
         """Set the learning rates of the next steps to `factor` times their peaks."""
@@ -108,7 +134,7 @@ class Optimizer:
         tasks: list[Callable[[], Any]] = [self.adamw.step]
         if self.muon is not None:
             weight_decay = self.hyperparameters.weight_decay
-            tasks += self.muon.tasks(self.lr["matrices"], weight_decay, parallel=parallel)
+            tasks += self.muon.tasks(self.lr["matrices"], weight_decay, self.momentum, parallel=parallel)
         if self.custom is not None:
             tasks.append(self.custom.step)
         if self.config.clip is not None:
@@ -130,7 +156,7 @@ class Optimizer:
         zeros = {str(shape): nn.Parameter(torch.zeros_like(p)) for shape, p in shapes.items()}
         for parameter in zeros.values():
             parameter.grad = torch.zeros_like(parameter)
-        Muon(zeros, self.config).step(self.lr["matrices"], self.hyperparameters.weight_decay)
+        Muon(zeros, self.config).step(self.lr["matrices"], self.hyperparameters.weight_decay, self.momentum)
 
     def zero_grad(self) -> None:
         """Set every gradient to None."""

@@ -20,7 +20,7 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
-from steepen.optim.config import OptimizerConfig
+from steepen.optim.config import LearningRateConfig, OptimizerConfig
 from steepen.recipe.accounting import Flops, flops_per_token, stage_fractions, stage_starts
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
@@ -66,6 +66,7 @@ class RunSpec:
     batch_tokens: int
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
@@ -190,13 +191,17 @@ def read_spec(path: Path) -> RunSpec:
 def override(spec: RunSpec, settings: list[str]) -> RunSpec:
     """Apply `section.field=value` settings: optimizer.learning_rate=0.03, options.softcap=15, seed=2.
 
-    The tuned hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
+    `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields. The tuned
+    hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
     """
     kind = spec.optimizer.kind
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting!r} is not valid: write it as section.field=value.")
+        if key.strip() == "optimizer":
+            spec = replace(spec, optimizer=OptimizerConfig.named(text.strip()))
+            continue
         section, name = _locate(key.strip())
         try:
             value = load_yaml(text)
@@ -216,6 +221,7 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
 _SECTIONS: dict[str, type] = {
     "hyperparameters": Hyperparameters,
     "optimizer": OptimizerConfig,
+    "lr_schedule": LearningRateConfig,
     "options": ModelOptions,
     "data": DataConfig,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,16 +68,34 @@ class StepSchedule:
         )
 
 
-def learning_rate_factors(steps: int, warmup: int, warmdown_fraction: float) -> npt.NDArray[np.float64]:
+def learning_rate_factors(
+    steps: int,
+    warmup: int,
+    warmdown_fraction: float,
+    *,
+    decay_to_zero: bool = False,
+    rewarm_steps: int = 0,
+    growth_steps: Sequence[int] = (),
+) -> npt.NDArray[np.float64]:
     """Linear warm-up over `warmup` steps, constant, linear warm-down over the last fraction of steps.
 
     The first step has 1/warmup of the peak and the last 1/warmdown_steps; where they overlap, the smaller.
+    With `decay_to_zero` the warm-down starts after the warm-up, falls from exactly 1 and reaches exactly 0 at
+    the last step. For `rewarm_steps` steps from each of `growth_steps` the factor is multiplied by
+    (steps since growth)/rewarm_steps.
     """
     step = np.arange(steps, dtype=np.float64)
     up = (step + 1) / warmup if warmup else np.ones(steps)
     warmdown = round(warmdown_fraction * steps)
-    down = (steps - step) / warmdown if warmdown else np.ones(steps)
-    return np.minimum(1.0, np.minimum(up, down))
+    if decay_to_zero:
+        start, last = max(warmup, steps - warmdown), steps - 1
+        down = (last - step) / (last - start) if start < last else np.ones(steps)
+    else:
+        down = (steps - step) / warmdown if warmdown else np.ones(steps)
+    factors = np.minimum(1.0, np.minimum(up, down))
+    for growth in growth_steps if rewarm_steps else ():
+        factors[growth:] *= np.minimum(1.0, (step[growth:] - growth) / rewarm_steps)
+    return factors
 
 
 def build_schedule(spec: RunSpec) -> StepSchedule:
@@ -91,6 +110,13 @@ def build_schedule(spec: RunSpec) -> StepSchedule:
         passes[rows] = np.asarray(stage.passes)[draws[rows]]
         capacity = max(capacity, stage.max_passes)
         grown[rows], evaluated[rows] = capacity, stage.median_passes
-    return StepSchedule(
-        learning_rate_factors(steps, hyper.warmup_steps, hyper.warmdown_fraction), passes, grown, evaluated
+    grows = np.flatnonzero(np.diff(grown) > 0) + 1
+    factors = learning_rate_factors(
+        steps,
+        hyper.warmup_steps,
+        hyper.warmdown_fraction,
+        decay_to_zero=spec.lr_schedule.decay_to_zero,
+        rewarm_steps=spec.lr_schedule.rewarm_steps,
+        growth_steps=grows.tolist(),
     )
+    return StepSchedule(factors, passes, grown, evaluated)

@@ -37,15 +37,22 @@ class TrainStep:
         self.cuda_graphs, self.say = cuda_graphs, say
         self.captured = CudaGraphCache()  # by number of passes
 
-    def __call__(self, inputs: Tensor, targets: Tensor, passes: int, factor: float) -> tuple[Tensor, Tensor]:
-        """Step at `factor` times the peak learning rates; returns the loss and the gradient norm."""
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, passes: int, factor: float, step: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Step at `factor` times the peak learning rates; returns the loss and the gradient norm.
+
+        `step` is the number of the step, for Muon's momentum; without it, momentum is as last set.
+        """
         captured = self.captured.get(passes)
         if captured is not None:
             self.optimizer.set_lr_factor(factor)
+            if step is not None:
+                self.optimizer.set_step(step)
             loss, norm = captured.replay(inputs, targets)
             return loss, norm
         loss = self.accumulator(inputs, targets, passes)
-        norm = self.optimizer.step(factor)
+        norm = self.optimizer.step(factor, step)
         self.optimizer.zero_grad()
         if self.cuda_graphs:
             self._capture(inputs, targets, passes)

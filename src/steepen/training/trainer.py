@@ -176,7 +176,7 @@ class Trainer:
                     self._grow(int(schedule.grown_passes[step]))
                 self.timer.start()
                 loss, norm = self.train_step(
-                    inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step])
+                    inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step]), step
                 )
                 self.step = step + 1
                 self.buffer.add(step, loss, norm)

@@ -1,0 +1,179 @@
+"""Optimizer, schedule and growth of the paper's authors: ours against an independent fp64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from steepen.errors import UsageError
+from steepen.execution.gpu_fused import install_fused_gpu
+from steepen.execution.linear import FusedLinear
+from steepen.model.arm import PassSchedule
+from steepen.model.arms import find_arm
+from steepen.model.growth import grow
+from steepen.model.init import materialise, on_meta
+from steepen.model.network import Network
+from steepen.model.shape import SizeRule
+from steepen.optim.config import LearningRateConfig, OptimizerConfig
+from steepen.optim.optimizer import Optimizer
+from steepen.recipe.paper_tables import recipe_of
+from steepen.runs.spec import DataConfig, RunSpec, override
+from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
+from steepen.training.step_schedule import build_schedule
+from steepen.training.train_step import TrainStep
+
+from . import authors_step as authors
+
+SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=40)
+ARMS = ["vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"]
+STEPS, WARMUP, WARMDOWN, MOMENTUM_WARMUP, GROWTH, REWARM = 16, 3, 0.6, 5, 9, 4
+CONFIG = replace(OptimizerConfig.named("authors"), momentum_warmup_steps=MOMENTUM_WARMUP)
+
+
+def make_spec(name: str) -> RunSpec:
+    arm = find_arm(name)
+    rung = recipe_of(arm).at(arm, 4, SCALE)
+    hyper = replace(rung.hyperparameters, warmup_steps=WARMUP, warmdown_fraction=WARMDOWN)
+    schedule = PassSchedule.staged((0, 2), (GROWTH / STEPS, 4)) if arm.passes.grows else rung.schedule
+    spec = RunSpec.of(rung, DataConfig("d" * 64), optimizer=CONFIG)
+    return replace(
+        spec,
+        hyperparameters=hyper,
+        schedule=schedule,
+        steps=STEPS,
+        lr_schedule=LearningRateConfig(decay_to_zero=True, rewarm_steps=REWARM),
+    )
+
+
+def make_network(spec: RunSpec) -> Network:
+    meta = on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers)
+    return materialise(meta, dtype=torch.float64, embedding_std=0.3)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 40, (4, 17), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+class AuthorsTraining:
+    """The reference: one object per logical matrix, gradients from the network by autograd."""
+
+    def __init__(self, spec: RunSpec, network: Network) -> None:
+        self.spec, self.network = spec, network
+        self.matrices: dict[str, list[authors.MuonMatrix]] = {}
+        self.adamw: dict[str, authors.AdamWTensor] = {}
+        self._add()
+
+    def _add(self) -> None:
+        for name, parameter in self.network.named_parameters():
+            if name in ("embedding", "head"):
+                self.adamw.setdefault(name, authors.AdamWTensor(parameter.detach()))
+            elif name not in self.matrices:
+                stack = parameter.detach().view(-1, *parameter.shape[-2:])
+                self.matrices[name] = [authors.MuonMatrix(each) for each in stack]
+
+    def step(self, step: int, passes: int) -> None:
+        hyper = self.spec.hyperparameters
+        grows = self.spec.arm.passes.grows
+        if grows and step == GROWTH:
+            grow(self.network, 4)
+            for name, parameter in self.network.named_parameters():  # core j is a copy of core j mod 2
+                part, *rest = name.split(".")
+                if part == "cores":
+                    source = ".".join([part, str(int(rest[0]) % 2), *rest[1:]])
+                    assert torch.equal(parameter, self.network.get_parameter(source))
+            self._add()
+        self.network.zero_grad()
+        accumulate(self.network, *batch(step), passes, 4)
+        factor = authors.learning_rate_factor(
+            step, STEPS, WARMUP, WARMDOWN, GROWTH if grows else None, REWARM
+        )
+        lr, wd = hyper.learning_rate * factor, hyper.weight_decay
+        betas = hyper.beta1, hyper.beta2
+        with torch.no_grad():
+            for name, matrices in self.matrices.items():
+                gradient = self.network.get_parameter(name).grad
+                assert gradient is not None
+                stack = gradient.view(-1, *gradient.shape[-2:])
+                for matrix, each in zip(matrices, stack, strict=True):
+                    matrix.step(each, authors.muon_momentum(step, MOMENTUM_WARMUP), lr, wd)
+            for name, tensor in self.adamw.items():
+                multiplier = (
+                    hyper.embedding_lr_multiplier if name == "embedding" else hyper.head_lr_multiplier
+                )
+                gradient = self.network.get_parameter(name).grad
+                assert gradient is not None
+                tensor.step(gradient, lr * multiplier, wd, betas, hyper.adam_eps)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ARMS)
+def test_training_equals_the_authors_step_through_growth_and_rewarm(name: str, fused: bool) -> None:
+    spec = make_spec(name)
+    schedule = build_schedule(spec)
+    network, other = make_network(spec), make_network(spec)
+    theirs = AuthorsTraining(spec, other)
+    if fused:
+        install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
+    optimizer = Optimizer(network.named_parameters(), spec.hyperparameters, spec.optimizer, network.refresh)
+    train_step = TrainStep(
+        network, optimizer, GradientAccumulator(network, 4, 4, print), cuda_graphs=False, say=print
+    )
+    start = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for step in range(STEPS):
+        if schedule.grown_passes[step] > network.passes:
+            assert step == GROWTH
+            optimizer.grow(network.named_parameters(), grow(network, int(schedule.grown_passes[step])))
+        passes = int(schedule.passes[step])
+        train_step(*batch(step), passes, float(schedule.lr_factor[step]), step)
+        theirs.step(step, passes)
+        expected = dict(other.named_parameters())
+        for key, parameter in network.named_parameters():
+            difference = (parameter - expected[key]).abs().max().item()
+            assert difference < 1e-10, f"{key} at step {step}: {difference:.1e}"
+    assert (network.passes == 4) == spec.arm.passes.grows or name == "vanilla"
+    moved = [(p - start[key]).abs().max().item() for key, p in network.named_parameters() if key in start]
+    assert min(moved) > 1e-3, "every parameter was trained"
+    # Routing: Muon steps the block matrices, AdamW embedding and head.
+    assert optimizer.muon is not None
+    assert set(optimizer.muon.parameters) == set(theirs.matrices)
+    assert {id(p) for p in optimizer.adamw.parameters} == {id(network.embedding), id(network.head)}
+
+
+def test_the_second_moment_is_by_row_except_for_the_down_projection() -> None:
+    spec = make_spec("untied-2")
+    network = make_network(spec)
+    optimizer = Optimizer(network.named_parameters(), spec.hyperparameters, CONFIG)
+    accumulate(network, *batch(0), 2, 4)
+    optimizer.step(1.0, 0)
+    for name, state in optimizer.state().items():
+        if name in ("embedding", "head"):
+            continue
+        *stack, rows, columns = network.get_parameter(name).shape
+        shape = (*stack, 1, columns) if name.endswith(".down") else (*stack, rows, 1)
+        assert set(state) == {"momentum", "second_moment"} and state["second_moment"].shape == shape
+
+
+def test_momentum_rises_linearly_and_then_stays() -> None:
+    config = OptimizerConfig.named("authors")
+    values = {0: 0.85, 150: 0.90, 299: 0.85 + 0.1 * 299 / 300, 300: 0.95, 10_000: 0.95}
+    for step, value in values.items():
+        assert config.momentum_at(step) == pytest.approx(value, abs=1e-15)
+        assert config.momentum_at(step) == pytest.approx(authors.muon_momentum(step), abs=1e-15)
+    assert OptimizerConfig(momentum=0.9).momentum_at(0) == 0.9
+
+
+def test_named_optimizers_are_whole_configurations() -> None:
+    spec = make_spec("vanilla")
+    for name in ("authors", "muon", "normuon", "adamw"):
+        assert override(spec, [f"optimizer={name}"]).optimizer == OptimizerConfig.named(name)
+    changed = override(spec, ["optimizer=authors", "optimizer.momentum=0.9", "cautious_decay=none"]).optimizer
+    assert changed == replace(OptimizerConfig.named("authors"), momentum=0.9, cautious_decay="none")
+    with pytest.raises(UsageError, match="normuon"):
+        override(spec, ["optimizer=normuo"])
+    with pytest.raises(UsageError, match="variance_reduction"):
+        override(spec, ["optimizer.variance_reduction=rows"])
