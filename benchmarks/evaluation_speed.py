@@ -147,7 +147,7 @@ def compare(args: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
             pairs = zip(slow.losses or (slow.nll,), quick["losses"] or (quick["nll"],), strict=True)
             worst = max([worst, *(abs(a - b) for a, b in pairs if a is not None and b is not None)])
     print(f"same {measured:,} examples: largest difference of a mean loss {worst:.2e} nats, ", end="")
-    print(f"{differing} judged differently; CORE of the random network {scores.mean(list(sizes)) or 0:.4f}")
+    print(f"{differing} different answers; CORE of the random network {scores.mean(list(sizes)) or 0:.4f}")
     print(f"ratio {estimate / fast:.1f}")
 
 

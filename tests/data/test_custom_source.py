@@ -1,4 +1,4 @@
-"""User-defined data sources: a function in Python, or "module:function" wherever a source is named."""
+"""User-defined data sources: a function in Python, or "module:attribute" wherever a source is named."""
 
 from __future__ import annotations
 

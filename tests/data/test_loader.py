@@ -76,10 +76,10 @@ def test_only_the_last_partial_chunk_is_dropped(dataset: Dataset) -> None:
 def test_chunk_across_two_shards_is_complete(dataset: Dataset) -> None:
     first, second = (shard.tokens for shard in dataset.manifest.shards[:2])
     assert first % (CONTEXT + 1), "the fixture should cut a chunk at a shard's end"
-    whole = np.concatenate([s.map() for s in dataset.manifest.shards_of(dataset.directory, "train")])
+    whole = np.concatenate([s.memory_map() for s in dataset.manifest.shards_of(dataset.directory, "train")])
     cut = first // (CONTEXT + 1)
     batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=0)
-    step = int(np.flatnonzero(batches.order(0, batches.chunks) == cut)[0])
+    step = int(np.flatnonzero(batches.chunk_order(0, batches.chunks) == cut)[0])
     expected = whole[cut * (CONTEXT + 1) : (cut + 1) * (CONTEXT + 1)]
     assert np.array_equal(joined(*batches.at(step))[0], expected)
     assert second
@@ -89,16 +89,16 @@ def test_seed_and_epoch_change_the_order(dataset: Dataset) -> None:
     one = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=1, epochs=2)
     other = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=2, epochs=2)
     n = one.chunks
-    assert not np.array_equal(one.order(0, n), other.order(0, n))
-    assert not np.array_equal(one.order(0, n), one.order(n, 2 * n))
-    assert np.array_equal(np.sort(one.order(n, 2 * n)), np.arange(n))
+    assert not np.array_equal(one.chunk_order(0, n), other.chunk_order(0, n))
+    assert not np.array_equal(one.chunk_order(0, n), one.chunk_order(n, 2 * n))
+    assert np.array_equal(np.sort(one.chunk_order(n, 2 * n)), np.arange(n))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: int) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=3)
     for step in (0, 5):
-        pieces = [batches.shard(step, rank, world) for rank in range(world)]
+        pieces = [batches.rank_batch(step, rank, world) for rank in range(world)]
         assert np.array_equal(np.concatenate([p[0] for p in pieces]), batches.at(step)[0])
         assert np.array_equal(np.concatenate([p[1] for p in pieces]), batches.at(step)[1])
 
@@ -109,7 +109,7 @@ def test_any_micro_batch_size_gives_the_same_rows(dataset: Dataset, data: st.Dat
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 16, seed=4)
     step = data.draw(st.integers(0, batches.steps - 1))
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, 16), max_size=4))), 16]
-    pieces = [batches.slice(step, a, b)[0] for a, b in pairwise(cuts)]
+    pieces = [batches.batch_rows(step, a, b)[0] for a, b in pairwise(cuts)]
     assert np.array_equal(np.concatenate(pieces), batches.at(step)[0])
 
 
@@ -125,7 +125,7 @@ def test_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) ->
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=6, pool_tokens=pool, epochs=10)
     assert batches.chunks == 50
     assert batches.steps == 50 * 10 // 8
-    epochs = [batches.order(50 * epoch, 50 * (epoch + 1)) for epoch in range(10)]
+    epochs = [batches.chunk_order(50 * epoch, 50 * (epoch + 1)) for epoch in range(10)]
     assert all(set(epoch) == set(epochs[0]) and len(set(epoch)) == 50 for epoch in epochs)
     assert len({epoch.tobytes() for epoch in epochs}) == 10
     assert [batches.epoch_of(step) for step in (0, 6, 7, 62 - 1)] == [0, 0, 1, 9]
@@ -134,7 +134,7 @@ def test_pool_repeats_its_chunks_in_a_new_order_every_epoch(dataset: Dataset) ->
 def test_pools_are_nested_and_the_same_for_every_seed(dataset: Dataset) -> None:
     def pool(chunks: int, seed: int) -> set[int]:
         batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed, pool_tokens=chunks * (CONTEXT + 1))
-        return set(batches.order(0, chunks).tolist())
+        return set(batches.chunk_order(0, chunks).tolist())
 
     assert pool(20, 1) == pool(20, 2)
     assert pool(20, 1) < pool(60, 1)
@@ -143,13 +143,13 @@ def test_pools_are_nested_and_the_same_for_every_seed(dataset: Dataset) -> None:
 
 def test_more_steps_than_the_data_has_is_refused_naming_both_numbers(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
-    batches.require(batches.steps)
+    batches.require_steps(batches.steps)
     needed, there = f"{(batches.steps + 1) * CONTEXT * 8:,}", f"{batches.unique_tokens:,}"
     with pytest.raises(UsageError, match=rf"need {needed} tokens.*give {there}.*epochs"):
-        batches.require(batches.steps + 1)
+        batches.require_steps(batches.steps + 1)
     with pytest.raises(IndexError):
         batches.at(batches.steps)
-    BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0, epochs=2).require(batches.steps + 1)
+    BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0, epochs=2).require_steps(batches.steps + 1)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_impossible_batches_name_the_field(dataset: Dataset, changes: dict[str, 
 
 def test_rows_not_divisible_by_the_world_size_are_refused(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"8 rows.*3 processes"):
-        BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).shard(0, 0, 3)
+        BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).rank_batch(0, 0, 3)
 
 
 def test_prefetcher_yields_the_loaders_batches(dataset: Dataset) -> None:
@@ -205,7 +205,7 @@ def test_closing_early_stops_the_thread(dataset: Dataset) -> None:
     import threading
 
     batches = BatchLoader(dataset, CONTEXT, CONTEXT, seed=10)
-    with Prefetcher(batches, 0, "cpu", depth=1) as prefetcher:
+    with Prefetcher(batches, 0, "cpu", queue_size=1) as prefetcher:
         for step, _, _ in prefetcher:
             if step == 2:
                 break

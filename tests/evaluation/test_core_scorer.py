@@ -18,7 +18,7 @@ from steepen.evaluation.core.prefix_tree import Batch, make_batches, make_rows, 
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
-from steepen.evaluation.core.scorer import Scorer, can_branch
+from steepen.evaluation.core.scorer import Scorer, supports_attention_mask
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock
@@ -115,7 +115,7 @@ def test_block_without_a_mask_is_scored_without_sharing(
 
     monkeypatch.setattr("steepen.model.block.PlainBlock", PlainBlock, raising=False)
     network = make_network(replace(find_arm("loop-2"), block="steepen.model.block:PlainBlock"))
-    assert not can_branch(network) and can_branch(make_network())
+    assert not supports_attention_mask(network) and supports_attention_mask(make_network())
     assert_equals_reference(network, tokenizer, bundle, tmp_path, CoreOptions((0,), 4))
 
 
@@ -215,7 +215,7 @@ def test_answers_of_one_token_need_no_branch(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(" mat")) == len(tokenizer.encode(" tree")) == 1
     task = Task("t", "multiple_choice", Path("x"), 0, " ", 0.5, items)
     (row,) = make_rows(TaskEncoder(task, tokenizer, 96).example(0, 0), 0)
-    assert row.branches is None and len(row) == 1 + len(tokenizer.encode("the cat sat on the"))
+    assert row.branch_ids is None and len(row) == 1 + len(tokenizer.encode("the cat sat on the"))
 
 
 def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]:
@@ -228,8 +228,8 @@ def test_batches_stay_within_the_budget_and_contain_every_row(tokenizer: Tokeniz
     batches = batches_of(tokenizer, bundle, 120)
     assert len(batches) > 3
     assert all(batch.tokens.size <= 120 or len(batch.tokens) == 1 for batch in batches)
-    slots = np.concatenate([batch.slots for batch in batches])
-    whole = np.concatenate([batch.slots for batch in batches_of(tokenizer, bundle, 1 << 20)])
+    slots = np.concatenate([batch.candidate_ids for batch in batches])
+    whole = np.concatenate([batch.candidate_ids for batch in batches_of(tokenizer, bundle, 1 << 20)])
     assert np.array_equal(np.sort(slots), np.sort(whole))
 
 

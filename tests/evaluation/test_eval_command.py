@@ -47,7 +47,7 @@ def test_requested_scores_are_measured_saved_and_joined(
     before = RunDirectory(run).record()
     found = answer(capsys, *asked)
     record = RunDirectory(run).record()
-    assert before is not None and record is not None and found["joined"]
+    assert before is not None and record is not None and found["in_record"]
     # The same weights on the same tokens: evaluation finds training's own last loss.
     assert found["validation"]["loss"] == pytest.approx(before.validation_loss, abs=1e-6)
     assert found["validation"]["identity"] == before.validation_identity
@@ -55,8 +55,10 @@ def test_requested_scores_are_measured_saved_and_joined(
     assert found["kl_depth"]["executed"] == 1 + 4 + 1
     assert set(found["core"]["tasks"]) == {"choose", "choose_shots", "ending", "complete"}
     assert replace(record, evaluation={}) == replace(before, evaluation={})
-    joined = record.evaluation
-    assert all(joined[part] == found[part] for part in ("validation", "kl_depth", "test_time_passes", "core"))
+    in_record = record.evaluation
+    assert all(
+        in_record[part] == found[part] for part in ("validation", "kl_depth", "test_time_passes", "core")
+    )
     for name in ("core_tasks", "kl_depth", "test_time_passes"):
         assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     # Asked again for less, the rest stays; a smaller look at CORE does not displace the larger one.
@@ -65,7 +67,7 @@ def test_requested_scores_are_measured_saved_and_joined(
     small = answer(capsys, "eval", run, "--data", dataset.directory, *less, "--json")
     assert set(small["core"]["tasks"]) == {"choose"}
     again = RunDirectory(run).record()
-    assert again is not None and again.evaluation["core"] == joined["core"]
+    assert again is not None and again.evaluation["core"] == in_record["core"]
 
 
 def test_scores_are_printed_as_text(
@@ -83,12 +85,12 @@ def test_unsupported_passes_are_named(
 ) -> None:
     words = ["eval", str(run), "--data", str(dataset.directory), "--passes"]
     assert main([*words, "1..8"]) == 0
-    assert "passes 5, 6, 7, 8 do not exist" in capsys.readouterr().out
+    assert "passes 5, 6, 7, 8 are not supported" in capsys.readouterr().out
     assert main([*words, "1..4"]) == 0
-    assert "do not exist" not in capsys.readouterr().out
+    assert "are not supported" not in capsys.readouterr().out
     assert main([*words, "6"]) == 0
     said = capsys.readouterr().out
-    assert "passes 6 do not exist" in said and "loss at k passes" not in said
+    assert "passes 6 are not supported" in said and "loss at k passes" not in said
     assert answer(capsys, *words, "3..5", "--json")["test_time_passes"]["unsupported_passes"] == [5]
 
 
@@ -97,14 +99,14 @@ def test_tokens_used_for_kl_depth_are_printed(
 ) -> None:
     words = ["eval", str(run), "--data", str(dataset.directory), "--kl-depth"]
     most = len(dataset.tokens("val")) // 65 * 64  # whole contexts of 64 and what follows each
-    assert main([*words, "--depth-tokens", "1000000"]) == 0
+    assert main([*words, "--kl-depth-tokens", "1000000"]) == 0
     out, err = capsys.readouterr()
-    assert f"{most:,} tokens); nats" in out and f"--depth-tokens 1,000,000: {most:,} were used" in err
-    assert main([*words, "--depth-tokens", "128"]) == 0
+    assert f"{most:,} tokens); nats" in out and f"--kl-depth-tokens 1,000,000: {most:,} were used" in err
+    assert main([*words, "--kl-depth-tokens", "128"]) == 0
     out, err = capsys.readouterr()
     assert "128 tokens); nats" in out and "were used" not in err
-    said = refused(capsys, *words, "--depth-tokens", "63")
-    assert "--depth-tokens 63" in said and "context, 64" in said
+    said = refused(capsys, *words, "--kl-depth-tokens", "63")
+    assert "--kl-depth-tokens 63" in said and "context, 64" in said
     # The default is nobody's request: it needs no remark.
     assert main(words) == 0
     assert "were used" not in capsys.readouterr().err
@@ -115,11 +117,11 @@ def test_earlier_checkpoint_is_scored_but_not_joined(
 ) -> None:
     first = sorted((run / "checkpoints").iterdir())[0]
     found = answer(capsys, "eval", first, "--data", dataset.directory, "--json")
-    assert found["step"] == 2 and found["passes"] == 2 and not found["joined"]
+    assert found["step"] == 2 and found["passes"] == 2 and not found["in_record"]
     assert (run / "evaluation" / first.name / "evaluation.json").is_file()
     record = RunDirectory(run).record()
     assert record is not None and not record.evaluation
-    said = refused(capsys, "eval", first, "--data", dataset.directory, "--join")
+    said = refused(capsys, "eval", first, "--data", dataset.directory, "--update-record")
     assert "not the run's last checkpoint" in said
 
 
@@ -133,7 +135,7 @@ def test_wrong_requests_are_refused_in_a_sentence(
     assert "--passes '8..1'" in refused(capsys, "eval", run, *data, "--passes", "8..1")
     assert "--passes 'all'" in refused(capsys, "eval", run, *data, "--passes", "all")
     assert "--examples 0" in refused(capsys, "eval", run, *data, "--examples", "0")
-    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--kl-depth", "--direction", "up")
+    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
     core = (*data, "--core", bundle_folder)
     assert "no task 'chose'" in refused(capsys, "eval", run, *core, "--tasks", "chose")
     assert "--precision 'fp8'" in refused(capsys, "eval", run, *data, "--precision", "fp8")

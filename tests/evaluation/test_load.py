@@ -62,7 +62,7 @@ def test_evaluate_in_python_gives_scores_and_joins_them(
         device="cpu",
         on_scores=lambda scores: seen.append(scores["validation"]["loss"]),
     )
-    assert found.joined and found.saved == copy.resolve() / "record.json" and not found.notes
+    assert found.in_record and found.saved == copy.resolve() / "record.json" and not found.notes
     assert seen == [found.scores["validation"]["loss"]]
     record = load(copy, device="cpu").record
     assert record is not None and record.evaluation["test_time_passes"]["passes"] == [1, 2]

@@ -14,7 +14,7 @@ import pytest
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
-from steepen.evaluation.core.results import covers
+from steepen.evaluation.core.results import may_replace
 from steepen.runs.store import RunDirectory
 
 from .conftest import words
@@ -94,7 +94,7 @@ def test_another_tokenizer_is_refused_before_anything_is_measured(
             (value["evaluation"] if file.name == "record.json" else value).pop("tokenizer")
             file.write_text(json.dumps(value))
     record, before = (run / "record.json").read_bytes(), files(run)
-    for more in ((), ("--join",), ("--no-join",), ("--json",)):
+    for more in ((), ("--update-record",), ("--no-update-record",), ("--json",)):
         code, out, err = evaluate(other_tokenizer, *core, *more)
         assert code == 2 and not out and "has another tokenizer" in err
     assert (run / "record.json").read_bytes() == record and files(run) == before
@@ -105,24 +105,24 @@ def test_data_that_may_have_another_tokenizer_is_scored_but_not_joined(
 ) -> None:
     record = (run / "record.json").read_bytes()
     code, out, err = evaluate(other_tokenizer)
-    assert code == 0 and "validation loss" in out and "will not join" in err
+    assert code == 0 and "validation loss" in out and "will not be added" in err
     assert "record.json" not in out and "other-data" in out
     assert (run / "record.json").read_bytes() == record
     assert not list(run.glob("evaluation/*/evaluation.json"))
-    assert json.loads(evaluate(other_tokenizer, "--json")[1])["joined"] is False
-    code, _, err = evaluate(other_tokenizer, "--join")
+    assert json.loads(evaluate(other_tokenizer, "--json")[1])["in_record"] is False
+    code, _, err = evaluate(other_tokenizer, "--update-record")
     assert code == 2 and "may have another tokenizer" in err
     # What was scored so teaches the run nothing of its tokenizer.
     assert evaluate(dataset)[0] == 0
     assert scores(run)["tokenizer"] == dataset.manifest.tokenizer.sha256
 
 
-def test_other_data_with_the_runs_tokenizer_joins(
+def test_other_data_with_the_runs_tokenizer_updates_the_record(
     run: Path, dataset: Dataset, same_tokenizer: Dataset, evaluate: Eval
 ) -> None:
-    assert evaluate(dataset, "--no-join")[0] == 0
+    assert evaluate(dataset, "--no-update-record")[0] == 0
     code, _, err = evaluate(same_tokenizer)
-    assert code == 0 and "will not join" not in err
+    assert code == 0 and "will not be added" not in err
     assert scores(run)["data"] == same_tokenizer.identity
 
 
@@ -149,7 +149,7 @@ def test_smaller_core_evaluation_never_replaces_a_larger_one(
         _, out, err = evaluate(dataset, *more, "--precision", "bf16")
         assert "bf16: validation loss" in out and "in fp32); what was measured in bf16 was not saved" in err
         assert scores(run)["core"] == large and scores(run)["precision"] == "fp32"
-    assert evaluate(dataset, "--core", small, "--precision", "bf16", "--join")[0] == 1
+    assert evaluate(dataset, "--core", small, "--precision", "bf16", "--update-record")[0] == 1
 
 
 def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | None = None) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | N
     ],
 )
 def test_core_result_is_covered_only_by_an_equal_or_larger_one(new: dict[str, Any], yes: bool) -> None:
-    assert covers(new, core("a", 22)) is yes
+    assert may_replace(new, core("a", 22)) is yes
 
 
 @pytest.fixture
@@ -188,21 +188,21 @@ def test_score_is_printed_where_it_cannot_be_saved(
     sealed: Path, dataset: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
     core, before = ("--core", bundle_folder, "--examples", 2), files(sealed)
-    for more, expected in (("--no-join",), 0), ((), 0), (("--join",), 1):
+    for more, expected in (("--no-update-record",), 0), ((), 0), (("--update-record",), 1):
         code, out, err = evaluate(dataset, *core, *more)
         assert code == expected
         assert "validation loss" in out and "mean of 4 tasks" in out and "saved in" not in out
         assert "the scores could not be saved in" in err
-    assert "were not joined" in err
+    assert "were not added" in err
     code, out, _ = evaluate(dataset, *core, "--json")
     found = json.loads(out)
-    assert code == 0 and not found["joined"] and found["saved"] is None
+    assert code == 0 and not found["in_record"] and found["saved"] is None
     assert found["core"]["outcomes"] is None and len(found["core"]["tasks"]) == 4
     assert files(sealed) == before and not scores(sealed)
 
 
 def test_run_with_only_a_writable_record_is_joined(run: Path, dataset: Dataset, evaluate: Eval) -> None:
     (run / "evaluation").write_text("")
-    code, out, err = evaluate(dataset, "--join")
+    code, out, err = evaluate(dataset, "--update-record")
     assert code == 0 and "record.json" in out and "outcome could not be saved" in err
     assert scores(run)["validation"]["tokens"] > 0

@@ -352,7 +352,7 @@ def test_different_irreducible_losses_are_detected_and_no_row_is_an_outlier() ->
     found = analyse(spoiled, AnalysisRequest("vanilla", draws=100)).warnings
     named = [w for w in found if "off its law" in w]
     assert len(named) == 1
-    assert named[0].startswith(ladders["low"].places[3])
+    assert named[0].startswith(ladders["low"].row_labels[3])
     assert "more than 20 standard errors" in named[0]
 
 
@@ -375,7 +375,7 @@ def test_loss_at_or_below_the_fitted_e_is_named_by_its_row() -> None:
     spoiled = ladders | {"a": replace(ladders["a"], loss=loss)}
     report = analyse(spoiled, AnalysisRequest("r", method="joint", draws=100))
     assert report.primary_fit.arms["a"].e.value > loss[-1]
-    place = ladders["a"].places[-1]
+    place = ladders["a"].row_labels[-1]
     assert any(w.startswith(place) and "the law cannot hold there" in w for w in report.warnings)
 
 

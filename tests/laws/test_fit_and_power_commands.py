@@ -75,7 +75,7 @@ def test_shallower_arm_is_called_shallower_in_text_json_and_power(
     assert result(capsys, *words)["arms"]["vanilla"]["verdict"] == "shallower"
     assert set(STYLES) == set(VERDICTS), "every word has its colour"
     planned = result(capsys, "power", "--delta-gamma", "-0.0055", "--draws", "100", "--no-search")
-    assert planned["right_word"] == "shallower" and planned["verdict"] > 0.9
+    assert planned["expected_verdict"] == "shallower" and planned["verdict"] > 0.9
 
 
 def test_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

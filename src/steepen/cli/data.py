@@ -31,7 +31,7 @@ def prepare(
             help="Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); "
             "[bold]builtin[/bold], the corpus that comes with steepen; [bold]fineweb[/bold] or "
             "[bold]fineweb-edu[/bold], with a config as in fineweb-edu:sample-10BT; or "
-            "[bold]MODULE:FUNCTION[/bold], a Python function that returns documents.",
+            "[bold]module:attribute[/bold], a Python function that returns documents.",
             show_default=False,
         ),
     ],

@@ -51,7 +51,8 @@ def checkpoint(
     core: Annotated[
         Path | None,
         typer.Option(
-            help="A CORE bundle's folder (core.yaml, eval_meta_data.csv, eval_data/).", rich_help_panel=CORE
+            help="Directory of a CORE bundle (core.yaml, eval_meta_data.csv, eval_data/).",
+            rich_help_panel=CORE,
         ),
     ] = None,
     kl_depth: Annotated[
@@ -62,31 +63,34 @@ def checkpoint(
     ] = None,
     examples: Annotated[
         int | None,
-        typer.Option(help="Maximum examples per task; always the same ones.", rich_help_panel=CORE),
+        typer.Option(help="Maximum examples per task (a fixed subset).", rich_help_panel=CORE),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of the few-shot demonstrations, averaged over.", rich_help_panel=CORE)
+        str,
+        typer.Option(
+            help="Seeds of the few-shot demonstrations; scores are averaged over them.", rich_help_panel=CORE
+        ),
     ] = "0,1,2",
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Only these tasks: labels with commas, or core17 for the paper's subset.",
+            help="Only these tasks: comma-separated labels, or core17 for the paper's subset.",
             rich_help_panel=CORE,
         ),
     ] = None,
-    threshold: Annotated[float, typer.Option(help="KL threshold in nats.", rich_help_panel=DEPTH)] = 2.0,
-    direction: Annotated[
+    kl_threshold: Annotated[float, typer.Option(help="KL threshold in nats.", rich_help_panel=DEPTH)] = 2.0,
+    kl_direction: Annotated[
         str, typer.Option(help="KL direction: final-to-block or block-to-final.", rich_help_panel=DEPTH)
     ] = "final-to-block",
-    depth_tokens: Annotated[
+    kl_depth_tokens: Annotated[
         int | None,
         typer.Option(help="Validation tokens for --kl-depth; default 16,384.", rich_help_panel=DEPTH),
     ] = None,
     validation_tokens: Annotated[
         int | None, typer.Option(help="Validation tokens; default: as in training.")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Write figures to this folder.")] = None,
-    join: Annotated[
+    figures: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,
+    update_record: Annotated[
         bool | None,
         typer.Option(
             help="Add the scores to the run's record (default: for a finished run, if the data is known to "
@@ -121,9 +125,9 @@ def checkpoint(
         seeds=seeds,
         tasks=tasks,
         token_budget=token_budget,
-        threshold=threshold,
-        direction=direction,
-        depth_tokens=depth_tokens,
+        kl_threshold=kl_threshold,
+        kl_direction=kl_direction,
+        kl_depth_tokens=kl_depth_tokens,
         validation_tokens=validation_tokens,
     )
     try:
@@ -131,7 +135,7 @@ def checkpoint(
             path,
             data,
             request,
-            join=join,
+            update_record=update_record,
             device=device,
             precision=precision,
             quiet=as_json,
@@ -151,11 +155,13 @@ def checkpoint(
         extra = {"figures": [str(file) for file in draw(found.scores, figures, title)]}
     if as_json:
         saved = None if found.saved is None else str(found.saved)
-        typer.echo(json.dumps({**found.scores, **extra, "joined": found.joined, "saved": saved}, indent=2))
+        typer.echo(
+            json.dumps({**found.scores, **extra, "in_record": found.in_record, "saved": saved}, indent=2)
+        )
     elif found.saved is not None:
         typer.echo(f"saved in {found.saved}")
-    if join and not found.joined:
-        raise SteepenError(f"the scores were not joined to {found.checkpoint.run / 'record.json'}.")
+    if update_record and not found.in_record:
+        raise SteepenError(f"the scores were not added to {found.checkpoint.run / 'record.json'}.")
 
 
 @app.command("filter")
@@ -178,7 +184,7 @@ def filter_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Select the tasks that carry signal, from the CORE scores of reference runs.
+    """Select tasks above chance that improve with training, from the CORE scores of reference runs.
 
     The paper's two criteria: the run with the most tokens is at least two
     points above chance, and Kendall's τ_b between training tokens and accuracy
@@ -214,7 +220,7 @@ def make_request(
     token_budget: int | None = None,
     **rest: Any,
 ) -> EvaluationRequest:
-    """Parse the options into a request; a wrong one is refused before anything is loaded."""
+    """Parse the options into a request; raises for a wrong one before anything is loaded."""
     from steepen.evaluation.core.bundle import Bundle
     from steepen.evaluation.core.run_suite import CoreOptions
     from steepen.evaluation.evaluate_run import EvaluationRequest
@@ -272,8 +278,8 @@ def print_scores(found: dict[str, Any]) -> None:
             typer.echo(f"loss at k passes minus loss at {curve['trained']}: {parts}")
         if left := curve["unsupported_passes"]:
             typer.echo(
-                f"passes {', '.join(map(str, left))} do not exist: untied cores run only as many passes as "
-                "there are cores, and a network without a core runs as trained."
+                f"passes {', '.join(map(str, left))} are not supported: untied cores run one pass each, "
+                "and a network without a core runs only one."
             )
     if core := found.get("core"):
         _print_core(core)

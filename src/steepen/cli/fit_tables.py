@@ -87,7 +87,7 @@ def _laws(fit: ComputeFit) -> Table:
     e = next(iter(fit.arms.values())).e
     table = _table(
         f"L = E + A·(C/C0)^−γ, {fit.settings.method} method ({escape(how)})\n"
-        f"C0 = {fit.c0:.4g}   E = {e.value:.4f} ({_span(e.unconditional)})   scatter {fit.sigma:.2g}",
+        f"C0 = {fit.c0:.4g}   E = {e.value:.4f} ({_span(e.unconditional)})   residual SD {fit.sigma:.2g}",
         ("arm", "γ", f"{confidence} interval", f"{confidence} given E", "log A", f"{confidence} interval"),
     )
     for law in fit.arms.values():
@@ -177,7 +177,7 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
     table.add_row(f"slope differs (joint F-test, {plan.level:.0%} two-sided)", f"{result.slope:.3f}")
     table.add_row(f"slope differs ({plan.level:.0%} one-sided)", f"{result.slope_one_sided:.3f}")
     for word, fraction in result.verdict_fractions.items():
-        right = " (correct)" if word == result.right_word else ""
+        right = " (correct)" if word == result.expected_verdict else ""
         table.add_row(f"verdict {word}{right}", f"{fraction:.3f}")
     console.print(table)
     if plan.delta_gamma:

@@ -27,18 +27,18 @@ def forecast(
     tasks: Annotated[
         str,
         typer.Option(
-            help="core17, all, labels with commas, or a file of `steepen eval filter --out`. Where a run "
+            help="core17, all, comma-separated labels, or a file of `steepen eval filter --out`. If a run "
             "lacks some of CORE's 22 tasks, the mean of the named ones is forecast instead."
         ),
     ] = "core17",
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
-            help="Hold a run (the beginning of its name) out of the fit; `none` for no run. Default: the "
+            help="Hold a run (a unique prefix of its name) out of the fit; `none` for no run. Default: the "
             "largest of each arm."
         ),
     ] = None,
-    arms: Annotated[str | None, typer.Option(help="Only these arms, with commas.")] = None,
+    arms: Annotated[str | None, typer.Option(help="Only these arms, comma-separated.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the forecast to this file (PNG, PDF, SVG).")
     ] = None,
@@ -94,11 +94,12 @@ def _print(found: Forecast) -> None:
     counts = ", ".join(f"{len(runs)} of {arm}" for arm, runs in found.runs.items())
     name = "CORE" if found.is_core else "mean centred accuracy"
     fit = found.fit
-    typer.echo(f"fitted to {counts}; {len(found.tasks)} tasks; r = {fit.r:.4f}; scatter {fit.sigma:.4f}")
+    typer.echo(f"fitted to {counts}; {len(found.tasks)} tasks; r = {fit.r:.4f}; residual SD {fit.sigma:.4f}")
     for run, result in found.hold_out_scores:
         typer.echo(
             f"held out {run.run} ({run.arm}, {run.flops:.3e} FLOPs): {name} {result.observed:.4f}, forecast "
-            f"without it {result.forecast:.4f}, error {result.miss:+.4f} ({result.miss_sigma:+.1f} × scatter)"
+            f"without it {result.forecast:.4f}, error {result.miss:+.4f} "
+            f"({result.miss_sigma:+.1f} residual SD)"
         )
     if not found.hold_out_scores:
         typer.echo(

@@ -265,7 +265,13 @@ def train(
 
         on_scores = None if as_json else print_scores
         found = evaluate(
-            runs / run.hash, dataset, wanted, join=True, device=device, quiet=as_json, on_scores=on_scores
+            runs / run.hash,
+            dataset,
+            wanted,
+            update_record=True,
+            device=device,
+            quiet=as_json,
+            on_scores=on_scores,
         )
         for note in found.notes:
             print(f"note: {note}", file=sys.stderr)

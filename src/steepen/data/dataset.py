@@ -90,7 +90,7 @@ class Dataset:
         """
         tokenizer = self.tokenizer()
         files = {record.file: record for record in self.manifest.shards}
-        ends = dict.fromkeys(SPLITS, 0)
+        document_counts = dict.fromkeys(SPLITS, 0)
         for split in SPLITS:
             for shard in self.manifest.shards_of(self.directory, split):
                 shard.check()
@@ -99,17 +99,17 @@ class Dataset:
                         f"shard {shard.path} was altered: its SHA-256 is not the manifest's; "
                         "restore it or prepare the data again."
                     )
-                ids = shard.map()
+                ids = shard.memory_map()
                 for start in range(0, len(ids), 1 << 24):
                     chunk = ids[start : start + (1 << 24)]
                     if int(chunk.max()) >= tokenizer.size:
                         raise SteepenError(
                             f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}."
                         )
-                    ends[split] += int(np.count_nonzero(chunk == tokenizer.end_of_text))
+                    document_counts[split] += int(np.count_nonzero(chunk == tokenizer.end_of_text))
                 if progress:
                     progress(shard.path.name, shard.path.stat().st_size)
-        for split, found in ends.items():
+        for split, found in document_counts.items():
             if found != self.manifest.splits[split].documents:
                 raise SteepenError(
                     f"{self.directory} has {found:,} documents in {split}, "

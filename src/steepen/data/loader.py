@@ -13,7 +13,7 @@ from steepen.errors import UsageError
 
 BLOCK = 8192  # positions permuted at a time: large enough to make numpy's call overhead negligible
 
-Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class BatchLoader:
@@ -80,7 +80,7 @@ class BatchLoader:
         """Tokens predicted in one epoch: chunks × context."""
         return self.chunks * self.context
 
-    def require(self, steps: int) -> None:
+    def require_steps(self, steps: int) -> None:
         """Raise if `steps` batches need more tokens than the data has."""
         if steps > self.steps:
             epochs = "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
@@ -94,16 +94,16 @@ class BatchLoader:
         """The epoch of a step's first row, counted from 0."""
         return step * self.rows // self.chunks
 
-    def at(self, step: int) -> Pair:
+    def at(self, step: int) -> Batch:
         """One global batch: (inputs, targets), int64 (rows, context); targets are inputs shifted by one."""
-        return self.slice(step, 0, self.rows)
+        return self.batch_rows(step, 0, self.rows)
 
-    def shard(self, step: int, rank: int, world: int) -> Pair:
+    def rank_batch(self, step: int, rank: int, world: int) -> Batch:
         """The rows of a global batch for rank `rank` of `world`."""
-        first, last = self.rows_of(rank, world)
-        return self.slice(step, first, last)
+        first, last = self.row_range(rank, world)
+        return self.batch_rows(step, first, last)
 
-    def rows_of(self, rank: int, world: int) -> tuple[int, int]:
+    def row_range(self, rank: int, world: int) -> tuple[int, int]:
         """The range [first, last) of rows that rank `rank` of `world` reads in every batch."""
         if not 0 <= rank < world:
             raise UsageError(f"rank {rank} is not in a world of {world} processes.")
@@ -115,7 +115,7 @@ class BatchLoader:
         rows_per_rank = self.rows // world
         return rank * rows_per_rank, (rank + 1) * rows_per_rank
 
-    def slice(self, step: int, first: int, last: int) -> Pair:
+    def batch_rows(self, step: int, first: int, last: int) -> Batch:
         """Rows [first, last) of the global batch of a step, for ranks and micro-batches."""
         if not 0 <= first <= last <= self.rows:
             raise IndexError(f"rows [{first}, {last}) of a batch of {self.rows}")
@@ -124,7 +124,7 @@ class BatchLoader:
                 f"step {step} of {self.steps} ({self.epochs} epochs of {self.unique_tokens} tokens)"
             )
         position = step * self.rows
-        chunks = self.order(position + first, position + last)
+        chunks = self.chunk_order(position + first, position + last)
         tokens = np.empty((last - first, self.context + 1), dtype=self._stream.dtype)
         starts = chunks * (self.context + 1)
         self._stream.gather(starts, tokens)
@@ -134,7 +134,7 @@ class BatchLoader:
             raise self._stream.invalid_id_error(int(starts[row]), tokens[row])
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
 
-    def order(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+    def chunk_order(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Chunk numbers at positions [start, stop) of the global order, int64."""
         blocks = [
             self._block(number)[max(start - number * BLOCK, 0) : stop - number * BLOCK]

@@ -32,16 +32,16 @@ class Prefetcher:
         stop_step: int | None = None,
         rank: int = 0,
         world: int = 1,
-        depth: int = 4,
+        queue_size: int = 4,
     ) -> None:
         import torch
 
         self._batches = batches
         self._device = torch.device(device)
         self._stop_step = batches.steps if stop_step is None else stop_step
-        batches.require(self._stop_step)
-        self._first, self._last = batches.rows_of(rank, world)
-        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=max(1, depth))
+        batches.require_steps(self._stop_step)
+        self._first, self._last = batches.row_range(rank, world)
+        self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=max(1, queue_size))
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._work, args=(start_step,), name="steepen-prefetch", daemon=True
@@ -86,7 +86,9 @@ class Prefetcher:
 
         try:
             while step < self._stop_step and not self._closing.is_set():
-                pair = [torch.from_numpy(ids) for ids in self._batches.slice(step, self._first, self._last)]
+                pair = [
+                    torch.from_numpy(ids) for ids in self._batches.batch_rows(step, self._first, self._last)
+                ]
                 if self._device.type == "cuda":
                     pair = [ids.pin_memory() for ids in pair]
                 self._put((step, pair[0], pair[1]))

@@ -19,7 +19,7 @@ from steepen.data.manifest import MANIFEST, Manifest
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressCallback, ProgressReporter
 from steepen.data.sources.resolve import resolve_source
 from steepen.data.sources.source import Source
-from steepen.data.tokenize_source import STAGING, JournalState, TokenizeSource, read_journal
+from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import TEMPORARY_SUFFIX, sync_directory
 from steepen.utils.lock import file_lock
@@ -63,7 +63,7 @@ def prepare(
     partial.mkdir(parents=True, exist_ok=True)
     with _lock(partial):
         if not (partial / MANIFEST).is_file():
-            job = TokenizeSource(
+            job = TokenizationJob(
                 request,
                 source,
                 validation,

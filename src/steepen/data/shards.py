@@ -76,7 +76,7 @@ class Shard:
                 "restore it or prepare the data again."
             )
 
-    def map(self) -> npt.NDArray[np.unsignedinteger]:
+    def memory_map(self) -> npt.NDArray[np.unsignedinteger]:
         """The shard's ids, memory-mapped read-only, as an ndarray (slicing an np.memmap is slower)."""
         return np.asarray(
             np.memmap(self.path, DTYPES[self.dtype], mode="r", offset=HEADER.size, shape=(self.tokens,))
@@ -88,7 +88,7 @@ class TokenStream:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = [shard for shard in shards if shard.tokens]
-        self._arrays = [shard.map() for shard in self._shards]
+        self._arrays = [shard.memory_map() for shard in self._shards]
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self._offsets: list[int] = self._starts.tolist()
 

@@ -63,7 +63,7 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
         raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
 
 
-class TokenizeSource:
+class TokenizationJob:
     """One pass over a source, from its start or from a journal's state."""
 
     def __init__(
@@ -95,7 +95,7 @@ class TokenizeSource:
         """Write shards, tokenizer and manifest into the working directory."""
         try:
             self._write_journal()  # first of all, so that no file on disk lacks the request it belongs to
-            self._fix_split()
+            self._set_threshold()
             tokenizer = self._tokenizer()
             dtype = choose_dtype(tokenizer.size, self.request.dtype)
             for name in ("train", "val"):
@@ -110,7 +110,7 @@ class TokenizeSource:
             for writer in self.writers.values():
                 writer.close()
 
-    def _fix_split(self) -> None:
+    def _set_threshold(self) -> None:
         """Fix the split's threshold so that validation and training each get a document."""
         state = self.state
         name = self.source.description["name"]
@@ -120,7 +120,7 @@ class TokenizeSource:
             texts = (unit.text for unit in self._units(self.first_train_part, 0) if unit.text)
             sizes = ((document_hash(text), len(text.encode("utf-8", "surrogatepass"))) for text in texts)
             max_bytes = min(self.request.max_tokens or TOKENIZER_CHARACTERS, TOKENIZER_CHARACTERS)
-            if self.val_fraction and not self.split.fix_threshold(sizes, max_bytes):
+            if self.val_fraction and not self.split.adjust_threshold(sizes, max_bytes):
                 raise UsageError(
                     f"source {name!r} is one document, and validation is split off by document: cut plain "
                     "text with --separator (as '\\n\\n', at blank lines), name files with --val-source, or "
@@ -145,7 +145,7 @@ class TokenizeSource:
         read = 0
         total = min(self.source.size, TOKENIZER_CHARACTERS)
         for count, unit in enumerate(self._units(self.first_train_part, 0)):
-            if unit.text and not self.split.may_validate(document_hash(unit.text)):
+            if unit.text and not self.split.is_eligible(document_hash(unit.text)):
                 yield unit.text
                 read += len(unit.text)
                 if count % 256 == 0:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from steepen.data.dataset import Dataset
 from steepen.errors import UsageError
 
-Pair = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class ValidationSet:
@@ -70,12 +70,12 @@ class ValidationSet:
         """UTF-8 bytes of all target tokens; <|endoftext|> is predicted but counts 0 bytes."""
         return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))
 
-    def rows(self, first: int, last: int) -> Pair:
+    def rows(self, first: int, last: int) -> Batch:
         """(inputs, targets) of the chunks [first, last), int64 (rows, context)."""
         ids = self._ids[first:last]
         return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
 
-    def batches(self, rows: int, rank: int = 0, world: int = 1) -> Iterator[Pair]:
+    def batches(self, rows: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Batches of at most `rows` chunks for rank `rank` of `world`; no chunk is dropped.
 
         Each rank gets a contiguous range, of equal length up to one chunk.

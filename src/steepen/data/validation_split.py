@@ -55,7 +55,7 @@ class ValidationSplit:
         """Number of validation documents so far."""
         return len(self._chosen)
 
-    def fix_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
+    def adjust_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
         """Move the threshold where the hashes would leave one split without any document.
 
         `documents` are (hash, bytes of text) from the start of the source; no more of them are read than
@@ -66,7 +66,7 @@ class ValidationSplit:
         later: set[bytes] = set()
         read, train, val = 0, False, False
         for digest, size in documents:
-            eligible = self.may_validate(digest)
+            eligible = self.is_eligible(digest)
             train, val = train or not eligible, val or (eligible and read < max_bytes)
             if read < max_bytes:
                 reached[digest] = size
@@ -96,13 +96,13 @@ class ValidationSplit:
         """
         if digest in self._chosen or (validation_only and val_tokens >= self.val_tokens):
             return None
-        if validation_only or (val_tokens < self.val_tokens and self.may_validate(digest)):
+        if validation_only or (val_tokens < self.val_tokens and self.is_eligible(digest)):
             self._chosen.add(digest)
             self._stream.write(digest)
             return "val"
         return "train"
 
-    def may_validate(self, digest: bytes) -> bool:
+    def is_eligible(self, digest: bytes) -> bool:
         """Whether a document is eligible for validation; a trained tokenizer never sees these."""
         return int.from_bytes(digest, "big") < self.threshold
 

@@ -1,1 +1,1 @@
-"""Checkpoint to scores: CORE and answer NLL, depth used, passes at test time, validation."""
+"""Checkpoint to scores: CORE and answer NLL, KL effective depth, passes at test time, validation loss."""

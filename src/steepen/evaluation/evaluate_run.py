@@ -32,14 +32,14 @@ class EvaluationRequest:
     core: Bundle | None = None
     core_options: CoreOptions | None = None
     kl_depth: bool = False  # KL effective depth
-    threshold: float = 2.0  # nats, of KL effective depth
-    direction: str = "final-to-block"  # of the KL divergence
-    depth_tokens: int | None = None  # None: DEPTH_TOKENS
+    kl_threshold: float = 2.0  # nats, of KL effective depth
+    kl_direction: str = "final-to-block"  # of the KL divergence
+    kl_depth_tokens: int | None = None  # None: DEPTH_TOKENS
     passes: tuple[int, ...] = ()  # core passes to measure the loss at
     validation_tokens: int | None = None  # None: as many as the run was validated on
 
     def __post_init__(self) -> None:
-        for name in ("depth_tokens", "validation_tokens"):
+        for name in ("kl_depth_tokens", "validation_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = f"--{name.replace('_', '-')}"
@@ -55,7 +55,7 @@ class Evaluation:
 
     checkpoint: RunCheckpoint
     scores: dict[str, Any]
-    joined: bool = False  # whether they are in the run's record
+    in_record: bool = False  # whether they are in the run's record
     saved: Path | None = None
     notes: list[str] = field(default_factory=list[str])
 
@@ -65,7 +65,7 @@ def evaluate(
     data: str | Path | Dataset,
     request: EvaluationRequest | None = None,
     *,
-    join: bool | None = None,
+    update_record: bool | None = None,
     device: str = "auto",
     precision: str = "auto",
     quiet: bool = True,
@@ -73,9 +73,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a run directory or a checkpoint directory on prepared data, and save the scores.
 
-    `join` adds them to the run's record; None does so for the last checkpoint if the data is known to have
-    the run's tokenizer. `on_scores` is called before anything is saved, so that no score is lost to a full
-    disk. An interrupted CORE evaluation resumes after its last finished task.
+    `update_record` adds them to the run's record; None does so for the last checkpoint if the data is known
+    to have the run's tokenizer. `on_scores` is called before anything is saved, so that no score is lost to a
+    full disk. An interrupted CORE evaluation resumes after its last finished task.
     """
     from steepen.data import Dataset
 
@@ -83,22 +83,22 @@ def evaluate(
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
     dataset = Dataset.open(data) if isinstance(data, str | Path) else data
     context = checkpoint.spec.shape.context
-    if request.kl_depth and request.depth_tokens is not None and request.depth_tokens < context:
+    if request.kl_depth and request.kl_depth_tokens is not None and request.kl_depth_tokens < context:
         raise UsageError(
-            f"--depth-tokens {request.depth_tokens:,} is not valid: give at least the run's context, "
+            f"--kl-depth-tokens {request.kl_depth_tokens:,} is not valid: give at least the run's context, "
             f"{context:,}."
         )
     notes: list[str] = []
     directory = scores_directory(checkpoint)
-    same_tokenizer = has_run_tokenizer(checkpoint, dataset, join)
+    same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
     if not same_tokenizer:
         notes.append(
             f"{dataset.directory} is not what the run was trained on, and the tokenizer of the run is not "
-            "recorded; the scores are meaningful only if the tokenizer is the same, and will not join the "
-            "run's record."
+            "recorded; the scores are meaningful only if the tokenizer is the same, and will not be added "
+            "to the run's record."
         )
         # A separate directory: scores with two tokenizers must not be merged into one file.
-        directory, join = directory / "other-data" / dataset.identity[:12], False
+        directory, update_record = directory / "other-data" / dataset.identity[:12], False
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
@@ -111,15 +111,15 @@ def evaluate(
             scores["tokenizer"] = dataset.manifest.tokenizer.sha256
         if on_scores is not None:
             on_scores(scores)
-        saved = save_scores(checkpoint, scores, join, folder=folder, problem=problem)
+        saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
     notes += saved.notes
     used = scores["kl_depth"]["tokens"] if request.kl_depth else None
-    if request.depth_tokens is not None and used not in (None, request.depth_tokens):
+    if request.kl_depth_tokens is not None and used not in (None, request.kl_depth_tokens):
         notes.append(
-            f"--depth-tokens {request.depth_tokens:,}: {used:,} were used, the largest multiple of the "
+            f"--kl-depth-tokens {request.kl_depth_tokens:,}: {used:,} were used, the largest multiple of the "
             "context that fits."
         )
-    return Evaluation(checkpoint, scores, saved.joined, saved.file, notes)
+    return Evaluation(checkpoint, scores, saved.in_record, saved.file, notes)
 
 
 def measure(
@@ -155,14 +155,14 @@ def measure(
             network, validation, passes, progress=lambda done, total: progress("validation", done, total)
         ).to_dict()
         if request.kl_depth:
-            depth_tokens = request.depth_tokens or DEPTH_TOKENS
+            depth_tokens = request.kl_depth_tokens or DEPTH_TOKENS
             subset = ValidationSet(dataset, context, max(context, min(depth_tokens, available)))
             scores["kl_depth"] = measure_kl_depth(
                 network,
                 subset,
                 passes,
-                threshold=request.threshold,
-                direction=request.direction,  # pyright: ignore[reportArgumentType]  (checked there)
+                threshold=request.kl_threshold,
+                direction=request.kl_direction,  # pyright: ignore[reportArgumentType]  (checked there)
                 progress=lambda done, total: progress("KL effective depth", done, total),
             ).to_dict()
         if request.passes:

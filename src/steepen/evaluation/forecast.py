@@ -11,7 +11,7 @@ from steepen.evaluation.core.suite import GPT3_CORE
 from steepen.evaluation.scored_runs import RunsByArm, ScoredRun, checkpoint_tables, choose_tasks, hold_out
 from steepen.laws.fits.downstream import DownstreamFit, HeldOutScore, fit_downstream
 
-MIN_RUNS = 4  # that a task law is fitted to
+MIN_RUNS = 4  # of an arm, to fit a law to its task losses
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The residual stream after every executed block (each pass counts) is decoded with the final norm and head (the
 logit lens). Its KL divergence from the final distribution first rises, then falls; the effective depth is the
-first block, from the peak on, at which it is within a threshold.
+first block at or after the peak at which it is within a threshold.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KLDepth:
     executed: int
     peak: int  # the block with the largest divergence, counted from 1
     curve: tuple[float, ...]  # nats, mean over tokens, one per executed block
-    stages: tuple[str, ...]  # prelude, core 1, core 2, …, coda: the stage of each block
+    stages: tuple[str, ...]  # the section of each block: prelude, core 1, core 2, …, coda
     passes: int
     threshold: float
     direction: Direction

@@ -1,8 +1,8 @@
 """Save and read the scores of a checkpoint, beside it and in its run's record.
 
-RUN/evaluation/STEP/evaluation.json has the scores of one checkpoint, and the record of a finished run those
-of its last one. Scores with another tokenizer are never merged with the run's own, and a smaller CORE
-evaluation never replaces a larger one.
+RUN/evaluation/STEP/evaluation.json has the scores of one checkpoint; the record of a finished run also has
+those of its last checkpoint. Scores with another tokenizer are never merged with the run's own, and a
+smaller CORE evaluation never replaces a larger one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MERGE_KEYS = ("run", "step", "passes", "precision")  # scores that agree in thes
 
 @dataclass
 class SavedScores:
-    """Whether scores joined the run's record, the file they are in, and notes for the user."""
+    """Whether scores were added to the run's record, the file they are in, and notes for the user."""
 
-    joined: bool = False
+    in_record: bool = False
     file: Path | None = None
     notes: list[str] = field(default_factory=list[str])
 
@@ -40,10 +40,10 @@ def scores_directory(checkpoint: RunCheckpoint) -> Path:
     return checkpoint.run / "evaluation" / checkpoint.checkpoint.path.name
 
 
-def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, join: bool | None) -> bool:
+def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, update_record: bool | None) -> bool:
     """Whether data is known to have the tokenizer of a run.
 
-    Raises where it has another, or where it may have another and its scores are to join the record.
+    Raises if it has another, or if it may have another and `update_record` is set.
     """
     tokenizer, vocabulary = dataset.manifest.tokenizer.sha256, checkpoint.spec.shape.vocabulary
     if dataset.identity == checkpoint.spec.data.identity:
@@ -60,10 +60,11 @@ def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, join: bool | 
             f"{dataset.padded_vocabulary:,}, the run's {vocabulary:,}); give data prepared with the run's "
             "own tokenizer."
         )
-    if recorded is None and join:
+    if recorded is None and update_record:
         raise UsageError(
             f"{dataset.directory} is not what the run was trained on and may have another tokenizer, so its "
-            "scores cannot join the run's record; leave --join out, or evaluate on the run's own data once."
+            "scores cannot be added to the run's record; leave --update-record out, or "
+            "evaluate on the run's own data once."
         )
     return recorded is not None
 
@@ -109,15 +110,16 @@ def writable_directory(directory: Path) -> Generator[tuple[Path, str | None]]:
 def save_scores(
     checkpoint: RunCheckpoint,
     scores: dict[str, Any],
-    join: bool | None,
+    update_record: bool | None,
     *,
     folder: Path | None = None,
     problem: str | None = None,
 ) -> SavedScores:
-    """Save scores in `folder` (default: the checkpoint's own) and, if they `join`, in the run's record.
+    """Save scores in `folder` (default: the checkpoint's own) and, with `update_record`, in the run's record.
 
-    By default only scores of the last checkpoint join. Earlier scores that are not measured now are kept, and
-    so is a larger CORE evaluation. `problem` says why the checkpoint's own folder could not be written.
+    By default (None) only scores of the last checkpoint are added to it. Earlier scores that are
+    not measured now are kept, and so is a larger CORE evaluation. `problem` says why the checkpoint's own
+    folder could not be written.
     """
     from steepen.runs.store import RunDirectory
 
@@ -127,7 +129,7 @@ def save_scores(
     saved = SavedScores()
     file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
     targets = [(file, _read_json(file))]
-    if _joins(checkpoint, join):
+    if _updates_record(checkpoint, update_record):
         targets.insert(0, (record_file, _read_json(record_file).get("evaluation", {})))
     for target, before in targets:
         mergeable = _mergeable(before, scores)
@@ -140,47 +142,48 @@ def save_scores(
             return saved
         scores = {**scores, "core": before["core"]}
     try:
-        saved.joined = _write(checkpoint, file, scores, join)
+        saved.in_record = _write(checkpoint, file, scores, update_record)
     except OSError as error:
         problem = problem or _reason(error)
-    if saved.joined:
+    if saved.in_record:
         saved.file = record_file
     elif problem is None:
         saved.file = file
     if problem is not None:
-        what = "every example's outcome" if saved.joined else "the scores"
+        what = "every example's outcome" if saved.in_record else "the scores"
         saved.notes.append(f"{what} could not be saved in {checkpoint.run} ({problem}).")
     return saved
 
 
-def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], join: bool | None) -> bool:
-    """Write scores to `file` and into the run's record; returns whether they joined it."""
+def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool | None) -> bool:
+    """Write scores to `file` and into the run's record; returns whether the record has them."""
     from steepen.runs.store import RunDirectory
     from steepen.utils.json_io import write_json
 
     # A file that exists and cannot be read raises here: it must not be overwritten.
     write_json(file, _merge(_read_object(file) if file.is_file() else {}, scores))
-    if not _joins(checkpoint, join):
+    if not _updates_record(checkpoint, update_record):
         return False
     if not checkpoint.is_final:
         raise UsageError(
             f"{checkpoint.checkpoint.path} is not the run's last checkpoint (step {checkpoint.step:,} of "
-            f"{checkpoint.spec.steps:,}), so its scores cannot join the run's record; leave --join out."
+            f"{checkpoint.spec.steps:,}), so its scores cannot be added to the run's record; leave"
+            " --update-record out."
         )
     directory = RunDirectory(checkpoint.run)
     with directory.lock(wait=True):
         record = directory.record()
         if record is None:
-            if join:
-                raise SteepenError(f"{checkpoint.run} has no record.json to join: finish the run first.")
+            if update_record:
+                raise SteepenError(f"{checkpoint.run} has no record.json: finish the run first.")
             return False
-        joined = replace(record, evaluation=_merge(record.evaluation, scores))
-        write_json(directory.record_file, joined.to_dict())
+        updated = replace(record, evaluation=_merge(record.evaluation, scores))
+        write_json(directory.record_file, updated.to_dict())
     return True
 
 
-def _joins(checkpoint: RunCheckpoint, join: bool | None) -> bool:
-    return checkpoint.is_final if join is None else join
+def _updates_record(checkpoint: RunCheckpoint, update_record: bool | None) -> bool:
+    return checkpoint.is_final if update_record is None else update_record
 
 
 def _mergeable(before: dict[str, Any], scores: dict[str, Any]) -> bool:
@@ -193,12 +196,12 @@ def _merge(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
 
     A smaller CORE evaluation does not replace a larger one, even one that another process wrote a moment ago.
     """
-    from steepen.evaluation.core.results import covers
+    from steepen.evaluation.core.results import may_replace
 
     if not _mergeable(before, scores):
         return scores
     merged = {**before, **scores}
-    if "core" in before and "core" in scores and not covers(scores["core"], before["core"]):
+    if "core" in before and "core" in scores and not may_replace(scores["core"], before["core"]):
         merged["core"] = before["core"]
     return merged
 
@@ -207,10 +210,10 @@ def _larger_core_note(
     target: Path, before: dict[str, Any], scores: dict[str, Any], mergeable: bool
 ) -> str | None:
     """A note for the user if `target` has a larger CORE evaluation than `scores`; None if it has not."""
-    from steepen.evaluation.core.results import covers
+    from steepen.evaluation.core.results import may_replace
 
     old, new = before.get("core"), scores.get("core")
-    if old is None or (new is None and mergeable) or (new is not None and covers(new, old)):
+    if old is None or (new is None and mergeable) or (new is not None and may_replace(new, old)):
         return None
     larger = f"{target} keeps its larger CORE result ({_size(old)}"
     if mergeable:

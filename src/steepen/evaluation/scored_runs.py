@@ -106,8 +106,8 @@ def choose_tasks(names: str | Sequence[str], groups: RunsByArm) -> list[str]:
 def hold_out(groups: RunsByArm, prefixes: Sequence[str] | None, min_runs: int) -> tuple[RunsByArm, RunsByArm]:
     """Split runs into (fitted, held out), by arm.
 
-    `prefixes` are beginnings of run names; None holds out the largest run, which an extrapolation is for, of
-    every arm with more than `min_runs`.
+    `prefixes` are beginnings of run names; None holds out the largest run of every arm with more
+    than `min_runs`.
     """
     held: RunsByArm = {}
     if prefixes is None:

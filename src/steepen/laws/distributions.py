@@ -12,7 +12,7 @@ from steepen.laws.fits.solver import Array
 
 Interval = tuple[float, float]
 
-# A residual scatter below this fraction of the loss is rounding of the table, not noise of the runs.
+# A residual scatter below this fraction of the loss is attributed to rounding of the table.
 ROUNDING_ERROR = 1e-9
 
 

@@ -15,15 +15,15 @@ from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
 class Ladder:
     """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` the loss of each.
 
-    Fits use rung means, weighted by the number of seeds: scatter about a law is then judged rung by rung,
-    so an error that all seeds of a rung share (a badly scaled learning rate) is not mistaken for precision.
+    Fits use rung means, weighted by the number of seeds: the residual variance is then estimated from
+    rung means, so an error that all seeds of a rung share (a badly scaled learning rate) counts as noise.
     """
 
     arm: str
     flops: Array
     loss: Array
     runs: tuple[Array, ...]
-    places: tuple[str, ...]
+    row_labels: tuple[str, ...]  # file and line of each rung, for messages
 
     @property
     def seeds(self) -> Array:
@@ -35,7 +35,7 @@ class Ladder:
         index = np.flatnonzero(mask)
         return Ladder(
             self.arm, self.flops[index], self.loss[index],
-            tuple(self.runs[i] for i in index), tuple(self.places[i] for i in index),
+            tuple(self.runs[i] for i in index), tuple(self.row_labels[i] for i in index),
         )  # fmt: skip
 
 
@@ -44,8 +44,8 @@ def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:
     loss = np.asarray(loss, float)
     rungs, where = np.unique(np.asarray(flops, float), return_inverse=True)
     runs = tuple(loss[where == i] for i in range(len(rungs)))
-    places = tuple(f"{arm} at {value:.3g} FLOPs" for value in rungs)
-    return Ladder(arm, rungs, np.array([values.mean() for values in runs]), runs, places)
+    row_labels = tuple(f"{arm} at {value:.3g} FLOPs" for value in rungs)
+    return Ladder(arm, rungs, np.array([values.mean() for values in runs]), runs, row_labels)
 
 
 def read_ladders(table: Table) -> dict[str, Ladder]:
@@ -59,7 +59,7 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
         if key in seen:
             what = f"seed {key[2]} of " if key[2] else ""
             raise UsageError(
-                f"{table.place(row)}: {what}arm '{key[0]}' at {key[1]:g} FLOPs is already at {table.unit}"
+                f"{table.place(row)}: {what}arm '{key[0]}' at {key[1]:g} FLOPs is already at {table.row_word}"
                 f" {table.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
             )
         seen[key] = row
@@ -79,7 +79,7 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
 
 
 def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
-    """Refuse ladders too short for a law, and a reference that is not among them."""
+    """Raise UsageError for a ladder too short for a law, or a reference that is not among the arms."""
     if reference not in ladders:
         raise UsageError(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, ladders)}?"
@@ -91,7 +91,7 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
             what = "rung" if count == 1 else "rungs"
             role = "the reference" if arm == reference else "an arm"
             raise UsageError(
-                f"{ladder.places[-1]}: arm '{arm}' has only {count} {what}; {role} needs at"
+                f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}; {role} needs at"
                 f" least {minimum}"
                 " rungs of different compute."
             )

@@ -19,7 +19,7 @@ from steepen.laws.hypotheses.nested_models import (
     fit_hypotheses,
     verdict_words,
 )
-from steepen.laws.verdict.sensitivity import rival_rss
+from steepen.laws.verdict.sensitivity import alternative_rss
 
 Target = Literal["slope", "verdict"]
 TARGETS: tuple[Target, ...] = ("slope", "verdict")
@@ -107,9 +107,9 @@ class LadderPlan:
 
 @dataclass(frozen=True)
 class Power:
-    """Power of a plan: of the F-test of Δγ (two-sided and one-sided), and of the correct verdict.
+    """Simulated power of a plan: of the F-test of Δγ (two-sided and one-sided), and of the correct verdict.
 
-    `confounding_penalty` is not about noise: a loss that much too high at the top rung of
+    `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of
     `confounding_ladder` (a mistuned learning rate) would look like the whole Δγ, whatever the seeds. The
     ladder is the reference for Δγ > 0 and the arm for Δγ < 0.
     """
@@ -118,7 +118,7 @@ class Power:
     slope: float
     slope_one_sided: float
     verdict: float
-    right_word: str
+    expected_verdict: str
     verdict_fractions: dict[str, float]
     delta_gamma_error: float
     confounding_penalty: float
@@ -168,13 +168,13 @@ def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
     words = verdict_words(tests, plan.rule)
     fractions = {word: float(np.mean(words == word)) for word in VERDICTS}
     side = math.copysign(1.0, plan.delta_gamma)
-    right = _right_word(plan)
+    right = _expected_verdict(plan)
     return Power(
         plan=plan,
         slope=float(np.mean(tests.p_slope < plan.level)),
         slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
         verdict=fractions[right],
-        right_word=right,
+        expected_verdict=right,
         verdict_fractions=fractions,
         delta_gamma_error=float(np.std(tests.delta_gamma)),
         confounding_penalty=_confounding_penalty(plan),
@@ -183,7 +183,7 @@ def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
     )
 
 
-def _right_word(plan: LadderPlan) -> str:
+def _expected_verdict(plan: LadderPlan) -> str:
     if plan.delta_gamma > 0:
         return "steeper"
     if plan.delta_gamma < 0:
@@ -205,16 +205,18 @@ def _confounding_penalty(plan: LadderPlan) -> float:
 
 def predicted_power(plan: LadderPlan, target: Target) -> float:
     """Power from the noncentral F distribution: fast, and close to the simulation."""
-    return _power_from_rss(plan, target, _rival_rss(plan, target))
+    return _power_from_rss(plan, target, _alternative_rss(plan, target))
 
 
-def _rival_rss(plan: LadderPlan, target: Target) -> float:
-    """RSS of the rival hypothesis on the planned laws without noise, for one seed."""
+def _alternative_rss(plan: LadderPlan, target: Target) -> float:
+    """RSS of the alternative hypothesis on the planned laws without noise, for one seed."""
     pair, _ = replace(plan, seeds=1).pair()
     truth, designs = plan.true_parameters(), pair.designs()
     slope = target == "slope" or plan.delta_gamma <= 0
     start = truth[:4] if slope else truth[[0, 0, 1, 2, 3]]
-    return rival_rss(designs["exponent"], truth, designs["constant" if slope else "irreducible"], start, pair)
+    return alternative_rss(
+        designs["exponent"], truth, designs["constant" if slope else "irreducible"], start, pair
+    )
 
 
 def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
@@ -237,7 +239,7 @@ def cheapest_ladder(
     if target not in TARGETS:
         raise UsageError(f"target is {target!r}; choose slope or verdict.")
     if not 0.05 < goal < 0.975:
-        raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (5% tests cap it there).")
+        raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
     candidates: list[LadderPlan] = []
@@ -252,7 +254,7 @@ def cheapest_ladder(
             ) -> bool:
                 option = _option(plan, rungs, seeds, hundredths)
                 if hundredths not in known:
-                    known[hundredths] = _rival_rss(option, target)
+                    known[hundredths] = _alternative_rss(option, target)
                 return _power_from_rss(option, target, known[hundredths]) >= goal
 
             if not reaches(high):

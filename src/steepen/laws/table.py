@@ -24,7 +24,7 @@ class Table:
     """Columns of a file, with the line or row number of every row for error messages."""
 
     source: str
-    unit: str
+    row_word: str  # "line" or "row"
     lines: tuple[int, ...]
     columns: dict[str, tuple[Any, ...]]
 
@@ -33,7 +33,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """The file and line of a row, for messages."""
-        return f"{self.source}, {self.unit} {self.lines[row]}"
+        return f"{self.source}, {self.row_word} {self.lines[row]}"
 
     def numbers(self, column: str, *, positive: bool = True) -> Array:
         """A required column as finite (and, by default, positive) numbers."""
@@ -72,14 +72,14 @@ class Table:
             return [""] * len(self)
         return ["" if cell is None else str(cell) for cell in self._column("seed")]
 
-    def refuse_repeats(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
-        """Refuse rows with the same key and seed: a duplicated run would count twice."""
+    def require_unique_rows(self, keys: Sequence[tuple[Any, ...]], what: str) -> None:
+        """Raise UsageError for rows with the same key and seed: a duplicated run would count twice."""
         seen: dict[tuple[Any, ...], int] = {}
         for row, key in enumerate(zip(keys, self.seeds(), strict=True)):
             if key in seen:
                 raise UsageError(
-                    f"{self.place(row)}: the same {what} is already at {self.unit} {self.lines[seen[key]]};"
-                    " keep one, or tell repeats apart in a seed column."
+                    f"{self.place(row)}: the same {what} is already at {self.row_word}"
+                    f" {self.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
                 )
             seen[key] = row
 
@@ -88,7 +88,7 @@ class Table:
         return self._name(column) is not None
 
     def require(self, columns: Sequence[str]) -> None:
-        """Refuse the table unless it has all of these columns."""
+        """Raise UsageError unless the table has all of these columns."""
         missing = [column for column in columns if not self.has(column)]
         if missing:
             raise UsageError(

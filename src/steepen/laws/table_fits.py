@@ -115,7 +115,7 @@ def fit_chinchilla_table(
     """Fit L(N, D) = E + A/N^α + B/D^β to columns parameters, tokens, loss (and seed)."""
     table.require(["parameters", "tokens", "loss"])
     n, d, y = (table.numbers(name) for name in ("parameters", "tokens", "loss"))
-    table.refuse_repeats(list(zip(n.tolist(), d.tolist(), strict=True)), "parameters and tokens")
+    table.require_unique_rows(list(zip(n.tolist(), d.tolist(), strict=True)), "parameters and tokens")
     held = _at_or_above(6 * n * d, hold_out)
     if held.all():
         raise UsageError("every run is held out, so none is left to fit; hold out from a higher compute.")
@@ -136,7 +136,7 @@ def fit_chinchilla_table(
             )
         )
     optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
-    return ChinchillaTableFit(fit, optimum, tuple(runs), n[~held], d[~held], y[~held], table.unit)
+    return ChinchillaTableFit(fit, optimum, tuple(runs), n[~held], d[~held], y[~held], table.row_word)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def fit_isoflop_table(
     has_arms = table.has("arm")
     names = np.array(table.names("arm") if has_arms else [""] * len(table))
     key = "budget and x of an arm" if has_arms else "budget and x"
-    table.refuse_repeats(list(zip(names.tolist(), c.tolist(), x.tolist(), strict=True)), key)
+    table.require_unique_rows(list(zip(names.tolist(), c.tolist(), x.tolist(), strict=True)), key)
     held = _at_or_above(c, hold_out)
 
     def fit(rows: Mask) -> IsoflopFit:

@@ -299,7 +299,7 @@ def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, Validati
         pool_tokens=data.pool_tokens,
         epochs=data.epochs,
     )
-    batches.require(spec.steps)
+    batches.require_steps(spec.steps)
     return batches, ValidationSet(dataset, shape.context, spec.validation_tokens)
 
 

@@ -46,10 +46,10 @@ def builtin_source(part: str = "") -> Source:
         "bytes": sizes,
         "sha256": digest,
     }
-    return Source(description, sum(sizes.values()), [Part("builtin", partial(_from, documents))])
+    return Source(description, sum(sizes.values()), [Part("builtin", partial(_documents_from, documents))])
 
 
-def _from(documents: list[str], start: int) -> Iterator[str]:
+def _documents_from(documents: list[str], start: int) -> Iterator[str]:
     return islice(documents, start, None)
 
 

@@ -1,4 +1,4 @@
-"""User-defined sources: a function, or its name "module:function", that returns documents.
+"""User-defined sources: a function, or its name "module:attribute", that returns documents.
 
     # my_corpus.py
     def documents():
@@ -26,7 +26,7 @@ from steepen.utils.imports import import_object
 
 
 def custom_source(source: str | SourceFunction) -> Source:
-    """Build a Source from a function, or from the "module:function" name of one."""
+    """Build a Source from a function, or from its name "module:attribute"."""
     name = source if isinstance(source, str) else _name(source)
     found = import_object(source, "data source") if isinstance(source, str) else source
     if isinstance(found, Source):

@@ -1,9 +1,9 @@
 """Pack the candidates of an example into one row that shares their prefix, and rows into padded batches.
 
-The candidates of an example have a common prefix. A row holds it once, followed by each candidate's own
-tokens (a tree): every token keeps the position of its own text and attends to that text alone. The last token
-of an answer predicts nothing that is scored, so it is never an input; candidates of one token then need no
-branch, and their row is an ordinary causal one.
+The candidates of an example have a common prefix. A row holds it once, followed by one branch per candidate
+(a tree): every token keeps the position it has in its candidate's text and attends to that text alone. The
+last token of an answer predicts nothing that is scored, so it is never an input; candidates of one token then
+need no branch, and their row is an ordinary causal one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MIN_SAVING = 0.1  # fraction of tokens a tree must save: masked attention is slo
 
 @dataclass(frozen=True)
 class Row:
-    """Input tokens, and the answer tokens to score: `targets`, predicted at `places`, for `slots`."""
+    """Input tokens, and the answer tokens to score (`targets`) with the positions that predict them."""
 
     tokens: Ids
-    places: Ids
+    target_positions: Ids  # index in `tokens` whose logits predict each target
     targets: Ids
-    slots: Ids  # the candidate each target belongs to
-    branches: Ids | None = None  # 0 in the shared prefix, i in candidate i's own tokens; None: causal
+    candidate_ids: Ids  # the candidate each target belongs to
+    branch_ids: Ids | None = None  # 0 in the shared prefix, i in the branch of candidate i; None: causal
     positions: Ids | None = None
 
     def __len__(self) -> int:
@@ -41,60 +41,60 @@ class Batch:
 
     tokens: npt.NDArray[np.int64]  # (rows, length)
     rows: npt.NDArray[np.int64]  # per target: its row,
-    places: npt.NDArray[np.int64]  # the index in that row where it is predicted,
+    target_positions: npt.NDArray[np.int64]  # the index in that row where it is predicted,
     targets: npt.NDArray[np.int64]  # its token id,
-    slots: npt.NDArray[np.int64]  # and its candidate
-    branches: npt.NDArray[np.int64] | None
+    candidate_ids: npt.NDArray[np.int64]  # and its candidate
+    branch_ids: npt.NDArray[np.int64] | None
     positions: npt.NDArray[np.int64] | None
     real_tokens: int
 
 
-def make_rows(example: Example, first_slot: int, share_prefixes: bool = True) -> list[Row]:
-    """The rows of an example; its candidate i has slot first_slot + i."""
+def make_rows(example: Example, first_candidate: int, share_prefixes: bool = True) -> list[Row]:
+    """The rows of an example; its candidates are numbered from `first_candidate` on."""
     if share_prefixes and len(example.sequences) > 1:
-        tree = _tree(example, first_slot)
+        tree = _tree(example, first_candidate)
         separate = sum(len(sequence) - 1 for sequence in example.sequences)
         if len(tree) <= (1 - MIN_SAVING) * separate:
             return [tree]
     return [
-        _row(sequence, start, first_slot + index)
+        _row(sequence, start, first_candidate + index)
         for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True))
     ]
 
 
-def _row(sequence: Ids, start: int, slot: int) -> Row:
+def _row(sequence: Ids, start: int, candidate: int) -> Row:
     targets = sequence[start:]
-    places = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)
-    return Row(sequence[:-1], places, targets, np.full(len(targets), slot, np.int32))
+    target_positions = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)
+    return Row(sequence[:-1], target_positions, targets, np.full(len(targets), candidate, np.int32))
 
 
-def _tree(example: Example, first_slot: int) -> Row:
+def _tree(example: Example, first_candidate: int) -> Row:
     shared = common_prefix(example.sequences)
-    tokens, branches = [example.sequences[0][:shared]], [np.zeros(shared, np.int32)]
+    tokens, branch_ids = [example.sequences[0][:shared]], [np.zeros(shared, np.int32)]
     positions = [np.arange(shared, dtype=np.int32)]
-    places: list[Ids] = []
+    target_positions: list[Ids] = []
     targets: list[Ids] = []
-    slots: list[Ids] = []
+    candidate_ids: list[Ids] = []
     length = shared
     for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True)):
         own = sequence[shared:-1]
         tokens.append(own)
-        branches.append(np.full(len(own), index + 1, np.int32))
+        branch_ids.append(np.full(len(own), index + 1, np.int32))
         positions.append(np.arange(shared, shared + len(own), dtype=np.int32))
-        own_places = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # in its own text
-        places.append(
-            np.where(own_places < shared, own_places, own_places - shared + length).astype(np.int32)
+        own_positions = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # in its own text
+        target_positions.append(
+            np.where(own_positions < shared, own_positions, own_positions - shared + length).astype(np.int32)
         )
         targets.append(sequence[start:])
-        slots.append(np.full(len(own_places), first_slot + index, np.int32))
+        candidate_ids.append(np.full(len(own_positions), first_candidate + index, np.int32))
         length += len(own)
     branching = length > shared
     return Row(
         np.concatenate(tokens),
-        np.concatenate(places),
+        np.concatenate(target_positions),
         np.concatenate(targets),
-        np.concatenate(slots),
-        np.concatenate(branches) if branching else None,
+        np.concatenate(candidate_ids),
+        np.concatenate(branch_ids) if branching else None,
         np.concatenate(positions) if branching else None,
     )
 
@@ -107,7 +107,7 @@ def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> It
     """
     for branching in (False, True):
         chosen = sorted(
-            (row for row in rows if (row.branches is not None) == branching), key=len, reverse=True
+            (row for row in rows if (row.branch_ids is not None) == branching), key=len, reverse=True
         )
         while chosen:
             length = -(-len(chosen[0]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
@@ -124,21 +124,21 @@ def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
     tokens = np.zeros(shape, np.int64)
     # Padding is a separate branch that no token attends to; it attends to the prefix, so that no row of the
     # mask is empty.
-    branches = np.full(shape, -1, np.int64) if branching else None
+    branch_ids = np.full(shape, -1, np.int64) if branching else None
     positions = np.zeros(shape, np.int64) if branching else None
     for index, row in enumerate(rows):
         tokens[index, : len(row)] = row.tokens
-        if branches is not None and row.branches is not None:
-            branches[index, : len(row)] = row.branches
+        if branch_ids is not None and row.branch_ids is not None:
+            branch_ids[index, : len(row)] = row.branch_ids
         if positions is not None and row.positions is not None:
             positions[index, : len(row)] = row.positions
     return Batch(
         tokens,
         np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows]),
-        np.concatenate([row.places for row in rows]).astype(np.int64),
+        np.concatenate([row.target_positions for row in rows]).astype(np.int64),
         np.concatenate([row.targets for row in rows]).astype(np.int64),
-        np.concatenate([row.slots for row in rows]).astype(np.int64),
-        branches,
+        np.concatenate([row.candidate_ids for row in rows]).astype(np.int64),
+        branch_ids,
         positions,
         sum(len(row) for row in rows),
     )
@@ -154,10 +154,10 @@ def split_batch(batch: Batch) -> tuple[Batch, Batch]:
         return Batch(
             batch.tokens[first:last],
             batch.rows[inside] - first,
-            batch.places[inside],
+            batch.target_positions[inside],
             batch.targets[inside],
-            batch.slots[inside],
-            None if batch.branches is None else batch.branches[first:last],
+            batch.candidate_ids[inside],
+            None if batch.branch_ids is None else batch.branch_ids[first:last],
             None if batch.positions is None else batch.positions[first:last],
             round(batch.real_tokens * fraction),
         )

@@ -1,4 +1,4 @@
-"""The order of a task's examples and the draw of few-shot demonstrations, as in nanochat, with a seed."""
+"""Order of a task's examples and random choice of few-shot demonstrations, as in nanochat, with a seed."""
 
 from __future__ import annotations
 

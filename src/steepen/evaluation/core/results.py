@@ -31,8 +31,8 @@ def make_outcome(
     """The outcome of an example from the mean losses of its candidates, or, for language modelling, `exact`.
 
     The candidate with the lowest loss is chosen, the first on ties. A candidate that is a prefix of another
-    has no token of its own and NaN loss; as in nanochat, it never beats an earlier candidate and, if it comes
-    first, is never beaten.
+    has no token of its own and NaN loss; as in nanochat, it is chosen if and only if it comes first,
+    since comparisons with NaN are false.
     """
     if kind == "language_modeling":
         return Outcome(index, line, exact, means[0])
@@ -151,7 +151,7 @@ class SuiteScores:
         }
 
 
-def covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+def may_replace(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     """Whether a CORE result may replace an older one: it has no fewer tasks, seeds or examples.
 
     For one bundle, the old tasks and seeds must be included; for two bundles only their numbers are compared.

@@ -17,7 +17,7 @@ from steepen.evaluation.core.bundle import Bundle, Task
 from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
-from steepen.evaluation.core.scorer import Scorer, can_branch
+from steepen.evaluation.core.scorer import Scorer, supports_attention_mask
 from steepen.model.network import Network
 from steepen.utils.files import write_atomically
 
@@ -83,11 +83,11 @@ class _Job:
 
 @dataclass(frozen=True)
 class _EncodedJob:
-    """A job's examples as rows; the candidates of an example have consecutive slots."""
+    """A job's examples as rows; the candidates of an example have consecutive numbers."""
 
     examples: list[Example]
     rows: list[Row]
-    slots: int
+    candidates: int
 
 
 def evaluate_core(
@@ -142,7 +142,7 @@ class _JobScorer:
     ) -> None:
         self.tokenizer, self.context = tokenizer, network.shape.context
         self.scorer = Scorer(network, passes)
-        self.share_prefixes = options.share_prefixes and can_branch(network)
+        self.share_prefixes = options.share_prefixes and supports_attention_mask(network)
         on_gpu = self.scorer.device.type == "cuda"
         self.token_budget = options.token_budget or (131_072 if on_gpu else 4096)
         self.mask_budget = 1 << (26 if on_gpu else 22)
@@ -156,11 +156,11 @@ class _JobScorer:
                 self.encoder.encode_all()
         examples = [self.encoder.example(index, job.seed) for index in range(job.examples)]
         rows: list[Row] = []
-        slots = 0
+        candidates = 0
         for example in examples:
-            rows += make_rows(example, slots, self.share_prefixes)
-            slots += len(example.sequences)
-        return _EncodedJob(examples, rows, slots)
+            rows += make_rows(example, candidates, self.share_prefixes)
+            candidates += len(example.sequences)
+        return _EncodedJob(examples, rows, candidates)
 
     def score(self, task: Task, encoded: _EncodedJob, progress: Callable[[float], None]) -> list[Outcome]:
         """The outcome of every example; `progress` receives the fraction done."""
@@ -172,14 +172,14 @@ class _JobScorer:
             progress(min(1.0, seen / total))
 
         batches = make_batches(encoded.rows, self.token_budget, self.mask_budget)
-        answers = self.scorer.score(batches, encoded.slots, count)
+        answers = self.scorer.score(batches, encoded.candidates, count)
         outcomes: list[Outcome] = []
-        slot = 0
+        first = 0
         for example in encoded.examples:
-            means = [answers.mean(slot + candidate) for candidate in range(len(example.sequences))]
-            exact = bool(answers.exact[slot])
+            means = [answers.mean(first + candidate) for candidate in range(len(example.sequences))]
+            exact = bool(answers.exact[first])
             outcomes.append(make_outcome(task.kind, example.index, example.line, example.gold, means, exact))
-            slot += len(means)
+            first += len(means)
         return outcomes
 
 

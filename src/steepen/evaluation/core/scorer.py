@@ -19,19 +19,21 @@ IN_FLIGHT = 3  # batches submitted to the device before the oldest result is awa
 
 
 @dataclass(frozen=True)
-class SlotScores:
-    """Per slot (one candidate of one example): summed loss, token count, whether all had the top logit."""
+class CandidateScores:
+    """Per candidate answer of every example: summed loss, token count, whether greedy decoding gives it."""
 
     loss: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
     exact: npt.NDArray[np.bool_]
 
-    def mean(self, slot: int) -> float:
+    def mean(self, candidate: int) -> float:
         """Mean loss per token; NaN for an answer without tokens of its own."""
-        return float(self.loss[slot] / self.tokens[slot]) if self.tokens[slot] else float("nan")
+        return (
+            float(self.loss[candidate] / self.tokens[candidate]) if self.tokens[candidate] else float("nan")
+        )
 
 
-def can_branch(network: Network) -> bool:
+def supports_attention_mask(network: Network) -> bool:
     """Whether the network's blocks accept an attention mask; a custom block may not."""
     return all("mask" in inspect.signature(type(block).forward).parameters for block in network.blocks())
 
@@ -49,17 +51,21 @@ class Scorer:
 
     @torch.no_grad()
     def score(
-        self, batches: Iterable[Batch], slots: int, progress: Callable[[int], None] | None = None
-    ) -> SlotScores:
+        self, batches: Iterable[Batch], candidates: int, progress: Callable[[int], None] | None = None
+    ) -> CandidateScores:
         """Score all batches; `progress` receives the tokens of each finished batch."""
-        loss, count, hits = np.zeros(slots), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        loss, count, hits = (
+            np.zeros(candidates),
+            np.zeros(candidates, np.int64),
+            np.zeros(candidates, np.int64),
+        )
         pending: deque[tuple[Batch, Tensor, Tensor]] = deque()
 
         def collect() -> None:
             batch, losses, top = pending.popleft()
-            np.add.at(loss, batch.slots, losses.cpu().numpy().astype(np.float64))
-            np.add.at(hits, batch.slots, top.cpu().numpy())
-            np.add.at(count, batch.slots, 1)
+            np.add.at(loss, batch.candidate_ids, losses.cpu().numpy().astype(np.float64))
+            np.add.at(hits, batch.candidate_ids, top.cpu().numpy())
+            np.add.at(count, batch.candidate_ids, 1)
             if progress:
                 progress(batch.real_tokens)
 
@@ -70,7 +76,7 @@ class Scorer:
                 collect()
         while pending:
             collect()
-        return SlotScores(loss, count, hits == count)
+        return CandidateScores(loss, count, hits == count)
 
     def _forward(self, batch: Batch) -> list[tuple[Batch, Tensor, Tensor]]:
         """Losses and hits of a batch, which is split in halves when the device runs out of memory."""
@@ -84,10 +90,10 @@ class Scorer:
 
     def _score(self, batch: Batch) -> tuple[Tensor, Tensor]:
         tree = None
-        if batch.branches is not None and batch.positions is not None:
-            tree = TreeAttention(self._send(batch.positions), tree_mask(self._send(batch.branches)))
+        if batch.branch_ids is not None and batch.positions is not None:
+            tree = TreeAttention(self._send(batch.positions), tree_mask(self._send(batch.branch_ids)))
         hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
-        answers = hidden[self._send(batch.rows), self._send(batch.places)]
+        answers = hidden[self._send(batch.rows), self._send(batch.target_positions)]
         targets = self._send(batch.targets)
         losses: list[Tensor] = []
         top: list[Tensor] = []

@@ -1,4 +1,7 @@
-"""The compute law L(C) = E + A·(C/C0)^−γ: settings of a fit, and the fitted laws with their intervals."""
+"""Types of the compute law L(C) = E + A·(C/C0)^−γ: settings of a fit, and fitted laws with their intervals.
+
+The fits are in `joint_method` and `paper_method`; `steepen.laws.analysis.fit_compute` chooses between them.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class FitSettings:
                 raise UsageError(f"{name} is {value}; give a finite number greater than zero.")
 
     @property
-    def log(self) -> bool:
+    def fits_log_loss(self) -> bool:
         """Whether the joint method fits log losses."""
         return self.loss == "log-mse"
 
@@ -93,7 +96,7 @@ class ComputeFit:
     degrees_of_freedom: float
     objective: float
     at_bound: tuple[str, ...] = ()
-    # Of (E, every log A, every γ) in the order of `arms`; for bands; not in JSON.
+    # Covariance of `theta`, for confidence bands; not in JSON.
     covariance: Array = field(default_factory=lambda: np.zeros((0, 0)), repr=False, compare=False)
 
     @property
@@ -122,7 +125,7 @@ class ComputeFit:
     def summary(self) -> str:
         """The laws as lines of text."""
         confidence = f"{self.settings.confidence:.0%}"
-        head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, scatter {self.sigma:.2g}"
+        head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, residual SD {self.sigma:.2g}"
         lines = [
             head,
             f"{'arm':<20} {'γ':>8} {confidence + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}",
@@ -157,9 +160,9 @@ def default_c0(ladder: Ladder) -> float:
     return float(np.exp(np.log(ladder.flops).mean()))
 
 
-def symmetric_interval(value: float, reach: float) -> Interval:
-    """value ± reach."""
-    return value - float(reach), value + float(reach)
+def symmetric_interval(value: float, half_width: float) -> Interval:
+    """value ± half_width."""
+    return value - float(half_width), value + float(half_width)
 
 
 def root_mean_square(residual: Array) -> float:

@@ -30,9 +30,9 @@ class Drift:
     """The drift exponent β of optimum ∝ N^β, and the cost of missing the optimum.
 
     `regret` is the mean loss at half and twice the base value less the loss at the base; `span` the full
-    range of losses; both at the largest size swept at half, base and twice. `three_errors` is the paper's
-    bold type (|β| at least three standard errors); with three sizes that has one degree of freedom and p
-    can be as large as 0.20, so read `line.interval` and `line.p_value`.
+    range of losses; both at the largest size swept at half, base and twice. `three_standard_errors`
+    (|β| at least three standard errors) marks what the paper prints in bold; with three sizes that has one
+    degree of freedom and p can be as large as 0.20, so use `law.interval` and `law.p_value`.
     """
 
     law: PowerLawFit | None
@@ -93,7 +93,7 @@ class AffineLaw:
     degrees_of_freedom: int
 
     def expansion(self, tpp: float) -> float:
-        """E_ρ*/E_2 = TPP/(a·TPP + b): how much more compute each token gets at the best transition."""
+        """E_ρ*/E_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
         return tpp / (self.a * tpp + self.b)
 
     def growth_fraction(self, tpp: float, full_expansion: float) -> float:

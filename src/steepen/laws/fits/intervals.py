@@ -46,7 +46,7 @@ def profile_intervals(
     side = np.array([row[1] for row in rows])
     best = fit.theta[index]
     # First-order response of the other parameters to a shift of one, from the covariance.
-    follow = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
+    response = (covariance[:, index] / np.maximum(np.diag(covariance)[index], 1e-300)).T
     lowest, highest = (part[0, index] for part in parameter_bounds(fit.design, fit.y[None]))
     limit = np.abs(np.where(side < 0, lowest, highest) - best)  # distance to the bound
     # Bracket: `near` is not rejected, `far` is. Until `far` is found, the step doubles.
@@ -57,7 +57,7 @@ def profile_intervals(
     unbounded = np.zeros(len(rows), bool)
     for _ in range(MAX_STEPS):
         value = best + side * step
-        start = fit.theta + follow * (value - best)[:, None]
+        start = fit.theta + response * (value - best)[:, None]
         rise, theta = _profile(fit, index, value, [start, theta])
         out = rise >= quantile
         near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)

@@ -1,7 +1,7 @@
 """The joint method: one E and every arm's A and γ fitted to all losses at once by least squares.
 
-Every number has two intervals: conditional on E, and unconditional by profile likelihood. The second is often
-ten times the first.
+Every number has two intervals: conditional on E, and unconditional by profile likelihood. The unconditional
+interval is often ten times wider.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     weights = np.concatenate([ladder.seeds for ladder in ladders.values()])
     own = one_hot(group, len(names))
     design = Design(np.ones((len(x), 1)), own, own)
-    best = solve_multistart(design, x, y, weights=weights, log=settings.log)
+    best = solve_multistart(design, x, y, weights=weights, log=settings.fits_log_loss)
     theta, rss = best.theta[0], float(best.objective[0])
     df = math.inf if settings.noise else float(len(x) - design.n_parameters)
     variance = _variance(rss, len(x) - design.n_parameters, y, settings)
     quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(df)))
-    covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.log)[0]
-    fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.log)
+    covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.fits_log_loss)[0]
+    fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.fits_log_loss)
     wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
 
     def conditional(index: int, held: list[int]) -> Interval:
         free = [i for i in range(design.n_parameters) if i not in held]
-        j = jacobian(design, x, theta[None], settings.log)[0][:, free]
+        j = jacobian(design, x, theta[None], settings.fits_log_loss)[0][:, free]
         block = np.linalg.pinv((j * weights[:, None]).T @ j, hermitian=True)
         error = math.sqrt(max(block[free.index(index), free.index(index)] * variance, 0.0))
         return symmetric_interval(float(theta[index]), quantile * error)
@@ -69,13 +69,13 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
             flops_range=flops_range(ladders[name]),
         )
     bound = ("e at zero",) if theta[0] <= 0 else ()
-    sigma = math.sqrt(variance) * (float(y.mean()) if settings.log else 1.0)
+    sigma = math.sqrt(variance) * (float(y.mean()) if settings.fits_log_loss else 1.0)
     return ComputeFit(settings, c0, arms, sigma, df, rss, bound, covariance * variance)
 
 
 def _variance(rss: float, df: int, y: Array, settings: FitSettings) -> float:
-    scale = float(y.mean()) if settings.log else 1.0
+    scale = float(y.mean()) if settings.fits_log_loss else 1.0
     if settings.noise:
         return (settings.noise / scale) ** 2
-    rounding = ROUNDING_ERROR * (1.0 if settings.log else float(y.mean()))
+    rounding = ROUNDING_ERROR * (1.0 if settings.fits_log_loss else float(y.mean()))
     return max(rss / max(df, 1), rounding**2)

@@ -35,7 +35,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     fit = fit_irreducible_loss(base, c0, settings.loss, settings.delta, settings.noise)
     e = float(fit.theta[0])
     for ladder in ladders.values():
-        for loss, row in zip(ladder.loss, ladder.places, strict=True):
+        for loss, row in zip(ladder.loss, ladder.row_labels, strict=True):
             if loss <= e:
                 raise UsageError(
                     f"{row}: the loss {loss:g} of arm '{ladder.arm}' is not above the irreducible loss"

@@ -108,9 +108,9 @@ def bootstrap(
     ):
         if data is None:
             continue
-        drawn = fit_hypotheses(fits.pair, data, rule, warm_start=fits)
-        residual_fits = drawn if kind == "residuals" else residual_fits
-        tests = f_test_hypotheses(drawn, rule)
+        resampled_fits = fit_hypotheses(fits.pair, data, rule, warm_start=fits)
+        residual_fits = resampled_fits if kind == "residuals" else residual_fits
+        tests = f_test_hypotheses(resampled_fits, rule)
         words = verdict_words(tests, rule)
         tail = (1 - confidence) / 2
         low, high = np.quantile(tests.delta_gamma, [tail, 1 - tail])
@@ -136,7 +136,7 @@ def leave_one_out(
     rungs = [
         (place, ladder.arm, float(flops))
         for ladder in ladders
-        for place, flops in zip(ladder.places, ladder.flops, strict=True)
+        for place, flops in zip(ladder.row_labels, ladder.flops, strict=True)
     ]
     return tuple(
         LeaveOneOut(

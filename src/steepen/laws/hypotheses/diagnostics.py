@@ -62,7 +62,7 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     settings = fit.settings
 
     def fitted(names: list[str]) -> tuple[float, Array]:
-        return _fit_shared(ladders, fit, names, log=settings.log)
+        return _fit_shared(ladders, fit, names, log=settings.fits_log_loss)
 
     alone = {name: fitted([name]) for name in ladders}
     theta = np.stack([alone[name][1] for name in ladders]).T.ravel()
@@ -73,9 +73,9 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
         return SharedIrreducibleLoss(None, {}, theta)
     mean = float(np.concatenate([ladder.loss for ladder in ladders.values()]).mean())
     if settings.noise:
-        variance = (settings.noise / (mean if settings.log else 1.0)) ** 2
+        variance = (settings.noise / (mean if settings.fits_log_loss else 1.0)) ** 2
     else:
-        variance = max(free / df, (ROUNDING_ERROR * (1.0 if settings.log else mean)) ** 2)
+        variance = max(free / df, (ROUNDING_ERROR * (1.0 if settings.fits_log_loss else mean)) ** 2)
     df_denominator = np.array(math.inf if settings.noise else df)
 
     def p_value(names: list[str]) -> float:
@@ -100,29 +100,31 @@ def collect_warnings(
     found = [f"the fit is at a bound ({what}), so its intervals are one-sided there" for what in fit.at_bound]
     differ = shared.p is not None and shared.p < level
     if differ:
-        blamed = [name for name, p in shared.by_arm.items() if p < level]
-        blamed = blamed or [min(shared.by_arm, key=lambda name: shared.by_arm[name])]
-        each = "; ".join(f"{name}, p = {shared.by_arm[name]:.2g}" for name in blamed)
-        off = (
-            "E and γ of the joint table are off for all of them"
+        differing_arms = [name for name, p in shared.by_arm.items() if p < level]
+        differing_arms = differing_arms or [min(shared.by_arm, key=lambda name: shared.by_arm[name])]
+        each = "; ".join(f"{name}, p = {shared.by_arm[name]:.2g}" for name in differing_arms)
+        consequence = (
+            "E and γ of the joint table are biased for all of them"
             if fit.settings.method == "joint"
-            else "γ of every arm but the reference is off"
+            else "γ of every arm but the reference is biased"
         )
         found.append(
-            f"the arms do not share one irreducible loss E ({each}): {off}; read the verdicts, which compare"
-            " each arm with the reference alone"
+            f"the arms do not share one irreducible loss E ({each}): {consequence}; read the verdicts, which"
+            " compare each arm with the reference alone"
         )
     if p_lack is not None and p_lack < 0.01:
         found.append(
-            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law or the"
-            " recipe is off, not the seeds"
+            f"rungs scatter about their laws more than their seeds do (p = {p_lack:.2g}): the law does"
+            " not fit or the recipe is mistuned; more seeds will not help"
         )
     for name, ladder in ladders.items():
         rise = np.flatnonzero(np.diff(ladder.loss) > 0)
-        found += [f"{ladder.places[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise]
+        found += [
+            f"{ladder.row_labels[i + 1]}: the loss of '{ladder.arm}' rises with compute here" for i in rise
+        ]
         e = fit.arms[name].e.value
         found += [
-            f"{ladder.places[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted E ="
+            f"{ladder.row_labels[i]}: the loss {ladder.loss[i]:.4f} is not above the fitted E ="
             f" {e:.4f}; the law cannot hold there"
             for i in np.flatnonzero(ladder.loss <= e)
         ]
@@ -176,10 +178,10 @@ def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -
     rest = np.maximum((residual @ residual - residual**2 / left) / df, (1e-9 * y.mean()) ** 2)
     t = residual / np.sqrt(rest * left)
     p = 2 * stats.t.sf(np.abs(t), df) * len(x)
-    places = [place for ladder in ladders.values() for place in ladder.places]
+    row_labels = [label for ladder in ladders.values() for label in ladder.row_labels]
     return [
-        f"{places[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law ({_format_t(float(t[i]))});"
-        " check that run"
+        f"{row_labels[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law"
+        f" ({_format_t(float(t[i]))}); check that run"
         for i in np.flatnonzero(p < 0.01)
     ]
 

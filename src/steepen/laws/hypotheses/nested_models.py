@@ -6,8 +6,8 @@
     irreducible  separate A and E, one γ                    5   (the irreducible-loss hypothesis)
     free         separate A, γ and E                        6
 
-All are fitted by least squares to both ladders at once, so nested models are compared by F-tests, whose size
-is right for eight points as for eight hundred. Everything is vectorised over data sets: measurements,
+All are fitted by least squares to both ladders at once, so nested models are compared by F-tests, which
+are valid for small samples too. Everything is vectorised over data sets: measurements,
 bootstrap draws, simulated ladders and ladders with a rung left out go through the same code.
 """
 
@@ -214,26 +214,26 @@ def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
        rejected, E and γ may cancel within the ladder but not beyond it.
     """
     level = rule.level
-    sloped = tests.p_slope < level
+    slopes_differ = tests.p_slope < level
     irreducible_rejected = tests.p_irreducible_hypothesis < level
     exponent_rejected = tests.p_exponent_hypothesis < level
     quantile = t_quantile(
         1.0 - level,
         tests.degrees_of_freedom if rule.noise is None else np.full_like(tests.degrees_of_freedom, np.inf),
     )
-    reach = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
-    flat = reach < rule.margin * np.abs(tests.gamma)
-    constant = ~sloped & flat & ~exponent_rejected & (tests.p_shift < level)
+    upper_bound = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
+    within_margin = upper_bound < rule.margin * np.abs(tests.gamma)
+    constant = ~slopes_differ & within_margin & ~exponent_rejected & (tests.p_shift < level)
 
-    verdict = np.full(len(sloped), "undecided", dtype="<U16")
+    verdict = np.full(len(slopes_differ), "undecided", dtype="<U16")
     verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
     verdict[constant & (tests.delta_log_a > 0)] = "worse"
-    gains = sloped & (tests.delta_gamma > 0)
-    verdict[sloped & (tests.delta_gamma < 0)] = "shallower"
-    verdict[gains & irreducible_rejected & ~exponent_rejected] = "steeper"
-    verdict[gains & exponent_rejected & ~irreducible_rejected] = "floor"
-    verdict[gains & exponent_rejected & irreducible_rejected] = "floor"
-    verdict[gains & exponent_rejected & irreducible_rejected & (tests.delta_gamma_free > 0)] = "steeper"
+    arm_gains = slopes_differ & (tests.delta_gamma > 0)
+    verdict[slopes_differ & (tests.delta_gamma < 0)] = "shallower"
+    verdict[arm_gains & irreducible_rejected & ~exponent_rejected] = "steeper"
+    verdict[arm_gains & exponent_rejected & ~irreducible_rejected] = "floor"
+    verdict[arm_gains & exponent_rejected & irreducible_rejected] = "floor"
+    verdict[arm_gains & exponent_rejected & irreducible_rejected & (tests.delta_gamma_free > 0)] = "steeper"
     return verdict
 
 

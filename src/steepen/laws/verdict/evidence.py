@@ -15,7 +15,7 @@ from steepen.laws.verdict.sensitivity import MistuningTolerance, Separation
 class Prediction:
     """Losses and compute multiplier of one hypothesis at one compute.
 
-    `multiplier_interval` is a bootstrap percentile interval; `multiplier` is NaN where a curve does not fall.
+    `multiplier_interval` is a bootstrap percentile interval; `multiplier` is NaN if a curve does not fall.
     """
 
     label: str
@@ -45,7 +45,7 @@ class HypothesisFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything measured about one arm against the reference, and the word the decision rule gives it.
+    """Everything measured about one arm against the reference, and the verdict of the decision rule.
 
     `delta_gamma` assumes one irreducible loss for both arms, `delta_gamma_free` does not. `multiplier` is the
     exponent hypothesis' at `multiplier_flops`, the highest compute that both ladders cover; NaN where a curve

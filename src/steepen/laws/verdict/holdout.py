@@ -120,7 +120,7 @@ def score_hold_outs(
     for arm, ladder in held.items():
         if arm not in fit.arms:
             raise UsageError(
-                f"{ladder.places[0]}: arm '{arm}' is held out but not fitted; it needs rungs in the table."
+                f"{ladder.row_labels[0]}: arm '{arm}' is held out but not fitted; give it rungs in the table."
             )
         law = fit.arms[arm]
         a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)

@@ -27,7 +27,7 @@ from steepen.laws.hypotheses.nested_models import (
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.evidence import Evidence, HypothesisFit, Prediction, Verdict
 from steepen.laws.verdict.sensitivity import mistuning_tolerance, separate_hypotheses
-from steepen.laws.verdict.sentences import sentence, what_would_change
+from steepen.laws.verdict.sentences import verdict_sentence, what_would_change
 
 MIN_EXPONENT = 1e-6  # below this a curve counts as not falling with compute
 MAX_MULTIPLIER = 1e30  # above this (or below its inverse) a multiplier is reported as NaN
@@ -49,7 +49,9 @@ def judge_arm(
         reference, arm, settings, rule, draws=draws, seed=seed, budget=budget, unit=unit
     )
     return Verdict(
-        **vars(evidence), sentence=sentence(evidence), what_would_change=tuple(what_would_change(evidence))
+        **vars(evidence),
+        sentence=verdict_sentence(evidence),
+        what_would_change=tuple(what_would_change(evidence)),
     )
 
 
@@ -78,11 +80,11 @@ def gather_evidence(
         (reference, arm), fits, y, rule, confidence=settings.confidence, draws=draws, seed=seed
     )
     top = float(reference.flops[-1])
-    where = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
+    prediction_points = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
     if budget is not None:
-        where.append((f"{budget:.3g} {unit}", budget))
+        prediction_points.append((f"{budget:.3g} {unit}", budget))
     delta_gamma, p_slope = float(tests.delta_gamma[0]), float(tests.p_slope[0])
-    multiplier_flops = _common_top(reference, arm)
+    multiplier_flops = _highest_common_compute(reference, arm)
     log_multiplier = _log_multiplier(
         "exponent", fits.solutions["exponent"].theta, np.array([math.log(multiplier_flops / c0)])
     )
@@ -107,7 +109,13 @@ def gather_evidence(
         c0=c0,
         hypotheses={
             name: _hypothesis_fit(
-                name, fits, residual_fits, tests, where=where, c0=c0, confidence=settings.confidence
+                name,
+                fits,
+                residual_fits,
+                tests,
+                prediction_points=prediction_points,
+                c0=c0,
+                confidence=settings.confidence,
             )
             for name in HYPOTHESES
             if name != "same"
@@ -120,7 +128,7 @@ def gather_evidence(
     )
 
 
-def _common_top(reference: Ladder, arm: Ladder) -> float:
+def _highest_common_compute(reference: Ladder, arm: Ladder) -> float:
     """The highest compute both ladders reach (the reference's top rung, if they share no span)."""
     low, high = max(reference.flops[0], arm.flops[0]), min(reference.flops[-1], arm.flops[-1])
     return float(high if low < high else reference.flops[-1])
@@ -155,21 +163,21 @@ def _hypothesis_fit(
     resampled_fits: NestedFits,
     tests: FTests,
     *,
-    where: list[tuple[str, float]],
+    prediction_points: list[tuple[str, float]],
     c0: float,
     confidence: float,
 ) -> HypothesisFit:
     """Parameters of one hypothesis and its predictions, with bands from the residual bootstrap."""
     design, theta = fits.designs[name], fits.solutions[name].theta
     irreducible, constant, exponent = (part[0] for part in design.split(theta))
-    x = np.log(np.array([flops for _, flops in where]) / c0)
+    x = np.log(np.array([flops for _, flops in prediction_points]) / c0)
     pair = LadderPair(np.tile(x, 2), np.repeat([False, True], len(x)), np.ones(2 * len(x)))
     losses = pair.designs()[name].predict(theta[0], pair.x).reshape(2, -1)
     value = _usable_multiplier(_log_multiplier(name, theta, x))[0]
     with np.errstate(over="ignore"):
-        spread = np.exp(_log_multiplier(name, resampled_fits.solutions[name].theta, x))
+        resampled = np.exp(_log_multiplier(name, resampled_fits.solutions[name].theta, x))
     tail = (1 - confidence) / 2
-    bands = np.quantile(spread, [tail, 1 - tail], axis=0, method="nearest")
+    bands = np.quantile(resampled, [tail, 1 - tail], axis=0, method="nearest")
     p = {"exponent": tests.p_exponent_hypothesis, "irreducible": tests.p_irreducible_hypothesis}.get(name)
     return HypothesisFit(
         hypothesis=name,
@@ -187,7 +195,7 @@ def _hypothesis_fit(
                 float(value[i]),
                 (float(bands[0, i]), float(bands[1, i])),
             )
-            for i, (label, flops) in enumerate(where)
+            for i, (label, flops) in enumerate(prediction_points)
         ),
     )
 

@@ -47,7 +47,7 @@ class Separation:
 
 @dataclass(frozen=True)
 class MistuningTolerance:
-    """The smallest loss penalty at a ladder's top rung that would change the outcome; None: none up to 3%.
+    """The smallest loss penalty at a ladder's top rung that would change the outcome; None above 3%.
 
     A mistuned learning rate can only raise a loss, so the penalty is subtracted from the measured loss.
     `penalty_explaining_slope` is the penalty without which Δγ would be zero. It is computed only where
@@ -62,14 +62,18 @@ class MistuningTolerance:
     changed_verdict: str | None
 
 
-def rival_rss(
-    truth: Design, theta: Array, rival: Design, start: Array, pair: LadderPair, *, log: bool = False
+def alternative_rss(
+    truth: Design, theta: Array, alternative: Design, start: Array, pair: LadderPair, *, log: bool = False
 ) -> float:
-    """RSS of the rival model fitted to noise-free losses of the true model at θ."""
+    """RSS of the alternative model fitted to noise-free losses of the true model at θ."""
     y = truth.predict(theta, pair.x)
-    found = solve(rival, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100)
+    found = solve(
+        alternative, pair.x, y[None], start[None], weights=pair.weights[None], log=log, iterations=100
+    )
     if not found.converged[0]:
-        found = best_of(found, solve_multistart(rival, pair.x, y[None], weights=pair.weights[None], log=log))
+        found = best_of(
+            found, solve_multistart(alternative, pair.x, y[None], weights=pair.weights[None], log=log)
+        )
     return float(found.objective[0])
 
 
@@ -106,10 +110,10 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
 
     def noncentrality(points: LadderPair) -> float:
         designs = points.designs()
-        first = rival_rss(
+        first = alternative_rss(
             designs["exponent"], exponent, designs["irreducible"], irreducible, points, log=rule.log
         )
-        second = rival_rss(
+        second = alternative_rss(
             designs["irreducible"], irreducible, designs["exponent"], exponent, points, log=rule.log
         )
         return min(first, second) / variance

@@ -9,17 +9,17 @@ from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY
 from steepen.utils.formatting import format_flops
 
 
-def sentence(evidence: Evidence) -> str:
+def verdict_sentence(evidence: Evidence) -> str:
     """State the verdict, then the numbers it rests on, then their condition."""
     v = evidence
     low, high = v.delta_gamma_interval
     delta = f"Δγ = {v.delta_gamma:+.4f} ({low:+.4f} to {high:+.4f})"
     answer = f"{v.arm} against {v.reference}: {v.word}"
     if v.word in ("steeper", "floor") and _both_rejected(v):
-        return f"{answer}. {_free_fit(v)}{_still_behind(v)}."
+        return f"{answer}. {_free_fit(v)}{_current_cost(v)}."
     if v.word == "steeper":
-        rival = "a lower irreducible loss with the same exponent is rejected"
-        return f"{answer}. {delta}; {rival} (p = {v.p_irreducible_hypothesis:.2g}){_still_behind(v)}."
+        alternative = "a lower irreducible loss with the same exponent is rejected"
+        return f"{answer}. {delta}; {alternative} (p = {v.p_irreducible_hypothesis:.2g}){_current_cost(v)}."
     if v.word == "floor":
         return (
             f"{answer}. It gains with {_cost(v)} because its irreducible loss E is lower (ΔE ="
@@ -74,14 +74,14 @@ def what_would_change(evidence: Evidence) -> list[str]:
     if changed:
         each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
-        lines.append(f"it depends on single rungs ({each}{more})")
+        lines.append(f"leaving out one rung changes it ({each}{more})")
     elif v.leave_one_out:
         lines.append("leaving out any one rung does not change it")
     return lines
 
 
 def _exponent_or_irreducible(v: Evidence, delta: str) -> str:
-    """Undecided with a resolved slope: both hypotheses hold, and their multipliers differ far out."""
+    """Undecided with a resolved slope: both hypotheses fit, but extrapolate differently."""
     exponent, irreducible = (v.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
     at = f"{format_flops(exponent.flops, 2)} {v.unit}"
     return (
@@ -123,7 +123,7 @@ def _what_bounds_the_slope(v: Evidence) -> list[str]:
             if factor < MAX_RUNS_FACTOR
             else _too_many_runs()
         )
-    lines.append(f"another decade of {_cost(v)}: a drift of the multiplier shows in proportion to the span")
+    lines.append(f"another decade of {_cost(v)}: the standard error of Δγ falls as the span grows")
     return lines
 
 
@@ -137,7 +137,9 @@ def _what_separates(v: Evidence) -> list[str]:
             f" {v.unit} ({s.extra_runs} more runs) separates the hypotheses with 90% power"
         )
     elif s.top_flops is None:
-        lines.append("no ladder within twelve more decades separates the hypotheses at this noise")
+        lines.append(
+            f"no ladder within {MAX_EXTRA_DECADES:.0f} more decades separates the hypotheses at this noise"
+        )
     if s.three_sigma_flops is not None:
         lines.append(
             f"one further rung of each at {format_flops(s.three_sigma_flops, 2)} {v.unit}: there the"
@@ -228,7 +230,7 @@ def _crossing(v: Evidence, fit: HypothesisFit) -> str:
     return f"at {format_flops(v.c0 * math.exp(x), 2)} {v.unit}"
 
 
-def _still_behind(v: Evidence) -> str:
+def _current_cost(v: Evidence) -> str:
     """How much more compute a steeper arm still needs at the top of the ladders, if any."""
     if math.isnan(v.multiplier):
         return f"; {_multiplier(v)}"
