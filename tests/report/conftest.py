@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from steepen.report.load import LoadedStudy, load_study
+from steepen.report.load_studies import LoadedStudy, load_study
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "report_simulated.py"
 
@@ -28,7 +28,7 @@ def simulated() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with studies/ and runs/: a ladder of three arms, one of eight, vertices, cuts, a hold-out."""
+    """A directory with studies/ and runs/: two ladders (3 and 8 arms), vertices, slices and a hold-out."""
     folder = tmp_path_factory.mktemp("workshop")
     simulated.main(folder)
     return folder

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from steepen.report.load import LoadedStudy
+from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from steepen.cli import main
-from steepen.report.load import load_study
+from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
 from steepen.runs.store import RunStore
 from steepen.utils.json_io import write_json

@@ -27,7 +27,7 @@ from steepen.report.colours import (
 from steepen.report.groups import curves_of
 from steepen.report.labels import spread_apart
 from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, lay_out
-from steepen.report.load import LoadedStudy
+from steepen.report.load_studies import LoadedStudy
 from steepen.report.panel_figures import draw_panels
 from steepen.report.svg import alt_text, panel_svg
 from steepen.studies.answer import Axis, Panel, Role, Series

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steepen.report.colours import arm_colour
-from steepen.report.load import LoadedStudy
+from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from steepen.report.load import LoadedStudy
+from steepen.report.load_studies import LoadedStudy
 from steepen.report.table_files import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.report.terminal import print_answer
 from steepen.studies.answer import Table

@@ -18,7 +18,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
 from steepen.studies.context import StudyContext
-from steepen.studies.data_constrained.repeated_data import data_constrained
+from steepen.studies.data_constrained import data_constrained
 from steepen.studies.design.allocation import allocation
 from steepen.studies.design.growth_target import growth_target
 from steepen.studies.design.growth_timing import growth_timing
@@ -247,8 +247,8 @@ def test_passes_recovers_the_power_laws_of_a_synthetic_surface(paper: StudyConte
 
     formula = Formula(bowl)
     answer = formula.answer(passes(paper))
-    cuts = answer.values["tokens"]["tied"]
-    assert [cut["best"] for cut in cuts if cut["interior"]] == pytest.approx([1.5] * 6, rel=0.1)
+    slices = answer.values["tokens"]["tied"]
+    assert [row["best"] for row in slices if row["interior"]] == pytest.approx([1.5] * 6, rel=0.1)
     law = answer.values["anchor"]["tied"]["laws"]["expansion"]
     assert law["exponent"] == pytest.approx(0.15, abs=0.01)
     assert law["coefficient"] == pytest.approx(0.82, abs=0.02)
@@ -258,7 +258,7 @@ def test_passes_recovers_the_power_laws_of_a_synthetic_surface(paper: StudyConte
     assert len({spec.hash for spec in ones}) < len(ones)
 
 
-def test_data_constrained_reports_cuts_gains_and_best_decays(paper: StudyContext) -> None:
+def test_data_constrained_reports_slices_gains_and_best_decays(paper: StudyContext) -> None:
     def overfit(spec: RunSpec) -> float:
         """Overfits with stored parameters, less with decay; passes cost nothing but compute."""
         size = initial_parameters(spec) / 2e8
@@ -273,10 +273,10 @@ def test_data_constrained_reports_cuts_gains_and_best_decays(paper: StudyContext
     optima = {(row["depth"], row["passes"]): row["decay"] for row in answer.values["decay"]["optima"]}
     assert optima[12, 1] == pytest.approx(optima[12, 6], rel=1e-4)
     assert optima[16, 1] > optima[8, 1]
-    cuts = [cut["best"] for cut in answer.values["tuned decay"]["cuts"]]
-    assert cuts[-1] > cuts[0]
+    best = [row["best"] for row in answer.values["tuned decay"]["slices"]]
+    assert best[-1] > best[0]
     gains = answer.values["decay 0.8"]["gains"]
-    assert all(row["gain"] <= 0 for row in gains)
+    assert all(row["difference"] <= 0 for row in gains)
     assert {spec.data.epochs for spec in formula.specs} == {1, 4, 10}
     assert {spec.data.pool_tokens for spec in formula.specs} == {None, 250_000_000, 100_000_000}
     assert {"tied-vanilla-2", "untied-vanilla-2", "untied-2", "loop-12"} <= {

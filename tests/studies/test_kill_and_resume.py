@@ -24,7 +24,7 @@ from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.driver.drive import drive
 from steepen.studies.driver.journal import Journal
 from steepen.studies.ladders.ladder import ladder
-from steepen.studies.preset import Adjustment, load_preset
+from steepen.studies.preset import RecipeOverride, load_preset
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
@@ -65,8 +65,8 @@ def small_bench(data: Dataset) -> StudyContext:
         validation_tokens=512,
         rungs=(1, 2, 3, 4),
         recipes=(
-            Adjustment("all", learning_rate=0.1, warmup_steps=2, tpp=0.06),
-            Adjustment("untied-grow", rho=0.4),
+            RecipeOverride("all", learning_rate=0.1, warmup_steps=2, tpp=0.06),
+            RecipeOverride("untied-grow", rho=0.4),
         ),
     )
     facts = DatasetInfo(

@@ -236,7 +236,7 @@ def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContex
     answer = formula.answer(transfer(paper, arms=["operator-1"]))
     assert answer.values["probe"]["operator-1"]["regret"] == pytest.approx(0.0078, abs=5e-4)
     assert answer.values["probe"]["vanilla"]["regret"] == pytest.approx(0.0, abs=5e-4)
-    foreign = [
+    transferred = [
         s
         for s in formula.batches[0][4:]
         if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier == 0.453
@@ -246,24 +246,24 @@ def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContex
         for s in formula.batches[0][4:]
         if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier != 0.453
     ]
-    assert len(foreign) == len(own) == 8
-    assert [s.steps for s in foreign] == [s.steps for s in own]
+    assert len(transferred) == len(own) == 8
+    assert [s.steps for s in transferred] == [s.steps for s in own]
     assert "operator-1 (vanilla recipe)" in answer.values["flops"]["arms"]
     assert answer.findings[0].startswith("operator-1 with vanilla's recipe loses 0.007")
     assert not any("tune it first" in warning for warning in answer.warnings)
 
 
 @pytest.mark.parametrize(
-    ("giver", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
+    ("source", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
 )
 def test_transferred_recipe_has_the_default_injection_unless_the_source_injects(
-    paper: StudyContext, giver: str, arm: str, alpha: float
+    paper: StudyContext, source: str, arm: str, alpha: float
 ) -> None:
-    batch = next(transfer(paper, arms=[arm], source=giver, parts=["probe"]))
-    own, foreign = (spec.hyperparameters for spec in batch if spec.arm.name == arm)
+    batch = next(transfer(paper, arms=[arm], source=source, parts=["probe"]))
+    own, transferred = (spec.hyperparameters for spec in batch if spec.arm.name == arm)
     assert own.injection_weight == paper.recipe(find_arm(arm)).base.injection_weight != alpha
-    assert foreign == replace(paper.recipe(find_arm(giver)).base, injection_weight=alpha)
-    mine, again = (spec for spec in batch if spec.arm.name == giver)
+    assert transferred == replace(paper.recipe(find_arm(source)).base, injection_weight=alpha)
+    mine, again = (spec for spec in batch if spec.arm.name == source)
     assert mine.hash == again.hash
 
 

@@ -128,7 +128,7 @@ def test_discrete_settings_that_help_alone_are_applied_together(paper: StudyCont
     answer = driver.answer(chain_tuning(paper))
     schedule = next(s for s in answer.values["vanilla"]["steps"] if s["sweep"] == "schedule")
     assert schedule["adopted"] == {"warmup_steps": 20, "warmdown_fraction": 0.6}
-    assert schedule["stacked"]
+    assert schedule["combined"]
     # Nobody ran the pair within the sweep; the next sweep's baseline is the first to.
     after = driver.batches[[s["sweep"] for s in answer.values["vanilla"]["steps"]].index("schedule") + 1]
     assert (after[0].hyperparameters.warmup_steps, after[0].hyperparameters.warmdown_fraction) == (20, 0.6)

@@ -44,7 +44,7 @@ def report(
     [bold]steepen report ladder --out report[/bold]
     [bold]steepen report ladder-tiny studies/tpp-tiny --out report --format pdf[/bold]
     """
-    from steepen.report.load import load_study
+    from steepen.report.load_studies import load_study
     from steepen.report.write import PAGE_NAME, parse_formats, step_count, write_report
 
     kinds = parse_formats(formats)

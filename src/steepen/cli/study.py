@@ -143,7 +143,7 @@ def study(
     from steepen.studies.preset import load_preset
     from steepen.studies.recipe_file import read_recipes
     from steepen.studies.registry import find_study
-    from steepen.studies.synthetic import STAND_IN_RECORDS
+    from steepen.studies.synthetic import SIMULATED_RECORDS
 
     listed = find_study(name)
     chosen = load_preset(preset)
@@ -181,7 +181,7 @@ def study(
         name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
         retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
-        stand_ins=STAND_IN_RECORDS if dry_run and listed.adaptive else (),
+        stand_ins=SIMULATED_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
     if answer is None:  # a dry run
         return

@@ -9,7 +9,7 @@ from steepen.report.colours import Colour
 from steepen.report.groups import Curve
 
 Box = tuple[float, float, float, float]
-Anchor = Literal["start", "middle", "end"]
+TextAnchor = Literal["start", "middle", "end"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Label:
     colour: Colour
     x: float
     y: float
-    anchor: Anchor = "start"
+    anchor: TextAnchor = "start"
     leader: tuple[tuple[float, float], tuple[float, float]] | None = None
 
 
@@ -71,7 +71,7 @@ def labels_beside_points(
     labels: list[Label] = []
     for curve, (x, y) in points:
         wide = character_width * font * len(curve.label)
-        places: list[tuple[float, float, Anchor, float]] = [
+        places: list[tuple[float, float, TextAnchor, float]] = [
             (x + away, y, "start", x + away),
             (x - away, y, "end", x - away - wide),
             (x + away, y - away, "start", x + away),
@@ -90,7 +90,7 @@ def labels_beside_points(
             (x - 3 * away, y, "end", x - 3 * away - wide),
         ]
 
-        def cost(place: tuple[float, float, Anchor, float], wide: float = wide) -> float:
+        def cost(place: tuple[float, float, TextAnchor, float], wide: float = wide) -> float:
             _, py, _, start = place
             own = (start, py - 0.55 * font, start + wide, py + 0.55 * font)
             outside = (

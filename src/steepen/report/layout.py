@@ -44,7 +44,7 @@ class PlacedSeries:
     """A series with the coordinates and values of its points that can be shown."""
 
     series: Series
-    group: Curve
+    curve: Curve
     at: tuple[tuple[float, float], ...]
     values: tuple[tuple[float, float], ...]
     upper: tuple[float, ...] = ()  # of a band: where its upper edge lies
@@ -233,7 +233,7 @@ def _end(
 ) -> tuple[float, float]:
     """Where a group's label points to: its rightmost point inside the box."""
     _, top, right, bottom = box
-    own = [mark for mark in marks if mark.group is group and mark.series.kind != "band"]
+    own = [mark for mark in marks if mark.curve is group and mark.series.kind != "band"]
     points = [p for mark in own if mark.series.kind == "points" for p in mark.at]
     inside = [p for mark in own for p in mark.at if top - 1 <= p[1] <= bottom + 1 and p[0] <= right + 1]
     if len(points) == 1 and all(len(mark.at) <= 2 for mark in own):

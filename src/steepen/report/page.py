@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
 from steepen.report.groups import ladder_title
 from steepen.report.layout import NARROW, WIDE, lay_out
-from steepen.report.load import LoadedStudy, arm_titles
+from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.svg import alt_text, panel_svg
 from steepen.report.table_files import formatted_rows, numeric_columns

@@ -140,7 +140,7 @@ def _limits(low: float, high: float, reverse: bool) -> tuple[float, float]:
 
 
 def _draw_mark(axes: Any, mark: PlacedSeries) -> None:
-    series, colour = mark.series, mark.group.colour.light
+    series, colour = mark.series, mark.curve.colour.light
     x, y = [v for v, _ in mark.values], [v for _, v in mark.values]
     if series.kind == "band":
         axes.fill_between(x, y, list(mark.upper_values), color=colour, alpha=0.14, lw=0, zorder=1.5)

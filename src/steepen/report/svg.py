@@ -105,7 +105,7 @@ def _reference_lines(layout: PanelLayout) -> list[str]:
 
 def _mark(mark: PlacedSeries, layout: PanelLayout, colour_class: ColourClass) -> str:
     series, style = mark.series, mark.series.style
-    shade = colour_class(mark.group.colour)
+    shade = colour_class(mark.curve.colour)
     if series.kind == "band":
         lower = " ".join(f"{_px(x)},{_px(y)}" for x, y in mark.at)
         back = zip(reversed(mark.at), reversed(mark.upper), strict=True)
@@ -192,7 +192,7 @@ def _legend(layout: PanelLayout, colour_class: ColourClass) -> list[str]:
 
 
 def _name(mark: PlacedSeries) -> str:
-    return series_name(mark.series, mark.group)
+    return series_name(mark.series, mark.curve)
 
 
 def _px(value: float) -> str:

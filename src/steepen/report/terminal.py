@@ -23,7 +23,7 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
     Tables with a row per run are left to the report. Brackets in names and sentences are not markup.
     """
     console = console or Console()
-    _say(console, Text(answer.question, style="bold"))
+    _print(console, Text(answer.question, style="bold"))
     console.print()
     for judged in primary_verdicts(answer):
         verdict = judged.verdict
@@ -31,28 +31,28 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
         line.append(f" {verdict.word}  ", style="bold reverse" if verdict.word == "steeper" else "bold")
         if judged.part:
             line.append(f"({judged.part})", style="dim")
-        _say(console, line)
-        _say(console, Text(verdict.sentence), indent=2)
+        _print(console, line)
+        _print(console, Text(verdict.sentence), indent=2)
         for change in verdict.what_would_change:
-            _say(console, Text(f"· {change}", style="dim"), indent=2)
+            _print(console, Text(f"· {change}", style="dim"), indent=2)
     for finding in other_findings(answer):
-        _say(console, Text(f"• {finding}"))
+        _print(console, Text(f"• {finding}"))
     for table in (table for table in answer.tables if not table.per_run):
         console.print()
-        _say(console, Text(table.title, style="bold"))
+        _print(console, Text(table.title, style="bold"))
         for part in _fitting(table, console.width):
             console.print(part)
         if len(table.rows) > MAX_ROWS:
-            _say(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
+            _print(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
         if table.caption:
-            _say(console, Text(table.caption, style="dim"))
+            _print(console, Text(table.caption, style="dim"))
     if answer.warnings:
         console.print()
     for warning in answer.warnings:
-        _say(console, Text.assemble(("warning", "yellow"), f": {warning}"))
+        _print(console, Text.assemble(("warning", "yellow"), f": {warning}"))
 
 
-def _say(console: Console, text: Text, indent: int = 0) -> None:
+def _print(console: Console, text: Text, indent: int = 0) -> None:
     console.print(Padding(text, (0, 0, 0, indent)), highlight=False)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steepen.errors import UsageError
 from steepen.report.figure_style import FORMATS, Format
-from steepen.report.load import LoadedStudy, arm_titles
+from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page import render_page
 from steepen.report.panel_figures import draw_panels
 from steepen.report.table_files import to_csv, to_markdown

@@ -149,7 +149,7 @@ class GrowthFractionGrid:
 
 
 @dataclass(frozen=True)
-class RateRuleGrid:
+class LrRuleGrid:
     """Multiples of the base values at a few sizes."""
 
     depths: tuple[int, ...] = (8, 9, 10)
@@ -165,13 +165,13 @@ class RateRuleGrid:
     def __post_init__(self) -> None:
         require_depths(self, "depths")
         require_depths(self, "screen_depths")
-        require(len(self.depths) >= 2, "RateRuleGrid", "depths", self.depths, "at least two: a drift")
+        require(len(self.depths) >= 2, "LrRuleGrid", "depths", self.depths, "at least two, to fit a drift")
         require_numbers(self, "multiples", 1e-3, 1e3, 3)
-        require(1.0 in self.multiples, "RateRuleGrid", "multiples", self.multiples, "with 1 among them")
+        require(1.0 in self.multiples, "LrRuleGrid", "multiples", self.multiples, "with 1 among them")
         object.__setattr__(self, "hyperparameters", tuple(map(full_name, self.hyperparameters)))
         require(
             "learning_rate" in self.hyperparameters,
-            "RateRuleGrid",
+            "LrRuleGrid",
             "hyperparameters",
             self.hyperparameters,
             "with learning_rate among them",
@@ -217,7 +217,7 @@ class DataConstrainedGrid:
 
 @dataclass(frozen=True)
 class AblationGrid:
-    """What the optimizer ablation needs to know of Adam."""
+    """AdamW settings of the optimizer ablation."""
 
     adam_learning_rate: float = 0.003  # for AdamW on the matrices; tune it before drawing conclusions
     adam_arm: str = "deep-vanilla"
@@ -243,7 +243,7 @@ class Grids:
     chain: ChainGrid = field(default_factory=ChainGrid)
     tpp: TppGrid = field(default_factory=TppGrid)
     growth_fraction: GrowthFractionGrid = field(default_factory=GrowthFractionGrid)
-    rate_rule: RateRuleGrid = field(default_factory=RateRuleGrid)
+    lr_rule: LrRuleGrid = field(default_factory=LrRuleGrid)
     ablations: AblationGrid = field(default_factory=AblationGrid)
     extrapolate: ExtrapolateGrid = field(default_factory=ExtrapolateGrid)
     data_constrained: DataConstrainedGrid = field(default_factory=DataConstrainedGrid)

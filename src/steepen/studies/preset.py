@@ -27,7 +27,7 @@ ALL_ARMS = "all"
 
 
 @dataclass(frozen=True)
-class Adjustment:
+class RecipeOverride:
     """What a preset changes in the paper's recipe for one arm (`all`: for every arm, before its own)."""
 
     arm: str
@@ -105,7 +105,7 @@ class Preset:
     seeds: tuple[int, ...] = (0,)
     validation_tokens: int = 1_048_576
     precision: Precision = "bf16"
-    recipes: tuple[Adjustment, ...] = ()
+    recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
 

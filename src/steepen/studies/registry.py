@@ -112,7 +112,7 @@ STUDIES: dict[str, StudyEntry] = {
             "Does the fitted law predict a held-out rung?", adaptive=True, accept_diverged=False,
         ),
         StudyEntry(
-            "data-constrained", f"{_PACKAGE}.data_constrained.repeated_data:data_constrained",
+            "data-constrained", f"{_PACKAGE}.data_constrained:data_constrained",
             "Parameters or passes, when data are repeated?", parts=("grid", "regimes", "controls"),
         ),
     )

@@ -1,4 +1,4 @@
-"""Run a study on a formula for the loss instead of on hardware: for tests, trials and dry runs."""
+"""Run a study with losses from a formula instead of training: for tests, trials and dry runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study
 
 LossFunction = Callable[[RunSpec], float]
-FLOPS_PER_SECOND = 1e10  # FLOPs per second of the fabricated runs
+FLOPS_PER_SECOND = 1e10  # of the simulated runs
 
 
 def initial_parameters(spec: RunSpec) -> int:
@@ -51,7 +51,7 @@ def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
         parameters=Parameters(stored, stored, active, active, float(active), 0, stored),
         seconds_training=flops / FLOPS_PER_SECOND,
         seconds_total=flops / FLOPS_PER_SECOND + 1,
-        tokens_per_second=FLOPS_PER_SECOND / flops,
+        tokens_per_second=spec.tokens * FLOPS_PER_SECOND / flops,
         mfu=None,
         peak_memory_bytes=None,
         hardware={"device": "none", "host": "synthetic"},
@@ -61,15 +61,15 @@ def fabricate_record(spec: RunSpec, loss: float) -> RunRecord:
     )
 
 
-def stand_in_record(spec: RunSpec, side: int) -> RunRecord:
-    """A made-up record for dry runs: its loss has optima inside every sweep, on one side (±1) of the usual.
+def simulated_record(spec: RunSpec, side: int) -> RunRecord:
+    """A simulated record for dry runs. Its loss has an optimum inside every sweep, shifted up or down.
 
-    Runs requested under both sides are certain; the others depend on results.
+    `side` is +1 or −1. Runs that a study requests with both are certain; the others depend on results.
     """
     h = spec.hyperparameters
     offsets = [
-        math.log((value + 0.001) / usual) - side * math.log(1.9)
-        for value, usual in (
+        math.log((value + 0.001) / centre) - side * math.log(1.9)
+        for value, centre in (
             (
                 h.learning_rate * initial_parameters(spec) ** (0.3 - 0.2 * side),
                 0.08 * 1e5 ** (0.3 - 0.2 * side),
@@ -87,7 +87,7 @@ def stand_in_record(spec: RunSpec, side: int) -> RunRecord:
     return fabricate_record(spec, 2.0 + 5.0 * flops**-0.05 + 0.01 * sum(value**2 for value in offsets))
 
 
-STAND_IN_RECORDS = (partial(stand_in_record, side=1), partial(stand_in_record, side=-1))
+SIMULATED_RECORDS = (partial(simulated_record, side=1), partial(simulated_record, side=-1))
 
 
 @dataclass

@@ -21,7 +21,7 @@ SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
 
 
 @dataclass(frozen=True)
-class Cell:
+class AllocationRun:
     """One allocation of one depth."""
 
     depth: int
@@ -62,7 +62,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     specs = [context.spec(rung) for rung in rungs]
     losses = [loss_or_inf(record) for record in (yield specs)]
     cells = [
-        Cell(depth, core, rung.flops.total, loss, spec.hash)
+        AllocationRun(depth, core, rung.flops.total, loss, spec.hash)
         for (depth, core), rung, spec, loss in zip(keys, rungs, specs, losses, strict=True)
         if np.isfinite(loss)
     ]
@@ -90,8 +90,8 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
     return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", allocation=split)
 
 
-def _frontier(cells: Sequence[Cell]) -> PowerLawFit:
-    frontier: list[Cell] = []
+def _frontier(cells: Sequence[AllocationRun]) -> PowerLawFit:
+    frontier: list[AllocationRun] = []
     for cell in sorted(cells, key=lambda c: (c.flops, c.loss)):
         if not frontier or cell.loss < frontier[-1].loss:
             frontier.append(cell)
@@ -105,7 +105,7 @@ def _frontier(cells: Sequence[Cell]) -> PowerLawFit:
 def _answer(
     context: StudyContext,
     arm: Arm,
-    cells: Sequence[Cell],
+    cells: Sequence[AllocationRun],
     edge: PowerLawFit,
     best: dict[int, Vertex],
     notes: Sequence[str],

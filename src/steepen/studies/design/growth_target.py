@@ -21,7 +21,7 @@ SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
 
 @dataclass(frozen=True)
-class Cell:
+class TargetRun:
     """One growth target at one budget (or a fixed number of passes, as an anchor)."""
 
     target: int
@@ -29,7 +29,7 @@ class Cell:
     rho: float
     loss: float
     run: str
-    depth: float | None  # KL effective depth, where evaluation has joined it to the record
+    kl_depth: float | None  # KL effective depth, where evaluation has joined it to the record
     fixed: bool = False
 
 
@@ -70,7 +70,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         plans.append((passes, rung.flops.total, 1.0, True, context.spec(rung)))
     records = yield [plan[-1] for plan in plans]
     cells = [
-        Cell(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)
+        TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)
         for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
     ]
     return _answer(arm, cells, skipped, depth, tokens)
@@ -98,7 +98,7 @@ def _effective_depth(record: RunRecord | None) -> float | None:
     return float(record.evaluation["kl_depth"]["depth"])
 
 
-def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tokens: int) -> Answer:
+def _answer(arm: Arm, cells: Sequence[TargetRun], skipped: list[str], depth: int, tokens: int) -> Answer:
     grown = [cell for cell in cells if not cell.fixed]
     budgets = sorted({cell.budget for cell in grown})
     finished = [cell for cell in grown if math.isfinite(cell.loss)]
@@ -124,9 +124,9 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
         loss += [points(label, x, y, [c.run for c in own], **curve)]
         if all(map(math.isfinite, y)):
             loss.append(line(label, x, y, **curve))
-        known = [c for c in own if c.depth is not None]
+        known = [c for c in own if c.kl_depth is not None]
         if known:
-            deep.append(points(label, [c.target for c in known], [c.depth or 0.0 for c in known], **curve))
+            deep.append(points(label, [c.target for c in known], [c.kl_depth or 0.0 for c in known], **curve))
     anchors = [cell for cell in cells if cell.fixed]
     loss.append(points(arm.name, [c.target for c in anchors], [c.loss for c in anchors],
                        [c.run for c in anchors],
@@ -158,7 +158,7 @@ def _answer(arm: Arm, cells: Sequence[Cell], skipped: list[str], depth: int, tok
             "target": winner,
             "cells": [
                 {"target": c.target, "budget": c.budget, "rho": c.rho, "fixed": c.fixed, "run": c.run,
-                 "loss": c.loss if math.isfinite(c.loss) else None, "effective_depth": c.depth}
+                 "loss": c.loss if math.isfinite(c.loss) else None, "effective_depth": c.kl_depth}
                 for c in cells
             ],
         },

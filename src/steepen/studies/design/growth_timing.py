@@ -22,7 +22,7 @@ SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
 
 @dataclass(frozen=True)
-class Anchor:
+class RhoSweep:
     """One depth and budget: its sweep of ρ, and the optimum."""
 
     depth: int
@@ -67,7 +67,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         specs = [context.spec(rung) for rung in rungs]
         losses = [loss_or_inf(record) for record in (yield specs)]
         runs.extend(spec.hash for spec in specs)
-        anchors: list[Anchor] = []
+        anchors: list[RhoSweep] = []
         for depth in grid.depths:
             for tpp in sorted(grid.tpp):
                 own = [i for i, key in enumerate(keys) if key[:2] == (depth, tpp) and np.isfinite(losses[i])]
@@ -79,7 +79,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
                 vertex = find_vertex(np.array(x), np.array(y), log_x=False, log_loss=False)
                 names = tuple(specs[i].hash for i in own)
                 anchors.append(
-                    Anchor(depth, tpp, tuple(x), tuple(y), names, vertex, _full(context, arm, depth))
+                    RhoSweep(depth, tpp, tuple(x), tuple(y), names, vertex, _full(context, arm, depth))
                 )
         law = _law(anchors)
         if law is not None:
@@ -140,7 +140,7 @@ def _full(context: StudyContext, arm: Arm, depth: int) -> float:
     return compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
 
 
-def _law(anchors: Sequence[Anchor]) -> AffineLaw | None:
+def _law(anchors: Sequence[RhoSweep]) -> AffineLaw | None:
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     if len(inside) < 3 or len({anchor.tpp for anchor in inside}) < 2:
         return None
@@ -148,7 +148,7 @@ def _law(anchors: Sequence[Anchor]) -> AffineLaw | None:
     return fit_affine(x, np.array([anchor.tpp / anchor.expansion for anchor in inside]))
 
 
-def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> str:
+def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> str:
     inside = [anchor.vertex.x for anchor in anchors if anchor.vertex.interior]
     if not inside:
         return f"{name}: no optimum lies inside its sweep of ρ; widen it."
@@ -163,7 +163,7 @@ def _sentence(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> st
     )
 
 
-def _panels(name: str, anchors: Sequence[Anchor], law: AffineLaw | None) -> list[Panel]:
+def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> list[Panel]:
     panels: list[Panel] = []
     shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):

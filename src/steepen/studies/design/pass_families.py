@@ -1,4 +1,4 @@
-"""Families of ladders by the number of passes, cut at matched compute: shared by two studies."""
+"""Families of ladders by the number of passes, and their slices at matched compute: shared by two studies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steepen.utils.formatting import format_flops
 
 
 @dataclass(frozen=True)
-class Cell:
+class PassRun:
     """One run of a grid over depth and passes."""
 
     depth: int
@@ -26,7 +26,7 @@ class Cell:
     run: str
 
 
-def pass_ladders(cells: Sequence[Cell]) -> dict[float, Ladder]:
+def pass_ladders(cells: Sequence[PassRun]) -> dict[float, Ladder]:
     """Ladders over depth, one for each number of passes."""
     found: dict[float, Ladder] = {}
     for passes in sorted({cell.passes for cell in cells}):
@@ -37,9 +37,11 @@ def pass_ladders(cells: Sequence[Cell]) -> dict[float, Ladder]:
     return found
 
 
-def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[ComputeSlice]:
-    """The best number of passes at budgets from where three families are measured to where the fewest
-    passes end; families with more passes join where their ranges reach.
+def matched_compute_slices(cells: Sequence[PassRun], count: int) -> list[ComputeSlice]:
+    """Losses by number of passes, and the best number, at `count` budgets at matched compute.
+
+    Budgets run from the lowest at which three numbers of passes are measured to the highest of the smallest
+    number; larger numbers of passes take part at the budgets that their own runs span.
     """
     ladders = pass_ladders(cells)
     if len(ladders) < 3:
@@ -48,11 +50,11 @@ def matched_compute_cuts(cells: Sequence[Cell], count: int) -> list[ComputeSlice
     high = float(next(iter(ladders.values())).flops[-1])
     if low > high:
         return []
-    # Ends of the range are runs' own budgets: a hair inside them, so that rounding leaves none outside.
+    # The ends are budgets of runs: shrunk by 1e-9, so that rounding does not put them outside.
     return slice_families(ladders, np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count))
 
 
-def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
+def loss_panel(title: str, cells: Sequence[PassRun]) -> Panel:
     """Loss against compute, one line for each number of passes."""
     shade = shade_levels([np.log(cell.passes) for cell in cells])
     series: list[Series] = []
@@ -65,59 +67,59 @@ def loss_panel(title: str, cells: Sequence[Cell]) -> Panel:
     return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series))
 
 
-def cut_panel(title: str, cuts: Sequence[ComputeSlice]) -> Panel:
+def slice_panel(title: str, slices: Sequence[ComputeSlice]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
-    shade = shade_levels([cut.budget for cut in cuts])
+    shade = shade_levels([row.budget for row in slices])
     series: list[Series] = []
-    for cut in cuts:
-        curve: dict[str, Any] = {"level": shade[cut.budget]}
-        label = f"{format_flops(cut.budget)} FLOPs"
-        x, y = list(cut.losses), list(cut.losses.values())
+    for row in slices:
+        curve: dict[str, Any] = {"level": shade[row.budget]}
+        label = f"{format_flops(row.budget)} FLOPs"
+        x, y = list(row.losses), list(row.losses.values())
         if not x:
             continue
         series.append(points(label, x, y, **curve))
-        if cut.best is not None:
-            series += parabola(label, cut.best, min(x), max(x), log_x=True, log_loss=True, **curve)
-            series.append(optimum_star(label, cut.best, note="best", **curve))
+        if row.best is not None:
+            series += parabola(label, row.best, min(x), max(x), log_x=True, log_loss=True, **curve)
+            series.append(optimum_star(label, row.best, note="best", **curve))
     return Panel(
         title, Axis("passes K", "log"), Axis("validation loss", "log"), tuple(series),
         caption="Losses are interpolated between neighbouring depths; hollow stars are the best measured K.",
     )  # fmt: skip
 
 
-def cut_table(title: str, cuts: Sequence[ComputeSlice]) -> Table:
+def slice_table(title: str, slices: Sequence[ComputeSlice]) -> Table:
     """The optimum of each budget."""
     rows = tuple(
-        (cut.budget, cut.best.x if cut.best else None, cut.best.interior if cut.best else None,
-         cut.best.loss if cut.best else None, cut.losses.get(1.0))
-        for cut in cuts
+        (row.budget, row.best.x if row.best else None, row.best.interior if row.best else None,
+         row.best.loss if row.best else None, row.losses.get(1.0))
+        for row in slices
     )  # fmt: skip
     return Table(title, ("FLOPs", "best K", "inside", "loss there", "loss at K = 1"), rows)
 
 
-def cut_values(cuts: Sequence[ComputeSlice]) -> list[dict[str, Any]]:
-    """Plain data of cuts."""
+def slice_values(slices: Sequence[ComputeSlice]) -> list[dict[str, Any]]:
+    """The slices as JSON values."""
     return [
         {
-            "budget": cut.budget,
-            "losses": {f"{k:g}": loss for k, loss in cut.losses.items()},
-            "best": cut.best.x if cut.best else None,
-            "interior": cut.best.interior if cut.best else None,
+            "budget": row.budget,
+            "losses": {f"{k:g}": loss for k, loss in row.losses.items()},
+            "best": row.best.x if row.best else None,
+            "interior": row.best.interior if row.best else None,
         }
-        for cut in cuts
+        for row in slices
     ]
 
 
-def range_sentence(name: str, cuts: Sequence[ComputeSlice]) -> str:
-    """Where the best number of passes goes as compute grows."""
-    known = [cut for cut in cuts if cut.best is not None]
+def range_sentence(name: str, slices: Sequence[ComputeSlice]) -> str:
+    """A sentence: the best number of passes at the lowest and at the highest budget."""
+    known = [row for row in slices if row.best is not None]
     if not known:
         return f"{name}: no budget is covered by two numbers of passes, so there is nothing to compare."
     first, last = known[0], known[-1]
     assert first.best is not None and last.best is not None
     mark = (
         ""
-        if all(cut.best and cut.best.interior for cut in known)
+        if all(row.best and row.best.interior for row in known)
         else " (some are best measured, not optima)"
     )
     return (

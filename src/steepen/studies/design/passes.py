@@ -1,4 +1,4 @@
-"""How many core passes: in ladders of fixed tokens, and at anchors of fixed size and compute."""
+"""The passes study: how many core passes, in ladders of fixed tokens and at fixed depth and compute."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
-    Cell,
-    cut_panel,
-    cut_table,
-    cut_values,
+    PassRun,
     loss_panel,
-    matched_compute_cuts,
+    matched_compute_slices,
     range_sentence,
+    slice_panel,
+    slice_table,
+    slice_values,
 )
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.plotting import line, points, shade_levels, sweep_series
@@ -38,8 +38,8 @@ FAMILIES = {"tied": loop, "untied": untied}
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """One depth and budget of the fixed-anchor sweep."""
+class PassSweep:
+    """A sweep of passes at one depth and budget."""
 
     depth: int
     tpp: float  # at K = 1
@@ -47,13 +47,13 @@ class Anchor:
     losses: tuple[float, ...]
     runs: tuple[str, ...]
     vertex: Vertex
-    expansion: float  # E at K*
+    expansion: float  # compute-active parameters at K* over those at K = 1
     tpp_at_optimum: float  # tokens per stored parameter at K*
 
 
 @dataclass
 class PartResult:
-    """What one half of the study found."""
+    """Results of one part of the study."""
 
     found: list[str]
     panels: list[Panel]
@@ -69,7 +69,7 @@ PartRun = Generator[Sequence[RunSpec], Sequence[RunRecord | None], PartResult]
 def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Appendix "Choosing the Number of Core Passes": fixed-token ladders, and fixed anchors.
 
-    `tokens`: for every K a ladder of depths on the base tokens, tied and untied, cut at common budgets.
+    `tokens`: for every K a ladder of depths on the base tokens, tied and untied, compared at matched compute.
     `anchor`: at fixed depth and compute more passes mean fewer tokens; the optimum's expansion and tokens per
     parameter are fitted against the tokens per parameter of one pass. Both use Operator-1's base recipe.
     """
@@ -124,18 +124,18 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
         cells = [
-            Cell(depth, count, rung.flops.total, loss, spec.hash)
+            PassRun(depth, count, rung.flops.total, loss, spec.hash)
             for (name, count, depth), rung, loss, spec in zip(keys, rungs, losses, specs, strict=True)
             if name == family
         ]
-        cuts = matched_compute_cuts(cells, grid.budgets)
-        part.found.append(range_sentence(f"{family}, fixed tokens", cuts))
+        slices = matched_compute_slices(cells, grid.budgets)
+        part.found.append(range_sentence(f"{family}, fixed tokens", slices))
         part.panels += [
             loss_panel(f"{family}: fixed-token ladders", cells),
-            cut_panel(f"{family}: passes at matched compute", cuts),
+            slice_panel(f"{family}: passes at matched compute", slices),
         ]
-        part.tables.append(cut_table(f"{family}: best passes at matched compute", cuts))
-        part.values[family] = cut_values(cuts)
+        part.tables.append(slice_table(f"{family}: best passes at matched compute", slices))
+        part.values[family] = slice_values(slices)
     return part
 
 
@@ -156,7 +156,7 @@ def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
     losses = [loss_or_inf(record) for record in (yield specs)]
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
-        anchors: list[Anchor] = []
+        anchors: list[PassSweep] = []
         for depth in grid.anchors:
             for tpp in sorted(grid.anchor_tpp):
                 own = [
@@ -172,20 +172,20 @@ def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
 
 def _anchor(
     context: StudyContext, family: str, depth: int, tpp: float, own: Sequence[tuple[int, float, str]]
-) -> Anchor:
+) -> PassSweep:
     counts, losses, runs = zip(*own, strict=True)
     vertex = find_vertex(np.array(counts, float), np.array(losses))
     arm = family_arm(family, 2)
     shape = arm.shape(depth, context.size_rule)
-    # Both counts are straight lines in K, so a fractional K* has a place on them.
+    # Both counts are straight lines in K, so they can be evaluated at a fractional K*.
     active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]
     stored = [context.stored_parameters(arm, depth, k) for k in (1, 2)]
     expansion = 1 + (vertex.x - 1) * (active[1] / active[0] - 1)
     size = 1 + (vertex.x - 1) * (stored[1] / stored[0] - 1)
-    return Anchor(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))
+    return PassSweep(depth, tpp, counts, losses, runs, vertex, expansion, tpp / (expansion * size))
 
 
-def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[str, Any]:
+def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict[str, Any]:
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     laws: dict[str, PowerLawFit] = {}
     if len({anchor.tpp for anchor in inside}) >= 2:
@@ -198,8 +198,9 @@ def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[st
         ]
         e, t = laws["expansion"], laws["tpp"]
         part.found.append(
-            f"{family}, fixed anchor: E at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and TPP at K* = "
-            f"{t.coefficient:.2f}·TPP^{t.exponent:.2f} over {len(inside)} of {len(anchors)} optima."
+            f"{family}, fixed anchor: expansion at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and "
+            f"TPP at K* = {t.coefficient:.2f}·TPP^{t.exponent:.2f} over "
+            f"{len(inside)} of {len(anchors)} optima."
         )
     else:
         part.found.append(
@@ -210,7 +211,7 @@ def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[st
     part.tables.append(
         Table(
             f"{family}: best passes at fixed anchor and compute",
-            ("depth", "TPP at K = 1", "K*", "inside", "E at K*", "TPP at K*"),
+            ("depth", "TPP at K = 1", "K*", "inside", "expansion at K*", "TPP at K*"),
             tuple(
                 (a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.expansion, a.tpp_at_optimum)
                 for a in anchors
@@ -229,7 +230,7 @@ def _report(part: PartResult, family: str, anchors: Sequence[Anchor]) -> dict[st
     }
 
 
-def _panels(family: str, anchors: Sequence[Anchor], laws: dict[str, PowerLawFit]) -> list[Panel]:
+def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawFit]) -> list[Panel]:
     panels: list[Panel] = []
     shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):

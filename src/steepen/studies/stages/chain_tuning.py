@@ -21,10 +21,10 @@ from steepen.studies.plotting import line, points
 
 SECTION = "Appendix A.4.1, Stage 1: Tune a Base Model"
 
-# Table "Tuning Grid for Chain Tuning": powers of two around the current value in round one. Round two takes
-# powers of √2, "centered at the optimal values": windows that are far from centred in round one (those that
-# start at the initial value, and weight decay's) are moved over it.
-WINDOWS: dict[str, tuple[int, int]] = {
+# Table "Tuning Grid for Chain Tuning": lowest and highest power of a factor, applied to the current value.
+# The factor is 2 in round one and √2 in round two, which is "centered at the optimal values": ranges that are
+# far from symmetric in round one are moved.
+ROUND_ONE_OFFSETS: dict[str, tuple[int, int]] = {
     "learning_rate": (-4, 3),
     "residual_multiplier": (-4, 3),
     "output_multiplier": (-4, 3),
@@ -35,13 +35,13 @@ WINDOWS: dict[str, tuple[int, int]] = {
     "head_lr_multiplier": (0, 7),
     "weight_decay": (-5, 1),
 }
-CENTRED: dict[str, tuple[int, int]] = {
-    **WINDOWS,
+ROUND_TWO_OFFSETS: dict[str, tuple[int, int]] = {
+    **ROUND_ONE_OFFSETS,
     "embedding_lr_multiplier": (-4, 3),
     "head_lr_multiplier": (-4, 3),
     "weight_decay": (-3, 3),
 }
-WITH_ZERO = {"weight_decay"}
+INCLUDES_ZERO = {"weight_decay"}
 DISCRETE: dict[str, dict[str, tuple[float, ...]]] = {
     "schedule": {"warmup_steps": (0, 5, 10, 20), "warmdown_fraction": (0.2, 0.6, 0.8, 1.0)},
     "adam": {"beta1": (0.9, 0.95), "beta2": (0.90, 0.98, 0.99), "adam_eps": (1e-8, 1e-6)},
@@ -57,7 +57,7 @@ class SweepResult:
     tried: tuple[tuple[str, float, float | None, str], ...]  # setting, value, loss (None: diverged), run
     baseline: float
     adopted: dict[str, float]
-    stacked: bool  # more than one discrete setting helped, and all are applied together
+    combined: bool  # more than one discrete setting helped, and all are applied together
     best: float  # the lowest loss measured so far in the chain
 
 
@@ -102,10 +102,10 @@ def tune(
         for sweep in grid.sweeps:
             if sweep != "injection_weight" or has_injection(chain.arm):
                 yield from _sweep(context, chain, grid, number, sweep)
-    if not math.isfinite(chain.loss):  # the last sweep stacked settings that nothing has measured yet
+    if not math.isfinite(chain.loss):  # the combined settings of the last sweep have not been trained
         specs = [_spec(context, chain.arm, chain.values)]
         record = (yield specs)[0]
-        _settle(chain, loss_or_inf(record))
+        _set_measured_loss(chain, loss_or_inf(record))
         chain.runs.append(specs[0].hash)
 
 
@@ -130,12 +130,12 @@ def candidates(values: Hyperparameters, sweep: str, number: int, points: int = 8
             if value != getattr(values, name)
         ]
     current = float(getattr(values, sweep))
-    low, high = (WINDOWS if number == 1 else CENTRED)[sweep]
+    low, high = (ROUND_ONE_OFFSETS if number == 1 else ROUND_TWO_OFFSETS)[sweep]
     factor = 2.0 if number == 1 else math.sqrt(2.0)
-    count = points - (sweep in WITH_ZERO)
+    count = points - (sweep in INCLUDES_ZERO)
     offsets = sorted(range(low, high + 1), key=lambda offset: (abs(offset), offset))[:count]
     tried = {current * factor**offset for offset in sorted(offsets) if offset}
-    if sweep in WITH_ZERO:
+    if sweep in INCLUDES_ZERO:
         tried.add(0.0)
     return [(sweep, value) for value in sorted(tried) if value != current]
 
@@ -150,7 +150,7 @@ def _sweep(
     chain.runs += [spec.hash for spec in specs]
     baseline = losses[0]
     if not math.isfinite(chain.loss):
-        _settle(chain, baseline)
+        _set_measured_loss(chain, baseline)
     results = list(zip(options, losses[1:], specs[1:], strict=True))
     better = {
         name: min((loss, value) for (other, value), loss, _ in results if other == name)
@@ -162,7 +162,7 @@ def _sweep(
     if len(adopted) == 1:
         chain.loss = better[next(iter(adopted))][0]
     elif adopted:
-        chain.loss = math.inf  # nothing has measured them together: the next sweep's baseline will
+        chain.loss = math.inf  # not trained together yet: the baseline of the next sweep is
     known = [step.best for step in chain.steps[-1:]]
     best = min([baseline, *known, *(better[name][0] for name in adopted)])
     rows = tuple(
@@ -171,10 +171,10 @@ def _sweep(
     chain.steps.append(SweepResult(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
 
 
-def _settle(chain: Chain, loss: float) -> None:
-    """The measured loss of the current values, which may have been stacked unmeasured."""
+def _set_measured_loss(chain: Chain, loss: float) -> None:
+    """Record the measured loss of the current values, and warn if combining settings made it worse."""
     if math.isinf(loss):
-        what = "combination of settings that helped singly" if chain.steps else "initial recipe"
+        what = "combination of settings that helped individually" if chain.steps else "initial recipe"
         raise SteepenError(
             f"the {what} diverges for {chain.arm.name} at this preset, so there is nothing to tune from; "
             "lower its learning rate in a preset file and start with --from-recipe."
@@ -184,7 +184,8 @@ def _settle(chain: Chain, loss: float) -> None:
         last = chain.steps[-1]
         chain.warnings.append(
             f"{chain.arm.name}, round {last.round}, {last.sweep}: together {_words(last.adopted)} give "
-            f"{loss:.4f}, worse than the best of them alone ({last.best:.4f}); the procedure keeps them"
+            f"{loss:.4f}, worse than the best of them alone ({last.best:.4f}); they are kept, "
+            "as the paper's procedure says"
         )
 
 
@@ -213,16 +214,16 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
         names = [name for step in chain.steps for name in step.adopted]
         found.append(
             f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
-            f"({first - chain.loss:.4f} better); what moved: {', '.join(dict.fromkeys(names)) or 'nothing'}."
+            f"({first - chain.loss:.4f} better); changed: {', '.join(dict.fromkeys(names)) or 'nothing'}."
         )
         curve = {"arm": chain.arm.name}
         best = [step.best for step in chain.steps]
         series.append(line(chain.arm.name, range(1, len(best) + 1), best, **curve))
         series.append(points(chain.arm.name, range(1, len(best) + 1), best, note="sweeps", **curve))
-        stacked = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.stacked]
-        if stacked:
-            x, y = [row[0] for row in stacked], [row[1] for row in stacked]
-            note = "several settings stacked"
+        combined = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.combined]
+        if combined:
+            x, y = [row[0] for row in combined], [row[1] for row in combined]
+            note = "several settings combined"
             series.append(points(chain.arm.name, x, y, note=note, filled=False, **curve))
         rows += [
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
@@ -246,7 +247,7 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
                         "sweep": s.sweep,
                         "baseline": s.baseline,
                         "adopted": s.adopted,
-                        "stacked": s.stacked,
+                        "combined": s.combined,
                         "best": s.best,
                         "tried": [list(row) for row in s.tried],
                     }

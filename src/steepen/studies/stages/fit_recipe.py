@@ -70,7 +70,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
         context = context.with_recipe(arm, recipe)
         stages["lr-rule of growth"] = yield from lr_rule(context, arms=[arm])
 
-    depths = context.preset.grids.rate_rule.depths
+    depths = context.preset.grids.lr_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
     if recipe.learning_rate_exponent > 0:
         notes.append(

@@ -68,7 +68,7 @@ def sweep_arms(
             names = [
                 name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
             ]
-            depths = context.preset.grids.rate_rule.screen_depths
+            depths = context.preset.grids.lr_rule.screen_depths
             recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
             works.append(_listed(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
@@ -91,7 +91,7 @@ def fit_rule(
     context: StudyContext, arm: Arm
 ) -> Generator[Sequence[RunSpec], Sequence[RunRecord | None], list[HyperparameterSweeps]]:
     """Constant recipe, then the scaled one; a growing arm only around its fixed arm's rule."""
-    grid = context.preset.grids.rate_rule
+    grid = context.preset.grids.lr_rule
     recipe = context.recipe(arm)
     if arm.passes.grows:
         return [
@@ -135,7 +135,7 @@ def sweep_hyperparameters(
     depths: Sequence[int],
 ) -> Sweep:
     """Slices of several hyperparameters at several sizes around a recipe."""
-    multiples = context.preset.grids.rate_rule.multiples
+    multiples = context.preset.grids.lr_rule.multiples
     keys: list[tuple[str, int, float]] = []
     specs: list[RunSpec] = []
     for depth in depths:

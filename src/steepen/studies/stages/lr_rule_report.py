@@ -62,7 +62,7 @@ def lr_rule_answer(
     compared = _comparison(swept)
     if compared is not None:
         tables.append(compared)
-    depths = context.preset.grids.rate_rule.depths
+    depths = context.preset.grids.lr_rule.depths
     return Answer(
         study="lr-rule",
         question="How must the learning rate change with model size, and must anything else?",

@@ -1,4 +1,4 @@
-"""What it costs an arm to be trained with another arm's recipe."""
+"""The transfer study: the loss penalty of training an arm with another arm's recipe."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def transfer(
 
     `probe`: every arm at the base size and tokens with its own base values and with the source's (α at its
     default, unless the source has one), which gives the transfer regret. `ladder`: the arms' ladders with
-    both, judged against the source's own: does a foreign recipe turn a better exponent into a better
+    both, judged against the source's own: does a transferred recipe turn a better exponent into a better
     constant?
     """
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
-    giver = find_arm(source)
-    chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != giver.name]
+    source_arm = find_arm(source)
+    chosen = [arm for arm in find_arms(arms or ("operator-1",)) if arm.name != source_arm.name]
     if not chosen:
         raise UsageError("give at least one arm besides the one whose recipe is transferred.")
     wanted = parts or PARTS
     works: list[Study] = []
     if "probe" in wanted:
-        works.append(_probe(context, giver, chosen))
+        works.append(_probe(context, source_arm, chosen))
     if "ladder" in wanted:
-        works.append(_ladders(context, giver, chosen, rungs, seeds))
+        works.append(_ladders(context, source_arm, chosen, rungs, seeds))
     answers: list[Answer] = yield from run_concurrently(works)
     if len(answers) == 1:
         return answers[0]
@@ -66,81 +66,84 @@ def transfer(
     )
 
 
-def _probe(context: StudyContext, giver: Arm, chosen: Sequence[Arm]) -> Study:
-    members = [giver, *chosen]
+def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Study:
+    members = [source_arm, *chosen]
     specs = [
         context.spec(context.base_rung(arm, recipe))
         for arm in members
-        for recipe in (context.recipe(arm), transferred_recipe(context, giver, arm))
+        for recipe in (context.recipe(arm), transferred_recipe(context, source_arm, arm))
     ]
     losses = [record.validation_loss for record in require_all_finished(specs, (yield specs))]
     rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
     base = rows[0][1]
     table = [
-        (name, foreign, 1e3 * (foreign - base), own, 1e3 * (foreign - own)) for name, foreign, own in rows
+        (name, transferred, 1e3 * (transferred - base), own, 1e3 * (transferred - own))
+        for name, transferred, own in rows
     ]
     return Answer(
         study="transfer",
-        question=_question(giver, chosen),
+        question=_question(source_arm, chosen),
         section=SECTION,
-        findings=tuple(_sentence(name, giver.name, foreign - own) for name, foreign, own in rows[1:]),
+        findings=tuple(
+            _sentence(name, source_arm.name, transferred - own) for name, transferred, own in rows[1:]
+        ),
         values={
             "probe": {
-                name: {"transferred": foreign, "own": own, "regret": foreign - own}
-                for name, foreign, own in rows
+                name: {"transferred": transferred, "own": own, "regret": transferred - own}
+                for name, transferred, own in rows
             }
         },
         tables=(
             Table(
-                f"Transfer probe from the {giver.name} recipe",
-                ("arm", "transferred loss", f"Δ against {giver.name} ×10³", "own loss", "regret ×10³"),
+                f"Transfer probe from the {source_arm.name} recipe",
+                ("arm", "transferred loss", f"Δ against {source_arm.name} ×10³", "own loss", "regret ×10³"),
                 tuple(table),
-                "Positive regret is what the arm's own recipe is worth at the base size.",
+                "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size.",
             ),
         ),
         warnings=tuple(
-            f"{giver.name}'s recipe is better for {name} than its own, which is not tuned for this size and "
-            f"data: tune it first (`steepen study fit-recipe --arms {name}`)"
-            for name, foreign, own in rows[1:]
-            if foreign < own
+            f"{source_arm.name}'s recipe is better for {name} than its own, which is not tuned for this size "
+            f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
+            for name, transferred, own in rows[1:]
+            if transferred < own
         ),
         method=(f"Base size on {context.preset.base_tokens:,} tokens, one seed.",),
         runs=tuple(spec.hash for spec in specs),
     )
 
 
-def _sentence(name: str, giver: str, regret: float) -> str:
+def _sentence(name: str, source: str, regret: float) -> str:
     verb = "gains" if regret < 0 else "loses"
-    return f"{name} with {giver}'s recipe {verb} {abs(regret):.4f} nats at the base size."
+    return f"{name} with {source}'s recipe {verb} {abs(regret):.4f} nats at the base size."
 
 
 def _ladders(
-    context: StudyContext, giver: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
+    context: StudyContext, source_arm: Arm, chosen: Sequence[Arm], rungs: Sequence[int], seeds: Sequence[int]
 ) -> Study:
-    ladders = [ladder_spec(context, giver, rungs)]
+    ladders = [ladder_spec(context, source_arm, rungs)]
     for arm in chosen:
         own = ladder_spec(context, arm, rungs)
-        foreign = transferred_recipe(context, giver, arm)
-        ladders += [own, LadderSpec(arm, foreign, own.depths, variant=f"{giver.name} recipe")]
+        transferred = transferred_recipe(context, source_arm, arm)
+        ladders += [own, LadderSpec(arm, transferred, own.depths, variant=f"{source_arm.name} recipe")]
     return judged_ladders(
-        context, ladders, giver.name, study="transfer", section=SECTION, question=_question(giver, chosen),
-        seeds=seeds, by_time=False,
+        context, ladders, source_arm.name, study="transfer", section=SECTION,
+        question=_question(source_arm, chosen), seeds=seeds, by_time=False,
     )  # fmt: skip
 
 
-def transferred_recipe(context: StudyContext, giver: Arm, arm: Arm) -> Recipe:
+def transferred_recipe(context: StudyContext, source_arm: Arm, arm: Arm) -> Recipe:
     """An arm's recipe with another's base values; its own tokens, rule for the rate and growth stay.
 
-    α is the initial one where the giver injects nothing and so has none to give (the table's caption:
+    α is the initial one where the source arm has no injection (the table's caption:
     "injection variants keep the default").
     """
-    own, foreign = context.recipe(arm), context.recipe(giver)
-    alpha = foreign.base.injection_weight if has_injection(giver) else INITIAL.injection_weight
+    own, source = context.recipe(arm), context.recipe(source_arm)
+    alpha = source.base.injection_weight if has_injection(source_arm) else INITIAL.injection_weight
     return replace(
-        own, base=replace(foreign.base, injection_weight=alpha), learning_rate_base=foreign.learning_rate_base
+        own, base=replace(source.base, injection_weight=alpha), learning_rate_base=source.learning_rate_base
     )
 
 
-def _question(giver: Arm, chosen: Sequence[Arm]) -> str:
+def _question(source_arm: Arm, chosen: Sequence[Arm]) -> str:
     names = ", ".join(arm.name for arm in chosen)
-    return f"What does {giver.name}'s recipe cost {names}, and does it hide their scaling?"
+    return f"What does {source_arm.name}'s recipe cost {names}, and does it change their fitted exponents?"

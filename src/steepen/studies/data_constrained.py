@@ -18,13 +18,13 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
-    Cell,
-    cut_panel,
-    cut_table,
-    cut_values,
+    PassRun,
     loss_panel,
-    matched_compute_cuts,
+    matched_compute_slices,
     range_sentence,
+    slice_panel,
+    slice_table,
+    slice_values,
 )
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import line, points, shade_levels
@@ -35,8 +35,8 @@ PARTS = ("grid", "regimes", "controls")
 
 
 @dataclass
-class Findings:
-    """What the parts add up to."""
+class PartResults:
+    """Accumulated findings, panels, tables, values and runs of the parts."""
 
     findings: list[str] = field(default_factory=list[str])
     panels: list[Panel] = field(default_factory=list[Panel])
@@ -51,7 +51,7 @@ Family = Callable[[int], Arm]
 def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     """Section "Looped Transformers in the Data-Constrained Regime" (5) and its appendix.
 
-    `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: cuts at
+    `grid`: depth × passes × weight decay of the tied operator family on a pool that is repeated: slices at
     matched compute, the marginal gain of passes at each depth, the best weight decay by depth and passes.
     `regimes`: the same at one weight decay on fresh data and with fewer repeats. `controls`: tied and
     untied cores without the operator, and untied cores with it. Every run sees the base tokens.
@@ -61,7 +61,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
     wanted = parts or PARTS
     grid = context.preset.grids.data_constrained
-    found = Findings()
+    found = PartResults()
     works: list[RunGenerator] = []
     if "grid" in wanted:
         works.append(_grid(context, found))
@@ -90,7 +90,8 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
         method=(
             f"Every run sees about {context.preset.base_tokens:,} tokens; the repeated pools are that many "
             "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
-            "Cuts interpolate each number of passes between neighbouring depths (log–log, never beyond).",
+            "Slices at matched compute interpolate each number of passes between neighbouring depths "
+            "(log–log, never beyond).",
         ),
         runs=tuple(dict.fromkeys(found.runs)),
     )
@@ -137,7 +138,7 @@ def _cells(
     specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
     records = yield specs
     return [
-        Cell(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash)
+        PassRun(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash)
         for (depth, count), spec, record in zip(keys, specs, records, strict=True)
     ]
 
@@ -146,43 +147,45 @@ def _flops(context: StudyContext, spec: RunSpec) -> float:
     return spec.tokens * context.flops_per_token(spec.arm, spec.shape.depth)
 
 
-def _cut(found: Findings, name: str, cells: Sequence[Cell], budgets: int, key: str) -> None:
-    cuts = matched_compute_cuts(cells, budgets)
-    found.findings.append(range_sentence(name, cuts))
+def _add_slices(found: PartResults, name: str, cells: Sequence[PassRun], budgets: int, key: str) -> None:
+    slices = matched_compute_slices(cells, budgets)
+    found.findings.append(range_sentence(name, slices))
     found.panels += [
         loss_panel(f"{name}: loss against compute", cells),
-        cut_panel(f"{name}: passes at matched compute", cuts),
+        slice_panel(f"{name}: passes at matched compute", slices),
         _gains_panel(name, cells),
     ]
-    found.tables.append(cut_table(f"{name}: best passes at matched compute", cuts))
-    found.values[key] = {"cuts": cut_values(cuts), "gains": _gains(cells)}
+    found.tables.append(slice_table(f"{name}: best passes at matched compute", slices))
+    found.values[key] = {"slices": slice_values(slices), "gains": _gains(cells)}
     found.runs += [cell.run for cell in cells]
 
 
 def _family(
     context: StudyContext,
-    found: Findings,
+    found: PartResults,
     names: tuple[str, str],
     family: Family,
     recipe: Recipe,
     epochs: int,
 ) -> RunGenerator:
-    """One family of passes at one decay: its cuts, under a title and a key."""
+    """One family of passes at one decay: its slices at matched compute, under a title and a key."""
     grid = context.preset.grids.data_constrained
-    cells: list[Cell] = yield from _cells(context, family, recipe, epochs, grid.control_passes, grid.decay)
-    _cut(found, names[0], cells, grid.budgets, names[1])
+    cells: list[PassRun] = yield from _cells(context, family, recipe, epochs, grid.control_passes, grid.decay)
+    _add_slices(found, names[0], cells, grid.budgets, names[1])
 
 
-def _grid(context: StudyContext, found: Findings) -> RunGenerator:
+def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
     grid = context.preset.grids.data_constrained
     epochs = grid.epochs[-1]
     decays = sorted(grid.decays)
-    swept: list[list[Cell]] = yield from run_concurrently(
+    swept: list[list[PassRun]] = yield from run_concurrently(
         [_cells(context, tied, _recipe(context), epochs, grid.passes, decay) for decay in decays]
     )
     by_decay = dict(zip(decays, swept, strict=True))
     for decay, cells in by_decay.items():
-        _cut(found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}")
+        _add_slices(
+            found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}"
+        )
     # The decay that is best at one pass, depth by depth, then held over all passes.
     chosen: dict[int, float] = {}
     for depth in grid.depths:
@@ -191,13 +194,13 @@ def _grid(context: StudyContext, found: Findings) -> RunGenerator:
         }
         chosen[depth] = min(losses, key=lambda decay: losses[decay])
     tuned = [cell for decay, cells in by_decay.items() for cell in cells if chosen[cell.depth] == decay]
-    _cut(found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay")
+    _add_slices(found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay")
     optima = _best_decays(by_decay, grid.depths, grid.passes)
     found.tables.insert(0, _decay_table(optima))
     found.panels.append(_decay_panel(optima))
     fixed = by_decay[grid.decay]
     found.panels.append(_compute_use_panel(tuned, fixed, grid.decay))
-    ratio = _loops_against_size(tuned, fixed)
+    ratio = _cheapest_depth_by_passes(tuned, fixed)
     if ratio is not None:
         depth, factor = ratio
         cost = f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
@@ -221,22 +224,22 @@ def _grid(context: StudyContext, found: Findings) -> RunGenerator:
     }
 
 
-def _gains(cells: Sequence[Cell]) -> list[dict[str, float]]:
-    """L(K) − L(1) at each depth."""
+def _gains(cells: Sequence[PassRun]) -> list[dict[str, float]]:
+    """L(K) − L(1) at each depth: negative where passes help."""
     base = {cell.depth: cell.loss for cell in cells if cell.passes == 1}
     return [
-        {"depth": c.depth, "passes": c.passes, "gain": c.loss - base[c.depth]}
+        {"depth": c.depth, "passes": c.passes, "difference": c.loss - base[c.depth]}
         for c in cells
         if np.isfinite(c.loss) and np.isfinite(base.get(c.depth, np.inf))
     ]
 
 
-def _gains_panel(name: str, cells: Sequence[Cell]) -> Panel:
+def _gains_panel(name: str, cells: Sequence[PassRun]) -> Panel:
     gains = _gains(cells)
     shade = shade_levels([row["depth"] for row in gains])
     series: list[Series] = []
     for depth in shade:
-        own = sorted((row["passes"], row["gain"]) for row in gains if row["depth"] == depth)
+        own = sorted((row["passes"], row["difference"]) for row in gains if row["depth"] == depth)
         x, y = [row[0] for row in own], [row[1] for row in own]
         curve: dict[str, Any] = {"level": shade[depth]}
         series += [points(f"d{depth:g}", x, y, **curve), line(f"d{depth:g}", x, y, **curve)]
@@ -247,7 +250,7 @@ def _gains_panel(name: str, cells: Sequence[Cell]) -> Panel:
 
 
 def _best_decays(
-    by_decay: dict[float, list[Cell]], depths: Sequence[int], passes: Sequence[int]
+    by_decay: dict[float, list[PassRun]], depths: Sequence[int], passes: Sequence[int]
 ) -> dict[tuple[int, int], Vertex]:
     optima: dict[tuple[int, int], Vertex] = {}
     for depth in depths:
@@ -288,7 +291,7 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
     )
 
 
-def _compute_use_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: float) -> Panel:
+def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay: float) -> Panel:
     """Adding parameters, with weight decay retuned or fixed, against adding passes at each depth."""
     series: list[Series] = []
     for note, cells, style in (
@@ -315,8 +318,8 @@ def _compute_use_panel(tuned: Sequence[Cell], fixed: Sequence[Cell], decay: floa
     )
 
 
-def _loops_against_size(tuned: Sequence[Cell], fixed: Sequence[Cell]) -> tuple[int, float] | None:
-    """The depth at which passes reach the best tuned one-pass loss cheapest, and how much cheaper.
+def _cheapest_depth_by_passes(tuned: Sequence[PassRun], fixed: Sequence[PassRun]) -> tuple[int, float] | None:
+    """The depth whose passes reach the best tuned one-pass loss with least compute, and the compute ratio.
 
     A depth that has this loss at one pass is left out: it would be compared with itself.
     """
@@ -325,8 +328,8 @@ def _loops_against_size(tuned: Sequence[Cell], fixed: Sequence[Cell]) -> tuple[i
         return None
     best = min(sizes, key=lambda cell: cell.loss)
     reached: list[tuple[float, int]] = []
-    there = {cell.depth for cell in fixed if cell.passes == 1 and cell.loss <= best.loss}
-    for depth in {cell.depth for cell in fixed} - there:
+    already_reached = {cell.depth for cell in fixed if cell.passes == 1 and cell.loss <= best.loss}
+    for depth in {cell.depth for cell in fixed} - already_reached:
         own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
         if len(own) >= 2:
             x, y = np.array([r[0] for r in own]), np.array([r[1] for r in own])
