@@ -46,7 +46,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]
     """Does a change to an architecture make its scaling law steeper, or only lower?"""
 
 
-# The one-line summaries stand here, together, because the root help page shows them together.
+# One-line summaries of the root help page.
 app.command("arms", rich_help_panel=PLAN, short_help="List the arms and their sizes.")(plan.arms)
 app.command("plan", rich_help_panel=PLAN, short_help="Show what one run would be and cost.")(plan.plan)
 app.command("power", rich_help_panel=PLAN, short_help="Chance that a planned ladder reaches a verdict.")(
@@ -124,4 +124,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_error(sentence: str) -> None:
-    print(f"steepen: {sentence}", file=sys.stderr)
+    from steepen.utils.formatting import wrap_to_terminal
+
+    print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from steepen.errors import UsageError
 if TYPE_CHECKING:
     from steepen.runs.record import RunRecord
     from steepen.runs.spec import RunSpec
-    from steepen.studies.driver.drive import Study
+    from steepen.studies.driver.drive import StudyGenerator
     from steepen.studies.driver.dry_run import DryRunReport
 
 # Panels of --help.
@@ -26,7 +27,7 @@ On = Annotated[
     str,
     typer.Option(
         "--on",
-        help="Launcher: local, slurm, ray, or module:attribute of a custom one.",
+        help="Launcher: local, slurm, ray, or a custom module:attribute.",
         rich_help_panel=LAUNCH,
     ),
 ]
@@ -54,7 +55,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Print the next runs with FLOPs, time and cost; start nothing.",
+        help="Print the remaining runs with FLOPs, time and cost; start none.",
         rich_help_panel=ESTIMATE,
     ),
 ]
@@ -62,7 +63,7 @@ BudgetText = Annotated[
     str | None,
     typer.Option(
         "--budget",
-        help="Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h).",
+        help="Start only runs that fit: FLOPs (1e15) or time (90s, 30m, 2h, 1d).",
         rich_help_panel=ESTIMATE,
     ),
 ]
@@ -70,7 +71,7 @@ Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
-        help="Estimate time for this GPU (a100, h100, …) instead of measuring.",
+        help="Estimate time for this GPU (a100, h100, …) instead of from finished runs.",
         rich_help_panel=ESTIMATE,
     ),
 ]
@@ -88,14 +89,14 @@ Price = Annotated[
     float | None,
     typer.Option(
         "--dollars-per-hour",
-        help="Hourly price of what one run uses, e.g. one GPU.",
+        help="Price per hour of the resources of one run.",
         min=0.0,
         rich_help_panel=ESTIMATE,
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.", rich_help_panel=LAUNCH)]
 Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
-Studies = Annotated[Path, typer.Option("--studies", help="Directory of the journals of studies.")]
+Studies = Annotated[Path, typer.Option("--studies", help="Directory of studies.")]
 RetryDiverged = Annotated[
     bool, typer.Option("--retry-diverged", help="Retrain runs whose loss diverged.", rich_help_panel=LAUNCH)
 ]
@@ -104,7 +105,7 @@ GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest --gpu
 
 
 def launch_study(
-    make_study: Callable[[], Study[Any]],
+    make_study: Callable[[], StudyGenerator[Any]],
     *,
     name: str,
     options: dict[str, Any],
@@ -128,6 +129,7 @@ def launch_study(
     """Run a study to its answer, or with `dry_run` print its next runs and return None."""
     from steepen.launch.budget import Budget
     from steepen.studies.driver import launch
+    from steepen.utils.formatting import wrap_to_terminal
 
     limit = None if budget is None else Budget.parse(budget)
     check_device(device, on, dry_run)
@@ -153,7 +155,8 @@ def launch_study(
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
-        print(describe(report, suggest_gpu=launching.estimated_on_cpu()))
+        text = describe(report, suggest_gpu=launching.estimated_on_cpu())
+        print(wrap_to_terminal(text, sys.stdout))
     return None
 
 

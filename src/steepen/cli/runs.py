@@ -11,13 +11,12 @@ import typer
 
 from steepen.cli.launch_options import Runs, Studies
 from steepen.errors import UsageError
-from steepen.runs.status import SORT_KEYS
 
 if TYPE_CHECKING:
     from steepen.runs.status import RunRow
     from steepen.studies.driver.dry_run import StudyStatus
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs(
@@ -27,7 +26,12 @@ def runs(
     status: Annotated[
         str | None, typer.Option(help="Only finished, running, failed, interrupted or waiting.")
     ] = None,
-    sort: Annotated[str, typer.Option(help=f"Sort by {', '.join(SORT_KEYS)}; -loss reverses.")] = "arm",
+    sort: Annotated[
+        str,
+        typer.Option(
+            help="Sort by arm, depth, seed, tokens, flops, loss, speed, status or finished; -loss reverses."
+        ),
+    ] = "arm",
     as_json: Json = False,
     table: Annotated[
         Path | None,
@@ -42,6 +46,7 @@ def runs(
     """
     from steepen.runs.status import check_status, sort_rows
     from steepen.runs.store import VALIDATED_RUNS, RunStore
+    from steepen.utils.formatting import wrap_to_terminal
 
     if not runs.is_dir():
         raise UsageError(f"there is no directory {runs}; name the directory of your runs with --runs.")
@@ -49,11 +54,11 @@ def runs(
     store = RunStore(runs)
     found = sort_rows(store.rows(arm=arm, depth=depth, status=chosen), sort)
     if len(store.runs()) > VALIDATED_RUNS:
-        print(
+        note = (
             f"note: more than {VALIDATED_RUNS:,} runs: only the fields shown here were checked; "
-            "`steepen report` and `steepen fit` check whole records.",
-            file=sys.stderr,
+            "`steepen report` and `steepen fit` check whole records."
         )
+        print(wrap_to_terminal(note, sys.stderr), file=sys.stderr)
     if table is not None:
         _write_csv(table, [row for row in found if row.status == "finished"])
     if as_json:
@@ -77,13 +82,13 @@ def status(
 ) -> None:
     """Show the progress of a study: runs by status, FLOPs done and left, and ETA.
 
-    It reads files only, so it works on any machine that sees the directory, also while the study runs on
-    another.
+    It reads files only, so it works on any machine that mounts the directory.
 
     Example: steepen status ladder
     """
     from steepen.studies.driver.dry_run import study_status
     from steepen.studies.driver.journal import Journal, find_study_folder, read_journals
+    from steepen.utils.formatting import wrap_to_terminal
 
     if study is None:
         if not studies.is_dir():
@@ -97,15 +102,16 @@ def status(
             print(json.dumps(found, indent=2, ensure_ascii=False))
         else:
             lines = [*map(_headline, every), *(f"{name}: {why}" for name, why in unreadable.items())]
-            print("\n".join(lines) or f"No study in {studies} yet.")
+            text = "\n".join(lines) or f"No study in {studies} yet."
+            print(wrap_to_terminal(text, sys.stdout))
         return
     found = study_status(Journal.read(find_study_folder(study, studies)), runs)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return
-    print(_headline(found))
+    print(wrap_to_terminal(_headline(found), sys.stdout))
     if found.message:
-        print(found.message)
+        print(wrap_to_terminal(found.message, sys.stdout))
     shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
     if shown:
         _print_table(shown)

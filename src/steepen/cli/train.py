@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steepen.errors import UsageError
+from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -251,12 +252,12 @@ def train(
 
     on_cpu = find_device(device).type == "cpu"  # refuse a wrong name before printing notes
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     store = RunStore(runs)
     if on_cpu and run.precision == "bf16" and store.record(run) is None:
         given = _was_given(context_, "precision") or any("precision" in text for text in settings or ())
         if spec is None and not given:
-            print(f"note: {BF16_ON_CPU}", file=sys.stderr)
+            print(wrap_to_terminal(f"note: {BF16_ON_CPU}", sys.stderr), file=sys.stderr)
 
     record = train_run(run, dataset, store, options)
     if wanted is not None:
@@ -274,7 +275,7 @@ def train(
             on_scores=on_scores,
         )
         for note in found.notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
         record = store.record(run) or record
     if as_json:
         print(json.dumps(record.to_dict(), indent=2))

@@ -1,7 +1,8 @@
 """The launcher interface, and the queue with retries that the built-in launchers share.
 
-A launcher takes specs and yields an outcome for each run as it ends, in any order. It takes the next spec
-only when a slot is free, so the caller's iterator may stop at any moment (a budget does).
+A launcher takes specs and yields outcomes as runs finish. It takes the next spec only when a slot is free, so
+a budget can end the iterator of specs early. Each spec is a job in the queue; a job has one attempt or, with
+retries, several, and the last attempt determines its outcome.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class Job:
     run: RunDirectory
     handle: Any = None  # of the launcher's current attempt: a process, a Slurm job, a Ray task
     saved_step: int = -1  # of the newest checkpoint when this attempt began
+    earlier_failure: tuple[int, int] | None = None  # version of failure.json when this attempt began
     retries_without_progress: int = 0  # attempts in a row that saved no new checkpoint
     retries: int = 0
 
@@ -110,11 +112,11 @@ class LauncherBase(ABC):
 
     @abstractmethod
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Return the jobs whose attempt has ended; sleep briefly where none has."""
+        """Return the jobs whose attempt has ended; sleep briefly if none has."""
 
     @abstractmethod
     def stop(self, running: Sequence[Job]) -> None:
-        """Make all save and stop, and wait until they have."""
+        """Make all attempts save a checkpoint and stop, and wait until they have ended."""
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
         """Run specs and yield outcomes as runs end."""
@@ -136,6 +138,7 @@ class LauncherBase(ABC):
                     new.append(Job(spec, self.context.store.run(spec)))
                 for job in new:
                     job.saved_step = job.run.saved_step()
+                    job.earlier_failure = _file_version(job.run.failure_file)
                 running += new
                 if new:
                     self.start(new)
@@ -153,8 +156,8 @@ class LauncherBase(ABC):
                 self.stop([job for job in running if job.handle is not None])
 
     def _outcome(self, job: Job, attempt: Attempt) -> Outcome | None:
-        """The outcome of an attempt, or None where the job is to be retried."""
-        result = attempt_result(job.run, attempt)
+        """The outcome of an attempt, or None if the job is to be retried."""
+        result = attempt_result(job, attempt)
         if isinstance(result, RunRecord):
             return Outcome(job.spec, record=result, retries=job.retries)
         if result.transient:
@@ -169,6 +172,15 @@ class LauncherBase(ABC):
         return Outcome(job.spec, failure=result, retries=job.retries)
 
 
+def _file_version(path: Path) -> tuple[int, int] | None:
+    """Inode and modification time in ns, which differ after an atomic write; None if there is no file."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
 def _write_failure(run: RunDirectory, failure: Failure) -> None:
     """Write failure.json for a run whose process ended before it could.
 
@@ -180,12 +192,13 @@ def _write_failure(run: RunDirectory, failure: Failure) -> None:
         write_json(run.failure_file, {"kind": failure.kind, "message": failure.message})
 
 
-def attempt_result(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:
-    """The record that an attempt left, or the reason why there is none."""
+def attempt_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
+    """The record that an attempt wrote, or the reason why there is none."""
+    run = job.run
     try:
         record = run.record()
     except SteepenError as error:
-        return Failure("UnreadableRecord", str(error))
+        return Failure("DamagedRecord", str(error))
     if record is not None:
         return record
     host = f" on {attempt.host}" if attempt.host else ""
@@ -201,18 +214,18 @@ def attempt_result(run: RunDirectory, attempt: Attempt) -> RunRecord | Failure:
             "RecordMissing",
             f"it ended{host}, but its record is not in {run.path}: all machines must share that directory.",
         )
-    return _failure_from_output(run, attempt)
+    return _failure_from_output(job, attempt)
 
 
-def _failure_from_output(run: RunDirectory, attempt: Attempt) -> Failure:
-    """The failure that the training process reported: kind from failure.json, last line of its output."""
+def _failure_from_output(job: Job, attempt: Attempt) -> Failure:
+    """The failure in failure.json if this attempt wrote it, else the last line of the attempt's output."""
     lines = [line.strip() for line in attempt.output.splitlines() if line.strip()]
     errors = [line.removeprefix("steepen: ") for line in lines if line.startswith("steepen: ")]
     message = (
         errors[-1] if errors else (lines[-1] if lines else f"it ended with exit code {attempt.exit_code}.")
     )
-    known = run.failure()
-    if known is not None and known[1].strip() in attempt.output:  # not left by an earlier attempt
+    known = job.run.failure()
+    if known is not None and _file_version(job.run.failure_file) != job.earlier_failure:
         return Failure(*known)
     if message.startswith("internal error: "):
         kind = message.removeprefix("internal error: ").partition(":")[0]

@@ -22,7 +22,7 @@ class BudgetReached(SteepenError):
 
 @dataclass
 class Budget:
-    """Admits runs while they fit: time since construction, FLOPs of the runs admitted so far."""
+    """A limit on the FLOPs of the runs admitted so far, or on the time since construction."""
 
     flops: float | None = None
     seconds: float | None = None
@@ -55,7 +55,7 @@ class Budget:
         self.spent += flops
         return True
 
-    def admits_when_renewed(self, flops: float, seconds: float) -> bool:
+    def fits_fresh_budget(self, flops: float, seconds: float) -> bool:
         """Whether the same budget, given to a new command, would admit a run of this cost."""
         if self.spent == 0:  # it admitted nothing; a new one would not either
             return False

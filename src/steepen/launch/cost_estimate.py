@@ -39,7 +39,7 @@ class Speed:
 
     samples: tuple[SpeedSample, ...]
     assumed_flops_per_second: float  # used where there is no sample
-    source: str  # how it was obtained, for people
+    source: str  # how it was obtained, for messages
 
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""

@@ -48,7 +48,7 @@ class SlurmTask:
             process.terminate()
 
     def checkpoint(self) -> Any:
-        """Called by submitit before the job is taken away: save the run and requeue it."""
+        """Called by submitit before preemption or the time limit: save the run and requeue it."""
         import submitit
 
         if self.process is not None:
@@ -60,7 +60,7 @@ class SlurmTask:
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
-    Options that only Slurm knows need no `slurm_` prefix. `cluster="local"` runs the same jobs as processes
+    Slurm-only options need no `slurm_` prefix. `cluster="local"` runs the same jobs as processes
     of this machine.
     """
 

@@ -1,4 +1,4 @@
-"""Run `steepen` as a process that ends with its parent (`python -m steepen.launch.subprocess_entry`).
+"""Run `steepen` as a process that exits when its parent dies (`python -m steepen.launch.subprocess_entry`).
 
 A launcher that receives SIGKILL cannot stop its runs. On Linux the kernel then sends each of them SIGTERM, on
 which training saves and stops; on other systems they train to their end, and a new launcher waits for them.

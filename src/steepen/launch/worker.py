@@ -112,7 +112,7 @@ def python_path() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This environment; OpenMP threads sleep while they wait, as spinning starves neighbouring runs."""
+    """This environment, with OMP_WAIT_POLICY=PASSIVE: spinning threads slow down concurrent runs."""
     return {
         **os.environ,
         "PYTHONPATH": python_path(),

@@ -1,1 +1,1 @@
-"""Specs to records, wherever they run: content-hashed specs, records, and the store of run directories."""
+"""Run specs and their hashes, run records, and the store of run directories."""

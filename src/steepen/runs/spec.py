@@ -70,7 +70,7 @@ class RunSpec:
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
-    code: str | None = None  # digest of the custom code that the arm names, if any
+    code: str | None = None  # digest of the custom code of arm and optimizer, if any
     version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class RunSpec:
         )
         known = self.precision in get_args(Precision)
         require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
-        stage_fractions(self.schedule)  # refuses a schedule without starts
+        stage_fractions(self.schedule)  # raises if a stage has no start
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
@@ -127,12 +127,12 @@ class RunSpec:
 
     @staticmethod
     def from_dict(value: Any) -> RunSpec:
-        """Inverse of `to_dict`; refuses a wrong field by its name."""
+        """Inverse of `to_dict`; raises UsageError with the path of a wrong field."""
         return from_builtins(RunSpec, value, "spec")
 
 
 def code_digest(arm: Arm, optimizer: OptimizerConfig | None = None) -> str | None:
-    """Digest of an arm's and an optimizer's custom source; None where everything is built in."""
+    """Digest of an arm's and an optimizer's custom source; None if everything is built in."""
     custom = [*arm.custom_code, *([optimizer.kind] if optimizer is not None and optimizer.is_custom else [])]
     return source_digest(custom)
 
@@ -189,7 +189,7 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def override(spec: RunSpec, settings: list[str]) -> RunSpec:
-    """Apply `section.field=value` settings: optimizer.learning_rate=0.03, options.softcap=15, seed=2.
+    """Apply `field=value` or `section.field=value` settings: learning_rate=0.03, options.softcap=15, seed=2.
 
     `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields. The tuned
     hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
@@ -232,16 +232,15 @@ def _locate(key: str) -> tuple[str | None, str]:
     """The section (None for the spec itself) and field that a dotted or bare key names."""
     section, _, name = key.rpartition(".")
     name = full_name(name)
-    homes = [home for home, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
+    sections = [other for other, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
     if not section and name in _TOP_LEVEL:
         return None, name
-    if section in homes or (not section and len(homes) == 1):
-        return section or homes[0], name
-    if section == "optimizer" and "hyperparameters" in homes:
+    if section in sections or (not section and len(sections) == 1):
+        return section or sections[0], name
+    if section == "optimizer" and "hyperparameters" in sections:
         return "hyperparameters", name
-    # The documentation writes the tuned hyperparameters under `optimizer`.
-    shown = {"hyperparameters": "optimizer"}
     choices = list(_TOP_LEVEL)
-    for home, kind in _SECTIONS.items():
-        choices += [f"{shown.get(home, home)}.{f.name}" for f in fields(kind)]
-    raise UsageError(f"--set knows no {key!r}; the nearest are {nearest(key, choices)}.")
+    for other, kind in _SECTIONS.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
+        prefix = "optimizer" if kind is Hyperparameters else other
+        choices += [f"{prefix}.{f.name}" for f in fields(kind)]
+    raise UsageError(f"--set {key!r} is not known; the nearest are {nearest(key, choices)}.")

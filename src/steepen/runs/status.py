@@ -1,4 +1,4 @@
-"""Status of runs, from their files alone: the same answer on every machine that sees the directory."""
+"""Status of runs, from their files alone; works on every machine that mounts the directory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunRow:
 
 
 def last_metrics(run: RunDirectory) -> dict[str, Any]:
-    """The last complete line of metrics.jsonl; empty where there is none yet."""
+    """The last complete line of metrics.jsonl; empty if there is none yet."""
     try:
         with run.metrics_file.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -21,5 +21,5 @@ def diverged(spec: RunSpec, checkpoints: Path, step: int, what: str) -> Diverged
     return Diverged(
         f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.batch_sequences - 1:,} of the "
         f"data's order); {where}. Lower the learning rate "
-        f"(--set optimizer.learning_rate=…) or look at the data."
+        f"(--set learning_rate=…) or look at the data."
     )

@@ -1,7 +1,7 @@
-"""Frozen dataclasses to plain JSON values and back, with errors that name the field.
+"""Convert frozen dataclasses to JSON values and back, with errors that name the field.
 
-Each type's decoder is built once, from its annotations, and kept: ten thousand records are read in about a
-second. The path to a wrong field is put together only when there is one.
+Each type's decoder is built once from its annotations and cached. The path to a wrong field is assembled
+only when an error is raised.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 
 
-class _Wrong(UsageError):
-    """A value that does not fit; what stands around it adds the path on the way out."""
+class _InvalidValue(UsageError):
+    """A value of the wrong type or range; enclosing decoders prepend their part of the field's path."""
 
-    def __init__(self, says: str) -> None:
-        super().__init__(says)
-        self.path, self.says = "", says
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.path, self.message = "", message
 
 
 def to_builtins(value: Any) -> Any:
@@ -39,11 +39,11 @@ def to_builtins(value: Any) -> Any:
 
 
 def from_builtins(kind: type[T], value: Any, where: str = "") -> T:
-    """The dataclass that `to_plain` made `value` of; a wrong field is refused by name."""
+    """Inverse of `to_builtins`; raises UsageError with the path of a wrong field."""
     try:
         return typing.cast("T", _decoder(kind)(value))
-    except _Wrong as wrong:
-        raise UsageError(f"{where or kind.__name__}{wrong.path} {wrong.says}") from None
+    except _InvalidValue as invalid:
+        raise UsageError(f"{where or kind.__name__}{invalid.path} {invalid.message}") from None
 
 
 @functools.cache
@@ -61,16 +61,16 @@ def _decoder(kind: Any) -> Decoder:
     if origin is tuple:
         return _tuple(arguments)
     if origin is dict:
-        return _plain(dict, "an object") if arguments[1] is Any else _dict(_decoder(arguments[1]))
+        return _exact_type(dict, "an object") if arguments[1] is Any else _dict(_decoder(arguments[1]))
     if origin is list:
-        return _plain(list, "a list")
+        return _exact_type(list, "a list")
     if kind in (float, int):
         return _float if kind is float else _int
     nouns: dict[Any, str] = {str: "text", bool: "true or false"}
-    return _plain(kind, nouns[kind])
+    return _exact_type(kind, nouns[kind])
 
 
-def _plain(kind: Any, noun: str) -> Decoder:
+def _exact_type(kind: Any, noun: str) -> Decoder:
     return lambda value: value if type(value) is kind else _refuse(value, noun)
 
 
@@ -116,31 +116,31 @@ def _dataclass(kind: type) -> Decoder:
             value = _without_aliases(value, aliases)
         for name in value:
             if name not in known:
-                raise _Wrong(f"has no field {name!r}; the nearest are {nearest(str(name), names)}.")
+                raise _InvalidValue(f"has no field {name!r}; the nearest are {nearest(str(name), names)}.")
         arguments: dict[str, Any] = {}
         name = ""
         try:
             for name, decoder in decoders:
                 if name in value:
                     arguments[name] = decoder(value[name])
-        except _Wrong as wrong:
-            wrong.path = f".{name}{wrong.path}"
+        except _InvalidValue as invalid:
+            invalid.path = f".{name}{invalid.path}"
             raise
         if not needed <= arguments.keys():
             missing = next(name for name in names if name in needed and name not in arguments)
-            raise _Wrong(f"lacks the field {missing!r}.")
+            raise _InvalidValue(f"lacks the field {missing!r}.")
         return kind(**arguments)
 
     return decode
 
 
 def _without_aliases(value: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
-    """The fields under their own names; one given under two names is refused."""
+    """Replace aliases by field names; raises if a field is given under two names."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         own = aliases.get(str(name).lower(), name)
         if own in found:
-            raise _Wrong(f"has {own!r} twice, once as {name!r}.")
+            raise _InvalidValue(f"has {own!r} twice, once as {name!r}.")
         found[own] = item
     return found
 
@@ -177,8 +177,8 @@ def _tuple(arguments: tuple[Any, ...]) -> Decoder:
         try:
             for index, item in enumerate(value):
                 items.append(decoders[0 if repeated else index](item))
-        except _Wrong as wrong:
-            wrong.path = f"[{len(items)}]{wrong.path}"
+        except _InvalidValue as invalid:
+            invalid.path = f"[{len(items)}]{invalid.path}"
             raise
         return tuple(items)
 
@@ -194,8 +194,8 @@ def _dict(decoder: Decoder) -> Decoder:
         try:
             for key, item in value.items():
                 items[key] = decoder(item)
-        except _Wrong as wrong:
-            wrong.path = f".{key}{wrong.path}"
+        except _InvalidValue as invalid:
+            invalid.path = f".{key}{invalid.path}"
             raise
         return items
 
@@ -203,4 +203,4 @@ def _dict(decoder: Decoder) -> Decoder:
 
 
 def _refuse(value: Any, accepted: str) -> NoReturn:
-    raise _Wrong(f"= {value!r} is not valid: it must be {accepted}.")
+    raise _InvalidValue(f"= {value!r} is not valid: it must be {accepted}.")

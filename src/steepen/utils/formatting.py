@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shutil
+import textwrap
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any, TextIO, TypeGuard
 
 MISSING = "–"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -113,6 +115,16 @@ def format_count(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.0f}"
+
+
+def wrap_to_terminal(text: str, stream: TextIO) -> str:
+    """Break lines at words to the width of the terminal; unchanged if `stream` is a pipe or a file."""
+    if not stream.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
 
 
 def format_clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from steepen.errors import UsageError
 
 
 def import_object(name: str, what: str) -> object:
-    """Import what "module:attribute" names; `what` (an arm, a block …) is used in the error sentence."""
+    """Import the object "module:attribute"; `what` ("arm", "block", …) is used in the error message."""
     module, _, attribute = name.partition(":")
     try:
         found: object = importlib.import_module(module)
@@ -21,9 +21,10 @@ def import_object(name: str, what: str) -> object:
 
 
 def object_name(value: object, what: str) -> str:
-    """The "module:attribute" name of a class or function, so that it can stand where a name is expected.
+    """The "module:attribute" name of a class or function, for use in specs and on the command line.
 
-    A name is returned as it is. What cannot be imported again by name (a lambda, a local class) is refused.
+    A name is returned unchanged. Raises UsageError for an object that cannot be imported by name (a lambda, a
+    local class).
     """
     if isinstance(value, str):
         return value

@@ -29,7 +29,7 @@ def to_json(data: Any, indent: int | None = 2) -> str:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one JSON spelling of a value (sorted keys, no spaces, ASCII): equal values have equal hashes."""
+    """Canonical JSON encoding for hashes: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-_ATTEMPTS = 5  # without `wait`: `is_locked` takes the lock for an instant, which must not count as a holder
+_ATTEMPTS = 5  # without `wait`: retry, because `is_locked` of another process holds the lock briefly
 
 
 @contextlib.contextmanager

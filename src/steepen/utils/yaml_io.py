@@ -1,4 +1,4 @@
-"""YAML as people write it: 1e-3 is a number, as in JSON."""
+"""YAML loader that parses 1e-3 as a float, as JSON does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text for want of a dot; this loader does not."""
+    """YAML 1.1 parses 1e-3, which has no dot, as a string; this loader parses it as a float."""
 
 
 _Loader.add_implicit_resolver(
@@ -18,5 +18,5 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML or JSON text."""
+    """Parse YAML or JSON text."""
     return yaml.load(text, Loader=_Loader)

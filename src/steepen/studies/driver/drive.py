@@ -24,7 +24,7 @@ A = TypeVar("A")
 
 # A study yields batches of specs, is sent their records in the same order, and returns its answer.
 # It is sent `list[RunRecord]`, or `list[RunRecord | None]` with `accept_diverged`.
-Study = Generator[Sequence[RunSpec], Any, A]
+StudyGenerator = Generator[Sequence[RunSpec], Any, A]
 
 
 class RunsFailed(SteepenError):
@@ -68,7 +68,7 @@ class DryRunStep:
 
 
 def drive(
-    study: Study[A],
+    study: StudyGenerator[A],
     store: RunStore,
     launcher: Launcher,
     *,
@@ -107,7 +107,9 @@ def drive(
             raise StudyStopped(signal.SIGINT) from None
 
 
-def simulate_study(study: Study[Any], store: RunStore, *, accept_diverged: bool = False) -> DryRunStep:
+def simulate_study(
+    study: StudyGenerator[Any], store: RunStore, *, accept_diverged: bool = False
+) -> DryRunStep:
     """Step through a study with the finished records, as far as they go; start and write nothing."""
     finished: set[str] = set()
     try:
@@ -129,7 +131,7 @@ def simulate_study(study: Study[Any], store: RunStore, *, accept_diverged: bool 
 
 
 def look_ahead(
-    make_study: Callable[[], Study[Any]],
+    make_study: Callable[[], StudyGenerator[Any]],
     store: RunStore,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
     *,
@@ -152,7 +154,10 @@ def look_ahead(
 
 
 def _requested_specs(
-    study: Study[Any], store: RunStore, stand_in: Callable[[RunSpec], RunRecord], accept_diverged: bool
+    study: StudyGenerator[Any],
+    store: RunStore,
+    stand_in: Callable[[RunSpec], RunRecord],
+    accept_diverged: bool,
 ) -> dict[str, RunSpec]:
     """Every unfinished run that a study requests if their records are the stand-in's, by hash."""
     requested: dict[str, RunSpec] = {}
@@ -270,7 +275,7 @@ class _BatchRunner:
         were = "run of this batch was" if made == 1 else "runs of this batch were"
         are = "run is" if len(refused) == 1 else "runs are"
         state = f"{made} {were} made, {len(refused)} {are} left ({left:.3g} FLOPs)"
-        if any(budget.admits_when_renewed(*cost) for cost in costs):
+        if any(budget.fits_fresh_budget(*cost) for cost in costs):
             return BudgetReached(f"the budget of {budget} is reached: {state}; the same command continues.")
         needed = budget.smallest_sufficient(*min(costs, key=lambda cost: cost[budget.flops is None]))
         return BudgetReached(

@@ -17,7 +17,7 @@ from steepen.launch.registry import make_launcher
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.driver.drive import Study, drive, look_ahead
+from steepen.studies.driver.drive import StudyGenerator, drive, look_ahead
 from steepen.studies.driver.dry_run import DryRunReport
 from steepen.studies.driver.journal import Journal
 
@@ -34,7 +34,7 @@ class LaunchSettings:
     jobs: int | None = None  # max runs at a time; None: the launcher's default
     options: tuple[str, ...] = ()  # of the launcher, as KEY=VALUE
     device: str = "auto"
-    gpu: str | None = None  # estimate time for this GPU instead of measuring
+    gpu: str | None = None  # estimate time for this GPU instead of from finished runs
     mfu: float | None = None  # and for this fraction of its peak
 
     @property
@@ -67,7 +67,7 @@ class LaunchSettings:
 
 
 def forecast_study(
-    make_study: Callable[[], Study[Any]],
+    make_study: Callable[[], StudyGenerator[Any]],
     settings: LaunchSettings,
     *,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]] = (),
@@ -85,7 +85,7 @@ def forecast_study(
 
 
 def launch_study(
-    make_study: Callable[[], Study[A]],
+    make_study: Callable[[], StudyGenerator[A]],
     settings: LaunchSettings,
     *,
     name: str,
