@@ -16,7 +16,7 @@ import numpy as np
 from steepen.laws.analysis import fit_compute
 from steepen.laws.distributions import t_quantile
 from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
+from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
 from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (

@@ -1,4 +1,4 @@
-"""The three-term law L = E + A/N^α + B/D^β: recovered exactly, robust, flagged at bounds."""
+"""The Chinchilla law L = E + A/N^α + B/D^β: recovered exactly, robust, flagged at bounds."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from steepen.laws.distributions import t_quantile
-from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
+from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,

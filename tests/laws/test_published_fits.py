@@ -46,7 +46,7 @@ def test_epochs_refit_of_chinchilla(reference_data: Find) -> None:
     for name, value in (("e", 1.8172), ("alpha", 0.3478), ("beta", 0.3658)):
         low, high = fit.intervals[name]
         assert low < value < high
-    assert not fit.intervals["e"][0] < 1.69 < fit.intervals["e"][1]  # the original, known-bad answer
+    assert not fit.intervals["e"][0] < 1.69 < fit.intervals["e"][1]  # E as published by Hoffmann et al.
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_epochs_refit_of_chinchilla(reference_data: Find) -> None:
         ("log-mse", (1.8926, 4.0146, 1.0571, 0.3522, 0.4430)),
     ],
 )
-def test_217_point_answers_to_all_printed_digits(
+def test_chinchilla_fits_below_1e21_flops_match_all_printed_digits(
     reference_data: Find, loss: str, answer: tuple[float, ...]
 ) -> None:
     n, d, y = epoch(reference_data)
@@ -67,7 +67,7 @@ def test_217_point_answers_to_all_printed_digits(
     assert (fit.e, fit.a, fit.b, fit.alpha, fit.beta) == pytest.approx(answer, abs=5.001e-5)
     if loss == "mse":
         assert fit.objective == pytest.approx(0.062414, abs=5e-7)
-    # Units are the user's business: the same runs in single parameters and tokens give the same law.
+    # The fit does not depend on units: single parameters and tokens give the same law.
     plain = fit_chinchilla(n[below], d[below], y[below], settings)
     assert (plain.e, plain.alpha, plain.beta) == pytest.approx((fit.e, fit.alpha, fit.beta), abs=1e-6)
     assert plain.objective == pytest.approx(fit.objective, rel=1e-9)
@@ -89,7 +89,7 @@ def test_llama_3_isoflop_law_and_its_sensitivity_to_the_mask(reference_data: Fin
         assert in_logs.law.exponent == pytest.approx(exponent, abs=5e-4)
 
 
-def test_llama_3_three_term_law(reference_data: Find) -> None:
+def test_llama_3_chinchilla_law(reference_data: Find) -> None:
     table = rows(reference_data("refdata/openathena_isoflops/llama_3.csv"))
     runs = [row for row in table if row["condition"] == "raw_loss"]
     settings = ChinchillaSettings(loss="mse", bootstrap=0)

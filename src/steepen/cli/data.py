@@ -129,7 +129,7 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="A prepared directory.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Check every byte: shards by SHA-256, ids against the tokenizer, counts against the manifest."""
+    """Verify every byte of the shards (SHA-256), the token ids and the document counts."""
     from steepen.data import Dataset
 
     dataset = Dataset.open(directory)

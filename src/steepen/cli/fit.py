@@ -32,14 +32,15 @@ def fit(
         Path,
         typer.Argument(
             help="CSV, JSON lines or Parquet. Columns for --law compute: arm, flops, loss; chinchilla:"
-            " parameters, tokens, loss; isoflop: budget, x, loss (and arm). A seed column marks repeats.",
+            " parameters, tokens, loss; isoflop: budget, x, loss (and arm). A seed column"
+            " distinguishes repeated runs.",
             show_default=False,
         ),
     ],
     *,
     reference: Annotated[
         str | None,
-        typer.Option(help="compute: the arm that every other arm is judged against.", show_default=False),
+        typer.Option(help="Arm that every other arm is compared with (--law compute).", show_default=False),
     ] = None,
     law: Annotated[str, typer.Option(help="compute, chinchilla or isoflop.")] = "compute",
     loss: Annotated[
@@ -96,10 +97,10 @@ def fit(
         ),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="Confidence of every interval.", rich_help_panel=INTERVALS)
+        float, typer.Option(help="Confidence level of the intervals.", rich_help_panel=INTERVALS)
     ] = 0.90,
     level: Annotated[
-        float, typer.Option(help="Level of the F-tests behind a verdict.", rich_help_panel=COMPUTE)
+        float, typer.Option(help="Significance level of the F-tests.", rich_help_panel=COMPUTE)
     ] = 0.05,
     margin: Annotated[
         float,
@@ -108,7 +109,7 @@ def fit(
     draws: Annotated[
         int,
         typer.Option(
-            help="Bootstrap draws for each arm (chinchilla: at most 500).", rich_help_panel=INTERVALS
+            help="Bootstrap resamples per arm (chinchilla: at most 500).", rich_help_panel=INTERVALS
         ),
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.", rich_help_panel=INTERVALS)] = 0,

@@ -1,4 +1,4 @@
-"""`steepen power`: how likely a planned ladder is to reach a verdict, and the cheapest ladder that is."""
+"""`steepen power`: statistical power of a planned ladder, and the cheapest ladder with a target power."""
 
 from __future__ import annotations
 
@@ -42,24 +42,26 @@ def power(
     noise: Annotated[
         float, typer.Option(help="Standard deviation of a run's loss.", rich_help_panel=LADDER)
     ] = 1e-3,
-    seeds: Annotated[int, typer.Option(help="Runs at every rung.", rich_help_panel=LADDER)] = 1,
+    seeds: Annotated[int, typer.Option(help="Seeds (runs) per rung.", rich_help_panel=LADDER)] = 1,
     gamma: Annotated[float, typer.Option(help="The reference's exponent γ.", rich_help_panel=LAWS)] = 0.1113,
     irreducible_loss: Annotated[
         float, typer.Option(help="The irreducible loss E, the same for both arms.", rich_help_panel=LAWS)
     ] = 1.83,
     constant: Annotated[
-        float, typer.Option(help="The reference's A at 1e18 FLOPs.", rich_help_panel=LAWS)
+        float, typer.Option(help="A of the reference, for C0 = 1e18 FLOPs.", rich_help_panel=LAWS)
     ] = 1.5,
     multiplier: Annotated[
         float, typer.Option(help="The arm's compute multiplier at the lowest rung.", rich_help_panel=LAWS)
     ] = 1.1,
-    level: Annotated[float, typer.Option(help="Level of the F-tests.", rich_help_panel=TESTS)] = 0.05,
+    level: Annotated[
+        float, typer.Option(help="Significance level of the F-tests.", rich_help_panel=TESTS)
+    ] = 0.05,
     margin: Annotated[
         float,
         typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS),
     ] = 0.025,
     goal: Annotated[
-        float, typer.Option(help="Power that the cheapest ladder must reach.", rich_help_panel=TESTS)
+        float, typer.Option(help="Target power of the cheapest ladder.", rich_help_panel=TESTS)
     ] = 0.90,
     search: Annotated[
         bool,

@@ -109,9 +109,9 @@ class Dataset:
                     document_counts[split] += int(np.count_nonzero(chunk == tokenizer.end_of_text))
                 if progress:
                     progress(shard.path.name, shard.path.stat().st_size)
-        for split, found in document_counts.items():
-            if found != self.manifest.splits[split].documents:
+        for split, documents in document_counts.items():
+            if documents != self.manifest.splits[split].documents:
                 raise SteepenError(
-                    f"{self.directory} has {found:,} documents in {split}, "
+                    f"{self.directory} has {documents:,} documents in {split}, "
                     f"its manifest says {self.manifest.splits[split].documents:,}; prepare it again."
                 )

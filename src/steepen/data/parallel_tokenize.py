@@ -19,7 +19,7 @@ GROUPS_PER_THREAD = 8  # in flight: enough work to keep threads busy while the m
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of a source (a line, a row, a document); `text` is None where it has no text."""
+    """One document of a source (a line, a row or a text); `text` is None if it is empty."""
 
     part: int
     number: int
@@ -28,7 +28,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class TokenizedUnit:
-    """The token ids of a unit, its content hash and its length; `ids` is None where it has no text."""
+    """The token ids of a unit, its content hash and its length; `ids` is None if it is empty."""
 
     part: int
     number: int

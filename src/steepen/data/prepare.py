@@ -76,7 +76,7 @@ def prepare(
             try:
                 job.run()
             except SteepenError:
-                # Nothing would be lost (no document written, no download begun): leave no directory behind.
+                # Remove the directory if no document was written and no download begun.
                 if not job.state.documents["train"] and not (partial / STAGING).exists():
                     shutil.rmtree(partial)
                 raise
@@ -91,7 +91,7 @@ def prepare(
 
 
 def _identity(request: PrepareRequest, source: Source, validation: Source | None) -> dict[str, Any]:
-    """What decides the result, as it compares equal after a round trip through JSON."""
+    """Request and source description as JSON values, to compare with the stored ones."""
     description = source.description
     if validation is not None:
         description = {**description, "validation": validation.description}
@@ -101,7 +101,7 @@ def _identity(request: PrepareRequest, source: Source, validation: Source | None
 def _resume_state(partial: Path, identity: dict[str, Any]) -> JournalState:
     """The state of an interrupted preparation of the same identity, or a new one.
 
-    Refused where another preparation has already written documents.
+    Raises if another preparation has already written documents.
     """
     journal = read_journal(partial)
     if journal is None:
@@ -148,7 +148,7 @@ def _stored_identity(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _lock(partial: Path) -> Generator[None]:
-    """Hold the lock of the working directory; refuse where another process holds it."""
+    """Hold the lock of the working directory; raises if another process holds it."""
     with file_lock(partial / LOCK) as holder:
         if holder is not None:
             raise SteepenError(f"another process is preparing {partial} ({holder}); wait for it to finish.")

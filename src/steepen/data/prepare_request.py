@@ -1,4 +1,4 @@
-"""What to prepare, and the progress of a preparation."""
+"""Options of a preparation (`PrepareRequest`), and its progress reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass over a source: split documents, tokenize them into shards, write the manifest.
+"""Tokenize a source into shards: split documents, tokenize them, write the manifest.
 
 It works in a directory of its own. The journal records how far the files there are valid; once the manifest
 exists, all of them are.
@@ -40,7 +40,7 @@ class JournalState:
     """Position in the source, lengths of the files written up to it, and counts for the manifest."""
 
     part: int = 0
-    unit: int = 0  # the next one to read
+    unit: int = 0  # number of the next document to read
     characters: int = 0
     documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
     empty: int = 0
@@ -64,7 +64,7 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
 
 
 class TokenizationJob:
-    """One pass over a source, from its start or from a journal's state."""
+    """Tokenization of one source, from its start or from a journal's state."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class TokenizationJob:
         return tokenizer
 
     def _tokenizer_texts(self) -> Iterator[str]:
-        """Texts that a tokenizer is trained on: none that may be used for validation."""
+        """Texts to train a tokenizer on; documents eligible for validation are excluded."""
         read = 0
         total = min(self.source.size, TOKENIZER_CHARACTERS)
         for count, unit in enumerate(self._units(self.first_train_part, 0)):
@@ -202,7 +202,7 @@ class TokenizationJob:
         if not documents["train"]:
             name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
             raise UsageError(
-                f"source {name!r} has no text to train on: of {empty + val:,} units read, {empty:,} were "
+                f"source {name!r} has no text to train on: of {empty + val:,} documents read, {empty:,} were "
                 f"empty and {val:,} went to validation."
             )
         for writer in self.writers.values():

@@ -199,7 +199,7 @@ def check_trainable(size: int) -> None:
 
 
 def parse_tokenizer(name: str) -> int | None:
-    """The size in "bpe:SIZE", or None for "gpt2"; anything else is refused."""
+    """The size in "bpe:SIZE", or None for "gpt2"; raises for anything else."""
     if name == "gpt2":
         return None
     kind, _, size = name.partition(":")

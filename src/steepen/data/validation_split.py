@@ -1,4 +1,4 @@
-"""Which documents are for validation: chosen by content hash until there are enough tokens."""
+"""Assignment of documents to the validation split, by content hash, until it has enough tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_FRACTION = 0.5
 def plan_split(size: int, val_tokens: int | None, max_tokens: int | None) -> tuple[int, float]:
     """Validation tokens to collect from a source of `size` bytes, and the fraction of documents eligible.
 
-    The fraction is a power of two, so that it does not depend on a precise estimate of the size, and 1.5 to 3
-    times what would just suffice: the set is complete after a third to two thirds of the source, and every
-    later document is for training.
+    The fraction is 1.5 to 3 times the one that would just suffice, so the validation set is complete after a
+    third to two thirds of the source, and all later documents are for training. It is a power of two, so that
+    it does not depend on a precise estimate of the size.
     """
     expected = max(1.0, size / BYTES_PER_TOKEN)
     if max_tokens is not None:
@@ -56,10 +56,10 @@ class ValidationSplit:
         return len(self._chosen)
 
     def adjust_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
-        """Move the threshold where the hashes would leave one split without any document.
+        """Change the threshold if the hashes would leave one split without a document.
 
         `documents` are (hash, bytes of text) from the start of the source; no more of them are read than
-        needed. Those that begin within `max_bytes` are certain to be reached. Returns False where there is
+        needed. Those that begin within `max_bytes` are certain to be reached. Returns False if there is
         only one document.
         """
         reached: dict[bytes, int] = {}
@@ -90,7 +90,7 @@ class ValidationSplit:
         return True
 
     def assign(self, digest: bytes, val_tokens: int, validation_only: bool = False) -> str | None:
-        """The split of a document, given the validation tokens so far; None where it must be dropped.
+        """The split of a document, given the validation tokens so far; None if it must be dropped.
 
         `validation_only` marks a document of a separate validation source.
         """
@@ -103,7 +103,7 @@ class ValidationSplit:
         return "train"
 
     def is_eligible(self, digest: bytes) -> bool:
-        """Whether a document is eligible for validation; a trained tokenizer never sees these."""
+        """Whether a document is eligible for validation; no tokenizer is trained on these."""
         return int.from_bytes(digest, "big") < self.threshold
 
     def sync(self) -> None:

@@ -1,4 +1,4 @@
-"""Fit a law to a table of runs: the compute law with its verdicts, the three-term law, iso-compute sweeps.
+"""Fit a law to a table of runs: the compute law with its verdicts, the Chinchilla law, iso-compute sweeps.
 
 These are what `steepen fit` calls. Each takes a `Table`, hold-outs as on the command line (`1e20`,
 `vanilla:1e20` or a table's path) and returns a result with `summary()` and `to_dict()`.
@@ -60,7 +60,7 @@ class ComputeOptimum:
 
 @dataclass(frozen=True)
 class HeldOutRun:
-    """A row held out of the three-term fit; `miss` is observed minus forecast."""
+    """A row held out of the Chinchilla fit; `miss` is observed minus forecast."""
 
     row: int
     parameters: float
@@ -73,7 +73,7 @@ class HeldOutRun:
 
 @dataclass(frozen=True, eq=False)
 class ChinchillaTableFit:
-    """The three-term law of a table, the optimum at a budget, and the forecasts of held-out rows.
+    """The Chinchilla law of a table, the optimum at a budget, and the forecasts of held-out rows.
 
     `parameters`, `tokens` and `loss` are the rows that were fitted; `row_unit` names a row of the source.
     """

@@ -1,4 +1,4 @@
-"""From the name of a data source to the source: the built-in corpus, a Hub dataset, a function, or files."""
+"""Resolve names of data sources to `Source` objects: built-in corpus, Hub dataset, function, or files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def resolve_source(
     staging: Path,
     log: Callable[[str], None],
 ) -> Source:
-    """Find the source that the names stand for; raises where there is nothing to read.
+    """The source that the names refer to; raises if there is nothing to read.
 
-    `endpoint` is another Hub than huggingface.co, `staging` the folder for its downloads; `log` receives a
+    `endpoint` is another Hub than huggingface.co, `staging` the directory for its downloads; `log` receives a
     line when something slow begins.
     """
     if not names:

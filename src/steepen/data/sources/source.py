@@ -14,8 +14,8 @@ HASH_BYTES = 16  # length of a document's content hash
 class Part:
     """A section of a source with a fixed order, such as one file.
 
-    `documents(start)` yields one item per unit (a line, a row, a document) from unit `start` on, None where a
-    unit has no text. The order must be the same in every call: an interrupted preparation resumes at a unit.
+    `documents(start)` yields its documents (lines, rows or texts) from number `start` on, None for an empty
+    one. The order must be the same in every call: an interrupted preparation resumes at a document's number.
     """
 
     name: str

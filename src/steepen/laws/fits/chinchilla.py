@@ -1,4 +1,4 @@
-"""The three-term law L(N, D) = E + A/N^α + B/D^β, by summed Huber loss of log losses, MSE or log-MSE.
+"""The Chinchilla law L(N, D) = E + A/N^α + B/D^β, by summed Huber loss of log losses, MSE or log-MSE.
 
 Variables are centred and the two amplitudes are fitted as logarithms at the centre of the data, so nothing
 depends on the units of N and D. Starting points are a grid over (α, β) with E, A and B by linear least

@@ -1,4 +1,4 @@
-"""Numerics of the three-term law: objective, gradient, starting grid, batched refinement and polish."""
+"""Numerics of the Chinchilla law: objective, gradient, starting grid, batched refinement and polish."""
 
 from __future__ import annotations
 

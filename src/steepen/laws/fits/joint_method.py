@@ -21,7 +21,7 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
     symmetric_interval,
 )
-from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
+from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
 from steepen.laws.ladder import Ladder
 

@@ -63,7 +63,7 @@ def hold_out_rungs(
 
 
 def parse_flops(text: str, hold_out: str) -> float:
-    """The FLOPs of a hold-out; refuse what is neither a file nor a number."""
+    """The FLOPs of a hold-out; raises UsageError for what is neither a file nor a number."""
     try:
         value = float(text)
     except ValueError:

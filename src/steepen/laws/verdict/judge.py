@@ -9,7 +9,7 @@ import numpy as np
 
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.compute_law import FitSettings, default_c0
-from steepen.laws.fits.intervals import LeastSquaresFit, profile_intervals
+from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Array, unscaled_covariance
 from steepen.laws.hypotheses.bootstrap import bootstrap, leave_one_out
 from steepen.laws.hypotheses.nested_models import (

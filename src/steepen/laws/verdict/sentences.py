@@ -219,9 +219,9 @@ def _crossing(v: Evidence, fit: HypothesisFit) -> str:
     else:
         # The arm's smaller constant shrinks with compute until its higher E outweighs it; an arm without a
         # smaller constant was never ahead.
-        ahead, raised = math.exp(a) - math.exp(arm_a), fit.e[1] - fit.e[0]
-        crosses = gamma > 0 and raised > 0
-        x = -math.inf if ahead <= 0 else math.log(ahead / raised) / gamma if crosses else math.inf
+        gain_in_a, loss_in_e = math.exp(a) - math.exp(arm_a), fit.e[1] - fit.e[0]
+        crosses = gamma > 0 and loss_in_e > 0
+        x = -math.inf if gain_in_a <= 0 else math.log(gain_in_a / loss_in_e) / gamma if crosses else math.inf
     top = math.log(v.multiplier_flops / v.c0)
     if x <= top:
         return "already"
