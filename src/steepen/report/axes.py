@@ -31,7 +31,7 @@ class AxisRange:
 
     @property
     def log(self) -> bool:
-        """Whether distances are ratios."""
+        """Whether the axis is logarithmic."""
         return self.axis.scale == "log"
 
     def position(self, value: float) -> float:
@@ -41,7 +41,7 @@ class AxisRange:
         return 1 - fraction if self.axis.reverse else fraction
 
     def can_show(self, value: float) -> bool:
-        """Whether a value has a place on this axis, inside its limits or not."""
+        """Whether a value can be drawn on this scale, inside the limits or not."""
         return _drawable(value, self.log)
 
 
@@ -53,7 +53,7 @@ def _drawable(value: float, log: bool) -> bool:
 def axis_range(
     axis: Axis, values: Iterable[float], soft: Iterable[float] = (), pad: float = 0.05
 ) -> AxisRange:
-    """The limits that show all `values`, and `soft` ones (a band's edges) where they are not far out."""
+    """Limits that include all `values`, and `soft` ones (band edges) up to half the range beyond."""
     good = [v for v in values if _drawable(v, axis.scale == "log")]
     extra = [v for v in soft if _drawable(v, axis.scale == "log")]
     if not good:
@@ -133,7 +133,7 @@ def _even(limits: AxisRange, wanted: int) -> list[Tick]:
 
 
 def _decimals(step: float) -> int:
-    """Decimals that tell neighbours at this distance apart."""
+    """Decimals needed to distinguish ticks `step` apart."""
     exact = (d for d in range(12) if step * 10**d > 0.9 and abs(step * 10**d - round(step * 10**d)) < 1e-6)
     return next(exact, 12)
 

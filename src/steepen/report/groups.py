@@ -97,7 +97,7 @@ def series_name(series: Series, curve: Curve) -> str:
 
 
 def legend_entries(curves: list[Curve]) -> list[LegendEntry]:
-    """What the kinds of lines and markers mean; colourless where several curves have the same kind."""
+    """What the kinds of lines and markers mean; grey where several curves share a kind."""
     uses: dict[tuple[object, ...], list[tuple[Series, Curve]]] = {}
     details = sum(any(s.detail for s in curve.series) for curve in curves)
     for curve in curves:

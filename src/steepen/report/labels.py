@@ -1,4 +1,4 @@
-"""Where labels stand: at the ends of their curves without touching, or beside their points."""
+"""Label placement: at the ends of curves without overlap, or beside points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Label:
 def spread_apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
     """Positions nearest to the wanted ones (in rising order) that keep their distance, inside low to high.
 
-    Subtracting i·gap turns "at least gap apart" into "not falling", which pooling neighbours solves exactly.
+    Subtracting i·gap reduces it to isotonic regression, solved by pooling adjacent violators.
     """
     pools: list[tuple[float, int]] = []
     for i, value in enumerate(wanted):
@@ -43,7 +43,7 @@ def spread_apart(wanted: list[float], gap: float, low: float, high: float) -> li
 def labels_at_curve_ends(
     ends: list[tuple[Curve, tuple[float, float]]], box: Box, font: float, width: float, character_width: float
 ) -> list[Label]:
-    """Labels right of the box, each led to the end of its curve."""
+    """Labels right of the box, each with a leader line to the end of its curve."""
     _, top, right, bottom = box
     ends = sorted(ends, key=lambda end: (end[1][1], end[0].label))
     heights = spread_apart([y for _, (_, y) in ends], 1.2 * font, top + 0.4 * font, bottom - 0.2 * font)

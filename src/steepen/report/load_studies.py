@@ -1,4 +1,4 @@
-"""What a report is made of: studies' answers from their folders, and the records they rest on."""
+"""Load finished studies and their run records for a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoadedStudy:
 
 
 def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStudy:
-    """A study by folder, name inside `studies` or a beginning of it; `runs` is where its runs are now."""
+    """A study by directory, name in `studies` or unique prefix of it; `runs` overrides where its runs are."""
     folder = find_study_folder(study, studies)
     journal = Journal.read(folder)
     entry = journal.entry
@@ -50,7 +50,7 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
 
 
 def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
-    """Every arm's name as people read it, from the records; the eight main arms' are known."""
+    """Display names by arm key: the eight main arms', and those of the records."""
     found = dict(ARM_TITLES)
     for study in studies:
         for record in study.records:
@@ -59,7 +59,7 @@ def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:
 
 
 def _check(answer: Answer, file: Path) -> None:
-    """Series whose coordinates do not pair up can't be drawn: say which, before anything is written."""
+    """Raise SteepenError if the coordinates of a series differ in length."""
     for panel in answer.panels:
         for series in panel.series:
             high = len(series.y_high) if series.kind == "band" else len(series.x)

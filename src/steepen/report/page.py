@@ -17,9 +17,9 @@ from steepen.report.groups import ladder_title
 from steepen.report.layout import NARROW, WIDE, lay_out
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.provenance import provenance_rows, run_title
+from steepen.report.select_verdicts import other_findings, primary_verdicts, secondary_verdicts
 from steepen.report.svg import alt_text, panel_svg
 from steepen.report.table_files import formatted_rows, numeric_columns
-from steepen.report.verdict_badges import other_findings, primary_verdicts, secondary_verdicts
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Panel, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number
@@ -38,7 +38,7 @@ def render_page(studies: Sequence[LoadedStudy]) -> str:
     script = (assets / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.from_string((assets / "page.html.j2").read_text(encoding="utf-8")).render(
-        title=studies[0].answer.question if len(studies) == 1 else "What the studies found",
+        title=studies[0].answer.question if len(studies) == 1 else "Study results",
         studies=sections,
         runs=content.runs(),
         css=Markup((assets / "page.css").read_text(encoding="utf-8")),
@@ -50,7 +50,7 @@ def render_page(studies: Sequence[LoadedStudy]) -> str:
 
 
 class _Content:
-    """Turns answers into what the template shows, and remembers which colours they use."""
+    """Builds the template's content from answers, and collects the colours in use."""
 
     def __init__(self, studies: Sequence[LoadedStudy]) -> None:
         self.titles = arm_titles(studies)
@@ -72,7 +72,7 @@ class _Content:
         return self.classes.setdefault(colour, f"k{len(self.classes)}")
 
     def colour_rules(self) -> str:
-        """The classes' rules; the print is always light."""
+        """The classes' rules; print always uses the light colours."""
         light = "".join(f".{k}{{--c:{c.light};--t:{c.light_text}}}" for c, k in self.classes.items())
         dark = "".join(f".{k}{{--c:{c.dark};--t:{c.dark_text}}}" for c, k in self.classes.items())
         dark_screen = (
@@ -154,7 +154,7 @@ class _Content:
         }
 
     def table(self, table: Table) -> dict[str, Any]:
-        """A table whose cells know their arm, their run, and what to sort them by."""
+        """A table; each cell has its HTML, its class and its sort key."""
         rows = [
             [self.cell(raw, text) for raw, text in zip([*row, *[None] * len(texts)], texts, strict=False)]
             for row, texts in zip(table.rows, formatted_rows(table), strict=True)
@@ -168,7 +168,7 @@ class _Content:
 
     def cell(self, raw: Any, text: str) -> dict[str, Any]:
         """One cell."""
-        # Numbers stand on the right; short words keep to one line, long ones may wrap.
+        # Right-align numbers; do not wrap short text.
         kind = "n" if is_number(raw) or raw is None else "s" if len(text) <= 32 else ""
         html = escape(text)
         if isinstance(raw, str) and raw in self.records:

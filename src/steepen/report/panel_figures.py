@@ -131,7 +131,7 @@ class _Painter:
             self._text(x + 2.2 * font, y, entry.text, color="#333333", va="center_baseline")
 
     def _text(self, x: float, y: float, text: str, **style: Any) -> None:
-        # parse_math: a name with $ in it is a name.
+        # parse_math=False: do not interpret $ in labels as math.
         self.figure.text(*self.place(x, y), text, parse_math=False, **style)
 
 

@@ -1,4 +1,4 @@
-"""An answer in the terminal: the verdict first."""
+"""Print an answer to the terminal, verdicts first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.text import Text
 
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.groups import ladder_title
+from steepen.report.select_verdicts import other_findings, primary_verdicts
 from steepen.report.table_files import formatted_rows, numeric_columns
-from steepen.report.verdict_badges import other_findings, primary_verdicts
 from steepen.studies.answer import Answer, Table
 
 MAX_ROWS = 20  # rows of a table; the report has them all
@@ -58,16 +58,13 @@ def _print(console: Console, text: Text, indent: int = 0) -> None:
 
 def _arm(name: str, variant: str = "") -> Text:
     key = arm_key(name)
-    # Black on a black terminal can't be read, nor white on white: Vanilla takes the terminal's own colour.
+    # Vanilla uses the terminal's default colour: black or white could be invisible.
     style = "bold" if key == "vanilla" else f"bold {arm_colour(key).dark}"
     return Text(ladder_title(name, variant, ARM_TITLES), style=style)
 
 
 def _fitting(table: Table, width: int) -> list[Grid]:
-    """The table, broken between columns where it is wider than the terminal, each part with the first column.
-
-    A number that is cut off is worse than a table in two parts.
-    """
+    """The table, split between columns to fit the terminal, each part with the first column."""
     rows = formatted_rows(table)[:MAX_ROWS]
     columns = [[name, *(row[i] for row in rows)] for i, name in enumerate(table.columns)]
     wide = [max(map(cell_len, column)) + 2 for column in columns]

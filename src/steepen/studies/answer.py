@@ -26,7 +26,7 @@ Role = Literal[
     "held_out",  # a run that took part in no fit
     "control",
 ]
-# JSON has no word for these; they are written as strings inside verdicts and fits.
+# JSON cannot represent these; they are written as strings inside verdicts and fits.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -56,7 +56,7 @@ class Series:
     variant: str = ""  # which of several ladders of an arm: another recipe or optimizer
     level: float | None = None  # position in a family of curves (depths, budgets, passes): decides the shade
     role: Role = "measured"
-    note: str = ""  # the legend's text for this kind of line or marker, where the role's word will not do
+    note: str = ""  # the legend's text for this kind of line or marker, overriding the role's word
     detail: str = ""  # a value of this curve alone, such as its exponent
     style: Literal["solid", "dashed", "dotted"] = "solid"
     filled: bool = True
@@ -89,7 +89,7 @@ class Table:
 
 @dataclass(frozen=True)
 class StudyVerdict:
-    """A verdict on one ladder, and what it is about."""
+    """A verdict on one ladder, with its arm, variant and part of the study."""
 
     verdict: Verdict
     arm: str  # the arm's name; `verdict.arm` is the ladder's label
@@ -151,7 +151,7 @@ class Answer:
 
     @staticmethod
     def from_dict(value: Any) -> Answer:
-        """The answer that `to_dict` made `value` of; a wrong field is refused by name."""
+        """Inverse of `to_dict`; raises UsageError naming a wrong field."""
         if isinstance(value, dict):
             given = {str(key): item for key, item in value.items()}
             typed = {k: _decode_non_finite(given[k]) for k in ("verdicts", "fits") if k in given}

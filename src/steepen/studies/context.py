@@ -23,7 +23,7 @@ Arms: TypeAlias = Sequence[str | Arm]  # names, or custom arms
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a study needs to know of prepared data; the data itself stays where it is."""
+    """Identity, vocabulary and size of prepared data."""
 
     identity: str
     vocabulary: int  # padded
@@ -84,7 +84,7 @@ class StudyContext:
         pool_tokens: int | None = None,
         epochs: int | None = None,
     ) -> RunSpec:
-        """The spec of a planned run, refused here if the data cannot feed it."""
+        """The spec of a planned run; raises UsageError if the data has too few tokens."""
         length = self.preset.context  # tokens in a sequence
         unique = (self.data.train_tokens if pool_tokens is None else pool_tokens) // (length + 1) * length
         if pool_tokens is not None and pool_tokens > self.data.train_tokens:

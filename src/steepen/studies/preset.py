@@ -85,7 +85,7 @@ class ArmRungs:
 
 @dataclass(frozen=True)
 class Preset:
-    """Everything about a study that depends on how much hardware there is."""
+    """Scale of a study: model sizes, data, batch size, arms and sweep grids."""
 
     name: str
     about: str
@@ -124,7 +124,7 @@ class Preset:
             find_arm(arm)
 
     def size_rule(self, vocabulary: int) -> SizeRule:
-        """What a depth is multiplied out to."""
+        """Rule from depth to width, heads and MLP width."""
         return SizeRule(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
 
     def recipe(self, arm: Arm) -> Recipe:

@@ -33,7 +33,7 @@ class StudyEntry:
         """The study: a generator function whose first argument is the `StudyContext`."""
         found = import_object(self.target, "study")
         if not callable(found):
-            raise UsageError(f"the study {self.target!r} is no function.")
+            raise UsageError(f"the study {self.target!r} is not a function.")
         return cast("Callable[..., Study]", found)
 
     @property
@@ -95,14 +95,15 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "growth-timing", f"{_PACKAGE}.design.growth_timing:growth_timing",
-            "When should it grow, and which law does that follow?",
+            "When should a network grow, and how does that scale?",
         ),
         StudyEntry(
             "transfer", f"{_PACKAGE}.stages.transfer:transfer", "What does another arm's recipe cost?",
             accept_diverged=False, parts=("probe", "ladder"),
         ),
         StudyEntry(
-            "ablations", f"{_PACKAGE}.ladders.ablations:ablations", "Which choices carry the gains?",
+            "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
+            "Which design choices account for the gains?",
             accept_diverged=False,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
                    "constant"),
@@ -113,7 +114,7 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "data-constrained", f"{_PACKAGE}.data_constrained:data_constrained",
-            "Parameters or passes, when data are repeated?", parts=("grid", "regimes", "controls"),
+            "On repeated data: more parameters or more passes?", parts=("grid", "regimes", "controls"),
         ),
     )
 }  # fmt: skip

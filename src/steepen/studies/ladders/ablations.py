@@ -45,10 +45,10 @@ ABLATION_GROUPS = (
         ("width-only-deep-vanilla", "width-only-operator-1", "width-only-loop-2", "width-only-untied-2"),
     ),
     AblationGroup(
-        "width-and-depth", "And when width and depth grow together?",
+        "width-and-depth", "Does the operator's gain survive when width and depth grow?",
         ("deep-vanilla", "loop-2", "untied-2"),
     ),
-    AblationGroup("optimizer", "What does Muon gain over Adam, and does it keep it?", ()),
+    AblationGroup("optimizer", "Does Muon's gain over AdamW persist with scale?", ()),
     AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     AblationGroup(
         "constant", "How do the arms compare under constant recipes?",
@@ -119,7 +119,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
     )
     return Answer(
         study="ablations",
-        question="Which choices carry the gains?",
+        question="Which design choices account for the gains?",
         section=SECTION,
         findings=tuple(verdict.finding for verdict in verdicts),
         values={name: answer.values for name, answer in answers.items()},

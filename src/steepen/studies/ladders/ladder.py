@@ -87,7 +87,7 @@ def judged_ladders(
     noise: float | None = None,
     by_time: bool = True,
 ) -> Study:
-    """Run some ladders and judge them against one of them. Several studies consist of this."""
+    """Run some ladders and judge them against one of them. Shared by several studies."""
     possible, warnings = check_ladders(context, ladders, reference)
     unused = sorted(set(context.recipes) - {ladder.arm.name for ladder in possible})
     if unused:

@@ -121,7 +121,7 @@ def run_ladders(
 
 
 def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dict[str, Ladder]:
-    """The ladders as the laws take them, by label."""
+    """Measured ladders as `laws.ladder.Ladder`, by label."""
     parts = [one.columns(by) for one in measured]
     columns: dict[str, Sequence[Any]] = {
         name: [value for part in parts for value in part[name]] for name in ("arm", "flops", "loss", "seed")

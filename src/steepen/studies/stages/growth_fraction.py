@@ -18,7 +18,7 @@ from steepen.studies.plotting import finite_or_none, optimum_star, parabola, poi
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
-MIN_RHO = 0.1  # a mean that rounds to nothing still means an arm that grows
+MIN_RHO = 0.1  # lower bound, so that a growing arm grows
 
 
 def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:

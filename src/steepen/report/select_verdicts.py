@@ -1,4 +1,4 @@
-"""Which verdicts of an answer are shown first, and which findings add something to them."""
+"""Primary and secondary verdicts of an answer, and its findings besides them."""
 
 from __future__ import annotations
 
