@@ -403,11 +403,11 @@ def test_captured_step_replays_at_the_latest_learning_rates(
         for network in networks
     )
     same_gradients(networks, 0)
-    plain.step(0.5)
+    plain.step(0.5, 0)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        captured.step(0.5)
+        captured.step(0.5, 0)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -415,8 +415,9 @@ def test_captured_step_replays_at_the_latest_learning_rates(
     for step, factor in enumerate((1.0, 0.3, 0.01)):
         same_gradients(networks, step + 1)
         before = [[p.detach().clone() for p in network.parameters()] for network in networks]
-        plain.step(factor)
+        plain.step(factor, step + 1)
         captured.set_lr_factor(factor)
+        captured.set_step(step + 1)
         graph.replay()
         for index, (name, parameter) in enumerate(networks[0].named_parameters()):
             moved = parameter - before[0][index]
