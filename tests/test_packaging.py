@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
+
+import steepen
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -68,3 +72,12 @@ def test_the_citation_names_the_paper_and_the_software() -> None:
     assert citation["license"] == PROJECT["license"]
     paper = citation["preferred-citation"]
     assert [author["family-names"] for author in paper["authors"]] == ["Chen", "Vegesna", "Dahal", "Wilson"]
+
+
+def test_version_is_read_from_the_source_tree_when_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    installed = steepen.__version__
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    assert steepen.__version__ == installed

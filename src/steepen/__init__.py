@@ -11,7 +11,22 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> str:
     """Look up `__version__` on first use: importing package metadata costs more than the package itself."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("steepen")
+        try:
+            return version("steepen")
+        except PackageNotFoundError:  # run from a source tree that is not installed
+            return _source_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _source_version() -> str:
+    """The version in the pyproject.toml beside `src/`, or "unknown" if there is none."""
+    import tomllib
+    from pathlib import Path
+
+    try:
+        text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+        return str(tomllib.loads(text)["project"]["version"])
+    except (OSError, KeyError, ValueError, IndexError):
+        return "unknown"
