@@ -151,9 +151,48 @@ def test_interpolated_multipliers_are_the_ratio_of_computes_at_equal_loss() -> N
         "vanilla": ladder("vanilla", 0.0, 3.0, 0.1),
         "fast": ladder("fast", 0.0, 3.0 * 1.25**-0.1, 0.1),
     }
-    found = interpolated_multipliers(ladders["vanilla"], ladders["fast"], sigma=1e-3)
+    found = interpolated_multipliers(ladders["vanilla"], ladders["fast"], sigma=1e-3, interpolate="log-loss")
     assert [m.value for m in found] == pytest.approx([1.25] * len(found))
     assert all(m.low < 1.25 < m.high and m.method == "interpolated" for m in found)
+
+
+def test_raw_loss_interpolation_is_linear_in_log_compute() -> None:
+    reference = make_ladder("vanilla", np.array([1e18, 1e19]), np.array([3.25, 2.75]))
+    arm = make_ladder("arm", np.array([1e17, 1e19]), np.array([3.5, 2.5]))
+    first, second = interpolated_multipliers(reference, arm)
+    assert (first.value, second.value) == pytest.approx((1e18 / 10**17.5, 1e19 / 10**18.5))
+    logs, _ = interpolated_multipliers(reference, arm, interpolate="log-loss")
+    assert logs.value != pytest.approx(first.value, rel=1e-3)
+    with pytest.raises(UsageError, match="raw-loss, log-loss"):
+        AnalysisRequest(reference="vanilla", interpolate="cubic")  # type: ignore[arg-type]
+
+
+def test_the_papers_method_takes_the_references_exponent_from_the_regression() -> None:
+    ladders = pair(1e-3)
+    line, free = (
+        fit_compute(ladders, FitSettings("vanilla", method="paper", reference_law=law))  # type: ignore[arg-type]
+        for law in ("regression", "free-fit")
+    )
+    base, e = ladders["vanilla"], line.arms["vanilla"].e.value
+    slope = np.polyfit(np.log(base.flops), np.log(base.loss - e), 1)[0]
+    assert line.arms["vanilla"].gamma.value == pytest.approx(-slope)
+    assert free.arms["vanilla"].gamma.value != pytest.approx(-slope, abs=1e-7)
+    assert free.arms["vanilla"].e.value == e
+    assert free.arms["grow"].gamma.value == line.arms["grow"].gamma.value
+    with pytest.raises(UsageError, match="regression, free-fit"):
+        FitSettings("vanilla", reference_law="mean")  # type: ignore[arg-type]
+
+
+def test_raw_huber_gives_an_outlier_less_weight_than_least_squares() -> None:
+    clean = ladder("v", 1.7, 1.5, 0.11)
+    loss = clean.loss + 1e-4 * np.array([1.0, -1.0, 0.5, -0.5, 1.0, -1.0, 0.5, -0.5][: len(clean.loss)])
+    loss[3] += 0.02
+    spoiled = {"v": make_ladder("v", clean.flops, loss)}
+    errors = {
+        name: abs(fit_compute(spoiled, FitSettings("v", method="paper", loss=name)).arms["v"].e.value - 1.7)  # type: ignore[arg-type]
+        for name in ("raw-huber", "mse")
+    }
+    assert errors["raw-huber"] < 0.5 * errors["mse"]
 
 
 def test_multipliers_are_extrapolated_only_on_request() -> None:

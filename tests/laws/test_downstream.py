@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steepen.errors import UsageError
-from steepen.laws.fits.downstream import Checkpoints, filter_tasks, fit_downstream, fit_sigmoid
+from steepen.laws.fits.downstream import Checkpoints, filter_tasks, fit_downstream, fit_sigmoid, fit_task_law
 
 TASKS = [f"task{i}" for i in range(17)]
 FLOPS = {"vanilla": np.geomspace(3.25e17, 1.01e20, 8), "untied-grow": np.geomspace(4e17, 1e20, 7)}
@@ -132,3 +132,30 @@ def test_missing_task_or_series_is_named() -> None:
         fit_downstream(measured, ["poetry"])
     with pytest.raises(UsageError, match="vanila"):
         fit_downstream(measured).predict("vanila", 1e20)
+
+
+def test_a_task_law_stays_within_the_authors_bounds() -> None:
+    flops = FLOPS["vanilla"]
+    law = fit_task_law(flops, 0.8 + 1.2 * (flops / 1e18) ** -0.2)
+    assert (law.e, law.log_a, law.alpha) == pytest.approx((0.8, np.log(1.2), 0.2), rel=1e-4)
+    flat = fit_task_law(flops, np.full(len(flops), 1.5))
+    assert flat.alpha >= 0.005
+    assert 0 <= flat.e < 1.5
+    rising = fit_task_law(flops, np.linspace(1.0, 1.1, len(flops)))
+    assert rising.alpha == pytest.approx(0.005)  # a task that gets worse is nearly constant
+
+
+def test_the_ratio_is_taken_from_measured_scores_or_from_predicted_ones() -> None:
+    world = World()
+    measured = world.measured(0.0)
+    biased = {
+        name: Checkpoints(
+            p.flops, p.nll, {task: 0.5 * values for task, values in p.centered.items()}, p.score
+        )
+        for name, p in measured.items()
+    }
+    assert fit_downstream(biased).r == pytest.approx(2 * R, rel=1e-6)
+    assert fit_downstream(measured, ratio="predicted").r == pytest.approx(R, rel=1e-3)
+    for options in ({"ratio": "mean"}, {"residuals": "squares"}):
+        with pytest.raises(UsageError, match="choose one of"):
+            fit_downstream(measured, **options)  # type: ignore[arg-type]

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from steepen.errors import UsageError
 from steepen.laws.fits.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
 from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
-from steepen.laws.fits.matched_compute import loss_at, slice_families
+from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import make_ladder
 
@@ -183,9 +184,9 @@ def test_matched_compute_slices_interpolate_and_never_extrapolate() -> None:
     assert loss_at(families[1.0], 9e16) is None
     assert loss_at(families[1.0], 1e17) == pytest.approx(families[1.0].loss[0])
     middle = math.sqrt(flops[0] * flops[1])
-    assert loss_at(families[1.0], middle) == pytest.approx(
-        math.sqrt(families[1.0].loss[0] * families[1.0].loss[1])
-    )
+    first, second = families[1.0].loss[:2]
+    assert loss_at(families[1.0], middle, "log-log") == pytest.approx(math.sqrt(first * second))
+    assert loss_at(families[1.0], flops[:2].mean()) == pytest.approx((first + second) / 2)
     low, high = slice_families(families, np.array([1.5e17, 5e18]))
     assert set(low.losses) == {1.0}
     assert low.best is None
@@ -209,3 +210,28 @@ def test_best_k_is_interior_or_censored() -> None:
     assert outside.best is not None
     assert outside.best.censored
     assert outside.best.x == 4.0
+
+
+def test_the_convex_envelope_keeps_only_what_no_mixture_beats() -> None:
+    flops = np.array([4.0, 1.0, 2.0, 3.0, 2.0, 5.0])
+    loss = np.array([2.0, 4.0, 3.5, 2.5, 3.0, 2.4])  # (2, 3.5) is beaten at 2; (5, 2.4) rises again
+    x, y = convex_envelope(flops, loss)
+    assert x.tolist() == [1.0, 2.0, 4.0]  # (3, 2.5) lies on the line from 2 to 4
+    assert y.tolist() == [4.0, 3.0, 2.0]
+    assert envelope_compute(flops, loss, 2.25) == pytest.approx(3.5)
+    assert math.isnan(envelope_compute(flops, loss, 1.9))
+    assert math.isnan(envelope_compute(flops, loss, 4.1))
+
+
+def test_a_vertex_is_bracketed_only_if_the_lowest_point_is_inside() -> None:
+    x = np.array([1.0, 2.0, 4.0])
+    inside = find_vertex(x, np.array([3.0, 2.9, 3.1]))
+    assert inside.interior and inside.bracketed
+    edge = find_vertex(x, np.array([3.0, 3.001, 3.1]))  # the parabola turns between 1 and 2
+    assert edge.interior and not edge.bracketed
+
+
+def test_an_unknown_interpolation_is_refused() -> None:
+    ladder = make_ladder("v", np.array([1e17, 1e18]), np.array([3.0, 2.8]))
+    with pytest.raises(UsageError, match="choose one of linear, log-log"):
+        loss_at(ladder, 5e17, "cubic")  # type: ignore[arg-type]

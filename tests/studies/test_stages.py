@@ -16,7 +16,7 @@ from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
 from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe
-from steepen.studies.stages.chain_tuning import candidates, chain_tuning
+from steepen.studies.stages.chain_tuning import MeasuredSweep, candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
 from steepen.studies.stages.growth_fraction import growth_fraction
 from steepen.studies.stages.lr_rule import lr_rule
@@ -92,7 +92,7 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     # Eight runs a sweep, the baseline among them; discrete ones have theirs beside the baseline.
     driver = Formula(separable)
     driver.answer(chain_tuning(paper, arms=["operator-1"]))
-    assert [len(batch) for batch in driver.batches[:9]] == [8, 8, 8, 8, 8, 8, 8, 9, 8]
+    assert [len(batch) for batch in driver.batches[:10]] == [*[8] * 9, 9]
     assert {spec.tokens for spec in driver.specs} == {round(1e9 / 524_288) * 524_288}
     assert {spec.shape.depth for spec in driver.specs} == {8}
 
@@ -394,3 +394,21 @@ def test_invalid_preset_is_refused_by_field(tmp_path) -> None:
         load_preset(str(path))
     with pytest.raises(UsageError, match="no preset 'tinny'"):
         load_preset("tinny")
+
+
+def test_a_measured_chain_is_replayed_by_the_rule_of_adoption() -> None:
+    sweeps = [
+        # Written out of order: the schedule comes after the weight decay, round 2 after round 1.
+        MeasuredSweep(2, "adam", 2.990, (("beta2", 1, 2.9885), ("beta1", 1, 2.9886), ("beta1", 2, 2.9880))),
+        MeasuredSweep(1, "schedule", None, (("warmup_steps", 1, 2.9955), ("warmdown_fraction", 1, 2.991))),
+        MeasuredSweep(1, "weight_decay", 3.0, (("weight_decay", 1, 2.9995), ("weight_decay", 2, 2.996))),
+    ]
+    first = replay_chain(sweeps[1:])
+    assert first.adopted == (
+        (1, "weight_decay", {"weight_decay": 2}),
+        (1, "schedule", {"warmdown_fraction": 1}),  # 0.0005 better is not enough
+    )
+    assert first.loss == 2.991
+    whole = replay_chain(sweeps)
+    assert whole.adopted[-1] == (2, "adam", {"beta2": 1, "beta1": 2})
+    assert math.isinf(whole.loss)  # two at once: nothing has measured them together

@@ -11,7 +11,7 @@ import typer
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
-    from steepen.laws.fits.compute_law import Loss
+    from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.fits.vertex import VertexMethod
     from steepen.laws.table import Table
     from steepen.laws.table_fits import SweepLoss
@@ -46,8 +46,9 @@ def fit(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="Objective: huber (of log losses), mse or log-mse. For compute, huber is how the paper's"
-            " method fits E. Default: huber; log-mse for isoflop.",
+            help="Objective: huber (of log losses), mse or log-mse; for compute also raw-huber. For compute"
+            " it is how the paper's method fits E: its authors took raw-huber, of the losses themselves."
+            " Default: raw-huber; huber for chinchilla, log-mse for isoflop.",
             show_default=False,
         ),
     ] = None,
@@ -58,6 +59,20 @@ def fit(
             rich_help_panel=COMPUTE,
         ),
     ] = "both",
+    reference_law: Annotated[
+        str,
+        typer.Option(
+            help="compute: where the paper's method takes the reference's own γ from: regression at E, like"
+            " every arm, or free-fit, the fit that gave E."
+        ),
+    ] = "regression",
+    interpolate: Annotated[
+        str,
+        typer.Option(
+            help="compute: what is linear in log compute between rungs in interpolated multipliers: raw-loss"
+            " (the paper's printed values) or log-loss (the paper's words)."
+        ),
+    ] = "raw-loss",
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,7 +170,8 @@ def fit(
     options: dict[str, Any] = {"budget": budget, "hold_out": hold_out or [], "confidence": confidence}
     if law == "compute":
         run = _fit_compute
-        options |= {"reference": reference, "method": method, "loss": loss or "huber", "c0": c0}
+        options |= {"reference": reference, "method": method, "loss": loss or "raw-huber", "c0": c0}
+        options |= {"reference_law": reference_law, "interpolate": interpolate}
         options |= {"noise": noise, "level": level, "margin": margin, "draws": draws, "seed": seed}
         options |= {"extrapolate": extrapolate}
     elif law == "chinchilla":
@@ -220,7 +236,7 @@ def _fit_chinchilla(
     from steepen.laws.table_fits import fit_chinchilla_table
 
     settings = ChinchillaSettings(
-        loss=cast("Loss", loss),
+        loss=cast("ChinchillaLoss", loss),
         bootstrap=min(draws, MAX_CHINCHILLA_BOOTSTRAP),
         confidence=confidence,
         seed=seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.evaluation.forecast import Forecast
+    from steepen.laws.fits.downstream import RatioFrom, TaskResiduals
 
 
 def forecast(
@@ -38,6 +39,19 @@ def forecast(
             "largest of each arm."
         ),
     ] = None,
+    residuals: Annotated[
+        str,
+        typer.Option(
+            help="Residuals that the task laws are fitted to: raw-nll (the paper's authors) or log-nll."
+        ),
+    ] = "raw-nll",
+    ratio: Annotated[
+        str,
+        typer.Option(
+            help="What the factor from the tasks to CORE is fitted to: the measured mean accuracy of the "
+            "tasks (the paper's authors) or the predicted one."
+        ),
+    ] = "measured",
     arms: Annotated[str | None, typer.Option(help="Only these arms, comma-separated.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the forecast to this file (PNG, PDF, SVG).")
@@ -62,6 +76,8 @@ def forecast(
         tasks=_labels(tasks),
         held_out=[] if hold_out == ["none"] else hold_out,
         targets=target or [],
+        residuals=cast("TaskResiduals", residuals),
+        ratio=cast("RatioFrom", ratio),
     )
     if figure is not None:
         from steepen.report.evaluation_figures import draw_forecast

@@ -9,7 +9,13 @@ from typing import Any
 from steepen.errors import UsageError
 from steepen.evaluation.core.suite import GPT3_CORE
 from steepen.evaluation.scored_runs import RunsByArm, ScoredRun, checkpoint_tables, choose_tasks, hold_out
-from steepen.laws.fits.downstream import DownstreamFit, HeldOutScore, fit_downstream
+from steepen.laws.fits.downstream import (
+    DownstreamFit,
+    HeldOutScore,
+    RatioFrom,
+    TaskResiduals,
+    fit_downstream,
+)
 
 MIN_RUNS = 4  # of an arm, to fit a law to its task losses
 
@@ -69,11 +75,14 @@ def forecast(
     tasks: str | Sequence[str] = "core17",
     held_out: Sequence[str] | None = None,
     targets: Sequence[float] = (),
+    residuals: TaskResiduals = "raw-nll",
+    ratio: RatioFrom = "measured",
 ) -> Forecast:
     """Fit the scores of runs by arm, compare with held-out runs, and forecast the score at `targets` FLOPs.
 
     `held_out` are beginnings of run names; None holds out each arm's largest run if it has more than
-    MIN_RUNS. Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
+    MIN_RUNS. `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
+    Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
     """
     for flops in targets:
         if not 0 < flops < float("inf"):
@@ -91,10 +100,16 @@ def forecast(
                 f"{name} has {len(runs)} scored runs; a task law needs at least {MIN_RUNS} (choose others "
                 "with --arms)."
             )
-    fit = fit_downstream(checkpoint_tables(groups, labels, score), labels)
+
+    def fitted_to(runs: RunsByArm) -> DownstreamFit:
+        return fit_downstream(
+            checkpoint_tables(runs, labels, score), labels, residuals=residuals, ratio=ratio
+        )
+
+    fit = fitted_to(groups)
     compared: list[tuple[ScoredRun, HeldOutScore]] = []
     if held:
-        without = fit_downstream(checkpoint_tables(fitted, labels, score), labels)
+        without = fitted_to(fitted)
         compared = [
             (run, without.hold_out(name, run.flops, score(run)))
             for name, runs in held.items()

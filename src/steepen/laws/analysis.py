@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, law_dict
+from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
 from steepen.laws.fits.joint_method import fit_joint
 from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.fits.solver import Array
@@ -24,7 +24,13 @@ from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
 from steepen.laws.verdict.judge import judge_arm
-from steepen.laws.verdict.multipliers import Multiplier, fitted_multipliers, interpolated_multipliers
+from steepen.laws.verdict.multipliers import (
+    INTERPOLATIONS,
+    Interpolate,
+    Multiplier,
+    fitted_multipliers,
+    interpolated_multipliers,
+)
 
 MethodChoice = Literal["both", "joint", "paper"]
 
@@ -34,13 +40,16 @@ class AnalysisRequest:
     """Settings of an analysis.
 
     `method` is how the compute law is fitted: `joint`, `paper`, or `both` (the joint fit comes first).
-    `level` is the level of the tests, `margin` the largest |Δγ|/γ of a constant gain, `draws` the number of
-    bootstrap draws, `budget` a further compute to predict at.
+    `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
+    multipliers. `level` is the level of the tests, `margin` the largest |Δγ|/γ of a constant gain, `draws`
+    the number of bootstrap draws, `budget` a further compute to predict at.
     """
 
     reference: str
     method: MethodChoice = "both"
-    loss: Loss = "huber"
+    loss: Loss = "raw-huber"
+    reference_law: ReferenceLaw = "regression"
+    interpolate: Interpolate = "raw-loss"
     c0: float | None = None
     confidence: float = 0.90
     noise: float | None = None
@@ -55,6 +64,10 @@ class AnalysisRequest:
     def __post_init__(self) -> None:
         if self.method not in ("both", "joint", "paper"):
             raise UsageError(f"method is {self.method!r}; choose both, joint or paper.")
+        if self.interpolate not in INTERPOLATIONS:
+            raise UsageError(
+                f"interpolate is {self.interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}."
+            )
         if not 0 < self.level < 0.5:
             raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
         if self.draws < 100:
@@ -153,7 +166,7 @@ def analyse(
     """
     methods = ("joint", "paper") if request.method == "both" else (request.method,)
     base = FitSettings(
-        reference=request.reference, loss=request.loss, c0=request.c0,
+        reference=request.reference, loss=request.loss, c0=request.c0, reference_law=request.reference_law,
         confidence=request.confidence, noise=request.noise,
     )  # fmt: skip
     fits: dict[str, ComputeFit] = {
@@ -177,7 +190,12 @@ def analyse(
             unit=request.unit,
         )
         found = interpolated_multipliers(
-            reference, ladder, sigma=verdicts[name].sigma, confidence=request.confidence, seed=request.seed
+            reference,
+            ladder,
+            sigma=verdicts[name].sigma,
+            confidence=request.confidence,
+            seed=request.seed,
+            interpolate=request.interpolate,
         )
         for fit in fits.values():
             at = _multiplier_flops(reference, request)

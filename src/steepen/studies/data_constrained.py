@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
+from steepen.laws.fits.matched_compute import envelope_compute
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
@@ -90,8 +91,8 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
         method=(
             f"Every run sees about {context.preset.base_tokens:,} tokens; the repeated pools are that many "
             "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
-            "Slices at matched compute interpolate each number of passes between neighbouring depths "
-            "(log–log, never beyond).",
+            "Slices at matched compute interpolate each number of passes between neighbouring depths (loss "
+            "linear in compute, never beyond).",
         ),
         runs=tuple(dict.fromkeys(found.runs)),
     )
@@ -148,7 +149,7 @@ def _flops(context: StudyContext, spec: RunSpec) -> float:
 
 
 def _add_slices(found: PartResults, name: str, cells: Sequence[PassRun], budgets: int, key: str) -> None:
-    slices = matched_compute_slices(cells, budgets)
+    slices = matched_compute_slices(cells, budgets, "linear")
     found.findings.append(range_sentence(name, slices))
     found.panels += [
         loss_panel(f"{name}: loss against compute", cells),
@@ -203,11 +204,10 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
     ratio = _cheapest_depth_by_passes(tuned, fixed)
     if ratio is not None:
         depth, factor = ratio
-        cost = f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
         found.findings.insert(
             0,
             f"Adding passes at d{depth} with decay {grid.decay:g} reaches the best loss of adding "
-            f"parameters (one pass, decay retuned at every size) with {cost}.",
+            f"parameters (one pass, decay retuned at every size) with {_cost(factor)}.",
         )
     else:
         found.findings.insert(
@@ -215,12 +215,20 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
             "No depth reaches, by passes alone at fixed decay, the best loss of adding parameters with decay "
             "retuned.",
         )
+    frontier = _frontier_factor(tuned, fixed)
+    if frontier is not None:
+        found.findings.insert(
+            1,
+            f"The lower convex envelope of all runs at decay {grid.decay:g} reaches that loss with "
+            f"{_cost(frontier)}.",
+        )
     found.values["decay"] = {
         "chosen_at_one_pass": {str(d): w for d, w in chosen.items()},
         "optima": [
             {"depth": d, "passes": k, "decay": v.x, "interior": v.interior} for (d, k), v in optima.items()
         ],
         "loops_against_size": None if ratio is None else {"depth": ratio[0], "factor": ratio[1]},
+        "frontier_factor": frontier,
     }
 
 
@@ -318,6 +326,10 @@ def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay
     )
 
 
+def _cost(factor: float) -> str:
+    return f"{factor:.2f}× less compute" if factor >= 1 else f"{1 / factor:.2f}× the compute"
+
+
 def _cheapest_depth_by_passes(tuned: Sequence[PassRun], fixed: Sequence[PassRun]) -> tuple[int, float] | None:
     """The depth whose passes reach the best tuned one-pass loss with least compute, and the compute ratio.
 
@@ -340,3 +352,14 @@ def _cheapest_depth_by_passes(tuned: Sequence[PassRun], fixed: Sequence[PassRun]
         return None
     needed, depth = min(reached)
     return depth, best.flops / needed
+
+
+def _frontier_factor(tuned: Sequence[PassRun], fixed: Sequence[PassRun]) -> float | None:
+    """Compute of the best tuned one-pass run over that of the frontier of all passes at the same loss."""
+    sizes = [cell for cell in tuned if cell.passes == 1 and np.isfinite(cell.loss)]
+    runs = [cell for cell in fixed if np.isfinite(cell.loss)]
+    if not sizes or len(runs) < 2:
+        return None
+    best = min(sizes, key=lambda cell: cell.loss)
+    needed = envelope_compute(np.array([c.flops for c in runs]), np.array([c.loss for c in runs]), best.loss)
+    return best.flops / needed if np.isfinite(needed) else None

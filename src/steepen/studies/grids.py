@@ -103,9 +103,9 @@ class ChainGrid:
         "output_multiplier",
         "injection_weight",
         "weight_decay",
-        "schedule",
         "embedding_init_std",
         "init_scale",
+        "schedule",
         "adam",
     )
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.chinchilla_solver import ChinchillaProblem, bounds, grid_starts, polish, refine
-from steepen.laws.fits.compute_law import LOSSES, Loss
 from steepen.laws.fits.solver import Array
 
+ChinchillaLoss = Literal["huber", "mse", "log-mse"]
+LOSSES: tuple[ChinchillaLoss, ...] = ("huber", "mse", "log-mse")
 PARAMETERS = ("e", "a", "b", "alpha", "beta")
 MIN_POINTS = 6
 
@@ -27,7 +28,7 @@ MIN_POINTS = 6
 class ChinchillaSettings:
     """Settings of the fit: `starts_per_axis`² starting points, `bootstrap` resamples (0: no intervals)."""
 
-    loss: Loss = "huber"
+    loss: ChinchillaLoss = "huber"
     delta: float = 1e-3
     starts_per_axis: int = 12
     bootstrap: int = 200

@@ -16,9 +16,12 @@ from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
 
-Loss = Literal["huber", "mse", "log-mse"]
+# raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.
+Loss = Literal["raw-huber", "huber", "mse", "log-mse"]
 Method = Literal["paper", "joint"]
-LOSSES: tuple[Loss, ...] = ("huber", "mse", "log-mse")
+ReferenceLaw = Literal["regression", "free-fit"]
+LOSSES: tuple[Loss, ...] = ("raw-huber", "huber", "mse", "log-mse")
+REFERENCE_LAWS: tuple[ReferenceLaw, ...] = ("regression", "free-fit")
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,18 @@ class ArmLaw:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Settings of a compute-law fit; `c0` None is the geometric mean of the reference's compute."""
+    """Settings of a compute-law fit; `c0` None is the geometric mean of the reference's compute.
+
+    `loss` is the objective for E in the paper's method (the joint method is least squares, of log losses
+    with log-mse); `delta` is the Huber width of `huber`. `reference_law` is where the paper's method takes
+    the reference's own γ and A from: the regression at E like every other arm, or the free fit that gave E.
+    """
 
     reference: str
     method: Method = "joint"
-    loss: Loss = "huber"
+    loss: Loss = "raw-huber"
     delta: float = 1e-3
+    reference_law: ReferenceLaw = "regression"
     c0: float | None = None
     confidence: float = 0.90
     noise: float | None = None
@@ -71,6 +80,10 @@ class FitSettings:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise UsageError(f"loss is {self.loss!r}; choose one of {', '.join(LOSSES)}.")
+        if self.reference_law not in REFERENCE_LAWS:
+            raise UsageError(
+                f"reference_law is {self.reference_law!r}; choose one of {', '.join(REFERENCE_LAWS)}."
+            )
         if not 0 < self.confidence < 1:
             raise UsageError(
                 f"confidence is {self.confidence}; give a fraction between 0 and 1, such as 0.9."

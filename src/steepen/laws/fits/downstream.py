@@ -1,27 +1,43 @@
 """Forecast a downstream score from compute: task NLL by a law, accuracy by a sigmoid, the suite by a factor.
 
-B_t(C)   = E + A·(C/C0)^−α                    every series and task, summed Huber loss of log B
+B_t(C)   = E + A·(C/C0)^−α                    every series and task, Huber loss of B (or of log B)
 ĉ_t(B)   = 1 / (1 + exp(s·B − b))             every task, shared by all series
-score(C) = r · mean over tasks of ĉ_t(B_t(C))   r without an intercept
+score(C) = r · mean over tasks of ĉ_t(B_t(C))   r without an intercept, from measured (or predicted) means
+
+The defaults are those of the paper's authors: residuals of B itself, Huber widths from their spread, bounded
+parameters, and r from measured accuracies. Both parentheses are options.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import optimize, special, stats
 
 from steepen.errors import UsageError, nearest
-from steepen.laws.fits.paper_method import fit_irreducible_losses
+from steepen.laws.fits.paper_method import fit_irreducible_losses, huber_width
 from steepen.laws.fits.solver import Array
 
 PAPER_C0 = 1e18
 MIN_GAP = 0.02
 MIN_TAU = 0.50
+
+TaskResiduals = Literal["raw-nll", "log-nll"]
+RatioFrom = Literal["measured", "predicted"]
+TASK_RESIDUALS: tuple[TaskResiduals, ...] = ("raw-nll", "log-nll")
+RATIO_FROM: tuple[RatioFrom, ...] = ("measured", "predicted")
+
+# Bounds and least Huber widths of the authors' fits.
+MAX_TASK_SCALE = 50.0
+TASK_EXPONENTS = (0.005, 2.0)
+MIN_TASK_WIDTH = 0.002
+SIGMOID_BOUNDS = ((0.0, -20.0), (20.0, 20.0))  # (s, b), lowest and highest
+MIN_ACCURACY_WIDTH = 0.005
+START_FRACTIONS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the lowest NLL, where the search for E starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +167,21 @@ def fit_downstream(
     tasks: Sequence[str] | None = None,
     *,
     c0: float = PAPER_C0,
+    residuals: TaskResiduals = "raw-nll",
+    ratio: RatioFrom = "measured",
     delta: float = 1e-3,
     accuracy_delta: float = 0.01,
 ) -> DownstreamFit:
-    """Fit the pipeline to all series at once; `tasks` are those that passed the filter (default: all)."""
+    """Fit the pipeline to all series at once; `tasks` are those that passed the filter (default: all).
+
+    `residuals` are those of the task laws: of the NLL, with Huber widths from their spread, or of its
+    logarithm, with widths `delta` (and `accuracy_delta` for the sigmoids). `ratio` is what r regresses the
+    full score on: the measured mean centred accuracy of the tasks, or the one predicted from compute.
+    """
+    if residuals not in TASK_RESIDUALS:
+        raise UsageError(f"residuals is {residuals!r}; choose one of {', '.join(TASK_RESIDUALS)}.")
+    if ratio not in RATIO_FROM:
+        raise UsageError(f"ratio is {ratio!r}; choose one of {', '.join(RATIO_FROM)}.")
     chosen = tuple(tasks if tasks is not None else next(iter(series.values())).nll)
     if not chosen:
         raise UsageError("no task is left to fit; loosen the filter.")
@@ -168,6 +195,9 @@ def fit_downstream(
             if task not in points.nll or task not in points.centered:
                 known = ", ".join(points.nll)
                 raise UsageError(f"series '{name}' has no task '{task}'; its tasks are {known}.")
+        if residuals == "raw-nll":
+            laws[name] = {task: fit_task_law(points.flops, points.nll[task], c0) for task in chosen}
+            continue
         losses = np.stack([np.asarray(points.nll[task], float) for task in chosen])
         found = fit_irreducible_losses(np.asarray(points.flops, float), losses, c0, "huber", delta)
         laws[name] = {task: TaskLaw(*theta) for task, theta in zip(chosen, found.tolist(), strict=True)}
@@ -175,11 +205,13 @@ def fit_downstream(
         task: fit_sigmoid(
             np.concatenate([np.asarray(p.nll[task], float) for p in series.values()]),
             np.concatenate([np.asarray(p.centered[task], float) for p in series.values()]),
-            accuracy_delta,
+            accuracy_delta if residuals == "log-nll" else None,
         )
         for task in chosen
     }
-    settings = {"c0": c0, "delta": delta, "accuracy_delta": accuracy_delta}
+    settings: dict[str, Any] = {"c0": c0, "residuals": residuals, "ratio": ratio}
+    if residuals == "log-nll":
+        settings |= {"delta": delta, "accuracy_delta": accuracy_delta}
     predicted = np.concatenate(
         [
             _task_scores(laws[name], sigmoids, chosen, points.flops, c0).mean(axis=0)
@@ -187,18 +219,64 @@ def fit_downstream(
         ]
     )
     full = np.concatenate([np.asarray(points.score, float) for points in series.values()])
-    r = float(predicted @ full) / float(predicted @ predicted)
+    mean = predicted
+    if ratio == "measured":
+        mean = np.concatenate(
+            [
+                np.mean([np.asarray(points.centered[task], float) for task in chosen], axis=0)
+                for points in series.values()
+            ]
+        )
+    r = score_ratio(mean, full)
     left = max(len(full) - 1, 1)
     sigma = float(np.sqrt(((full - r * predicted) ** 2).sum() / left))
     return DownstreamFit(chosen, laws, sigmoids, r, sigma, c0, settings)
 
 
-def fit_sigmoid(nll: Array, centered: Array, delta: float = 0.01) -> Sigmoid:
-    """Fit the sigmoid of centred accuracy on task NLL by Huber loss, from several starting points."""
+def score_ratio(mean: Array, score: Array) -> float:
+    """The factor r of score = r · mean, by least squares without an intercept."""
+    return float(mean @ score) / float(mean @ mean)
+
+
+def fit_task_law(flops: Array, nll: Array, c0: float = PAPER_C0) -> TaskLaw:
+    """E, A and α of one task's NLL by Huber loss of its residuals, within the authors' bounds.
+
+    Starts are lines of log(NLL − E) for several E; the best least-squares solution sets the Huber width.
+    """
+    x, y = np.log(np.asarray(flops, float) / c0), np.asarray(nll, float)
+
+    def residual(point: Array) -> Array:
+        return point[0] + point[1] * np.exp(-point[2] * x) - y
+
+    def slope(point: Array) -> Array:
+        power = np.exp(-point[2] * x)
+        return np.stack([np.ones_like(x), power, -point[1] * x * power], axis=1)
+
+    highest = max(float(y.min()) - 1e-8, 1e-12)
+    low = np.array([0.0, 0.0, TASK_EXPONENTS[0]])
+    high = np.array([highest, MAX_TASK_SCALE, TASK_EXPONENTS[1]])
+    starts: list[Array] = []
+    for fraction in START_FRACTIONS:
+        e = fraction * highest
+        line = np.polyfit(x, np.log(np.maximum(y - e, 1e-12)), 1)
+        start = np.array([e, math.exp(min(float(line[1]), 10.0)), -float(line[0])])
+        starts.append(np.clip(start, low, high))
+    e, a, alpha = _bounded_huber(residual, slope, starts, (low, high), MIN_TASK_WIDTH)
+    return TaskLaw(e, math.log(max(a, 1e-300)), alpha)
+
+
+def fit_sigmoid(nll: Array, centered: Array, delta: float | None = None) -> Sigmoid:
+    """Fit the sigmoid of centred accuracy on task NLL by Huber loss, from several starting points.
+
+    With `delta` None, the authors' way: s and b within their bounds and the Huber width from the spread of
+    the least-squares residuals; otherwise unbounded, with width `delta`.
+    """
     if len(nll) < 3:
         raise UsageError(f"a sigmoid needs at least three measurements; there are {len(nll)}.")
     middle, width = float(np.mean(nll)), max(float(np.std(nll)), 1e-6)
-    z = (nll - middle) / width
+    level = float(special.logit(np.clip(np.mean(centered), 0.01, 0.99)))
+    steepness = (0.3, 1.0, 3.0)  # of accuracy in standard deviations of NLL
+    z = np.asarray(nll, float) if delta is None else (nll - middle) / width
 
     def residual(point: Array) -> Array:
         return np.asarray(special.expit(point[1] - point[0] * z)) - centered
@@ -208,7 +286,10 @@ def fit_sigmoid(nll: Array, centered: Array, delta: float = 0.01) -> Sigmoid:
         steep = value * (1 - value)
         return np.stack([-z * steep, steep], axis=1)
 
-    level = float(special.logit(np.clip(np.mean(centered), 0.01, 0.99)))
+    if delta is None:
+        low, high = (np.array(bound) for bound in SIGMOID_BOUNDS)
+        starts = [np.clip([k / width, level + k / width * middle], low, high) for k in steepness]
+        return Sigmoid(*_bounded_huber(residual, slope, starts, (low, high), MIN_ACCURACY_WIDTH))
     found = [
         optimize.least_squares(
             residual,
@@ -220,11 +301,31 @@ def fit_sigmoid(nll: Array, centered: Array, delta: float = 0.01) -> Sigmoid:
             ftol=1e-14,
             gtol=1e-14,
         )
-        for steep in (0.3, 1.0, 3.0)
+        for steep in steepness
     ]
     best = min(found, key=lambda fit: float(fit.cost))
     s = float(best.x[0]) / width
     return Sigmoid(s, float(best.x[1]) + s * middle)
+
+
+def _bounded_huber(
+    residual: Callable[[Array], Array],
+    slope: Callable[[Array], Array],
+    starts: Sequence[Array],
+    bounds: tuple[Array, Array],
+    min_width: float,
+) -> list[float]:
+    """Bounded least squares from every start, then Huber with the width of the best one's residuals."""
+
+    def solve(start: Array, **robust: Any) -> Any:
+        return optimize.least_squares(
+            residual, start, jac=slope, bounds=bounds, x_scale="jac", max_nfev=20_000,
+            xtol=1e-12, ftol=1e-12, gtol=1e-12, **robust,
+        )  # fmt: skip
+
+    best = min((solve(start) for start in starts), key=lambda fit: float(fit.cost))
+    width = huber_width(residual(best.x), min_width)
+    return [float(value) for value in solve(best.x, loss="huber", f_scale=width).x]
 
 
 @dataclass(frozen=True)

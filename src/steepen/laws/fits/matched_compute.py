@@ -1,9 +1,13 @@
-"""Matched-compute slices: the loss of each family of runs at common budgets, and the optimum over them."""
+"""Matched-compute slices: the loss of each family of runs at common budgets, and the optimum over them.
+
+Between rungs the loss is linear in compute, as in the authors' code, or log–log.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +15,9 @@ from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder
+
+RungInterpolation = Literal["linear", "log-log"]
+RUNG_INTERPOLATIONS: tuple[RungInterpolation, ...] = ("linear", "log-log")
 
 
 @dataclass(frozen=True)
@@ -26,15 +33,55 @@ class ComputeSlice:
     best: Vertex | None
 
 
-def loss_at(ladder: Ladder, budget: float) -> float | None:
-    """A ladder's loss at a budget, log–log between its two nearest rungs; None outside its range."""
+def loss_at(ladder: Ladder, budget: float, interpolation: RungInterpolation = "linear") -> float | None:
+    """A ladder's loss at a budget, between its two nearest rungs; None outside its range.
+
+    `linear` interpolates the loss in compute, `log-log` its logarithm in log compute.
+    """
+    if interpolation not in RUNG_INTERPOLATIONS:
+        known = ", ".join(RUNG_INTERPOLATIONS)
+        raise UsageError(f"interpolation is {interpolation!r}; choose one of {known}.")
     if not ladder.flops[0] <= budget <= ladder.flops[-1]:
         return None
+    if interpolation == "linear":
+        return float(np.interp(budget, ladder.flops, ladder.loss))
     return float(np.exp(np.interp(math.log(budget), np.log(ladder.flops), np.log(ladder.loss))))
 
 
+def convex_envelope(flops: Array, loss: Array) -> tuple[Array, Array]:
+    """The lower convex envelope of runs of any family, as far as loss falls: (FLOPs, loss) of its corners.
+
+    It is the frontier of what a mixture of the families reaches at a compute; both axes are linear.
+    """
+    order = np.lexsort((loss, flops))
+    corners: list[tuple[float, float]] = []
+    for x, y in zip(np.asarray(flops, float)[order], np.asarray(loss, float)[order], strict=True):
+        while len(corners) > 1:
+            (x0, y0), (x1, y1) = corners[-2:]
+            if (x1 - x0) * (y - y0) > (y1 - y0) * (x - x0):
+                break
+            corners.pop()
+        if not corners or x > corners[-1][0]:
+            corners.append((float(x), float(y)))
+    lowest = min(range(len(corners)), key=lambda i: corners[i][1])
+    x, y = zip(*corners[: lowest + 1], strict=True)
+    return np.array(x), np.array(y)
+
+
+def envelope_compute(flops: Array, loss: Array, target: float) -> float:
+    """The compute at which the lower convex envelope of runs reaches a loss; NaN outside its losses."""
+    x, y = convex_envelope(flops, loss)
+    if not y[-1] <= target <= y[0]:
+        return math.nan
+    return float(np.interp(-target, -y, x))
+
+
 def slice_families(
-    families: dict[float, Ladder], budgets: Array, confidence: float = 0.90
+    families: dict[float, Ladder],
+    budgets: Array,
+    confidence: float = 0.90,
+    *,
+    interpolation: RungInterpolation = "linear",
 ) -> list[ComputeSlice]:
     """Slice families (keyed by K, or any positive setting) at budgets; optima by parabolas in log K."""
     for key in families:
@@ -47,7 +94,7 @@ def slice_families(
         losses = {
             key: value
             for key, ladder in sorted(families.items())
-            if (value := loss_at(ladder, budget)) is not None
+            if (value := loss_at(ladder, budget, interpolation)) is not None
         }
         found.append(ComputeSlice(float(budget), losses, _best(losses, float(budget), confidence)))
     return found

@@ -1,4 +1,8 @@
-"""The paper's method: E from the reference alone by a summed Huber loss, then a log–log line per arm.
+"""The paper's method: E from the reference alone by a Huber fit, then a regression of log(L − E) per arm.
+
+By default as its authors' code does it: residuals of the loss itself, Huber width from their spread, and the
+reference's own exponent from the regression too. The paper's text leaves these open; `loss="huber"` (log
+losses, width 1e-3) with `reference_law="free-fit"` is another reading of it.
 
 E is then treated as known, so a regression's standard error is conditional on it; the unconditional
 intervals propagate the variance of E.
@@ -24,8 +28,10 @@ from steepen.laws.fits.compute_law import (
     root_mean_square,
     symmetric_interval,
 )
-from steepen.laws.fits.solver import Array, Design, Solution, solve_multistart, unscaled_covariance
+from steepen.laws.fits.solver import Array, Design, Solution, solve, solve_multistart, unscaled_covariance
 from steepen.laws.ladder import Ladder
+
+NORMAL_MAD = 0.67448975  # median absolute deviation of a standard normal
 
 
 def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
@@ -60,7 +66,9 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         error = np.sqrt(np.diag(inverse))
         columns = [1 + len(ladders) + i, 1 + i]
         if name == settings.reference:
-            value = np.array([fit.theta[2], fit.theta[1]])
+            # E comes from the same runs as the line, so the free fit's errors are those of γ and A.
+            if settings.reference_law == "free-fit":
+                value = np.array([fit.theta[2], fit.theta[1]])
             total, total_nu = errors[[2, 1]], np.array([df, df], float)
             slope_in_e[columns] = fit.covariance[0, [2, 1]] / max(fit.covariance[0, 0], 1e-300)
             given_e = (
@@ -104,17 +112,18 @@ class IrreducibleLossFit:
 
 
 def fit_irreducible_loss(
-    ladder: Ladder, c0: float, loss: Loss = "huber", delta: float = 1e-3, noise: float | None = None
+    ladder: Ladder, c0: float, loss: Loss = "raw-huber", delta: float = 1e-3, noise: float | None = None
 ) -> IrreducibleLossFit:
-    """The three-parameter law of one ladder: summed Huber of log losses, or least squares (of log losses).
+    """The three-parameter law of one ladder: Huber of losses or log losses, or least squares of either.
 
-    `noise` is a known standard deviation of the loss; without it the scatter about the law is used.
+    `delta` is the Huber width of log losses; that of `raw-huber` is `huber_width` of the least-squares
+    residuals. `noise` is a known standard deviation of the loss; without it the scatter about the law is
+    used.
     """
     x = np.log(ladder.flops / c0)
-    log = loss != "mse"
-    huber = delta if loss == "huber" else None
+    log = loss in ("huber", "log-mse")
     weights = ladder.seeds
-    design, best = _three_parameters(x, ladder.loss, loss, delta, weights)
+    design, best, huber = _three_parameters(x, ladder.loss, loss, delta, weights)
     theta = best.theta[0]
     predicted = design.predict(theta, x)
     residual = np.log(ladder.loss / predicted) if log else ladder.loss - predicted
@@ -140,16 +149,35 @@ def fit_irreducible_losses(
     flops: Array, losses: Array, c0: float, loss: Loss = "huber", delta: float = 1e-3
 ) -> Array:
     """(E, log A, γ) of many curves measured at the same compute, one curve a row of `losses`."""
-    return _three_parameters(np.log(flops / c0), losses, loss, delta, None)[1].theta
+    x = np.log(flops / c0)
+    if loss == "raw-huber":  # every curve has its own Huber width
+        return np.concatenate([_three_parameters(x, y, loss, delta, None)[1].theta for y in losses])
+    return _three_parameters(x, losses, loss, delta, None)[1].theta
+
+
+def huber_width(residual: Array, minimum: float = 1e-6) -> float:
+    """1.345 robust standard deviations: the Huber width of 95% efficiency for normal errors.
+
+    The robust standard deviation is the median absolute deviation from the median, over 0.6745.
+    """
+    deviation = float(np.median(np.abs(residual - np.median(residual))))
+    return max(1.345 * deviation / NORMAL_MAD, minimum)
 
 
 def _three_parameters(
     x: Array, y: Array, loss: Loss, delta: float, weights: Array | None
-) -> tuple[Design, Solution]:
+) -> tuple[Design, Solution, float | None]:
+    """The design, its solution, and the Huber width used (None for least squares)."""
     ones = np.ones((len(x), 1))
     design = Design(ones, ones, ones)
+    if loss == "raw-huber":
+        plain = solve_multistart(design, x, y, weights=weights)
+        width = huber_width(y - design.predict(plain.theta[0], x))
+        found = solve(design, x, np.atleast_2d(y), plain.theta, weights=weights, huber=width, iterations=400)
+        return design, found, width
     huber = delta if loss == "huber" else None
-    return design, solve_multistart(design, x, y, weights=weights, log=loss != "mse", huber=huber)
+    found = solve_multistart(design, x, y, weights=weights, log=loss != "mse", huber=huber)
+    return design, found, huber
 
 
 def _line(

@@ -24,6 +24,8 @@ class Vertex:
     A censored sweep's `x` is its best measured point, not an optimum. `interval` is infinite where the
     curvature itself is uncertain. `leave_one_out` is the range of the vertex without each point. A
     parabola that opens downwards is `concave`: it has no minimum, so `interval` and `leave_one_out` are None.
+    `bracketed`: the lowest measured point is not at an end of the sweep, a stricter condition than `interior`
+    by which the paper's authors choose the optima of the number of passes.
     `p_parabola` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
     """
 
@@ -37,6 +39,7 @@ class Vertex:
     leave_one_out: Interval | None
     method: VertexMethod
     p_parabola: float | None = None
+    bracketed: bool = False
 
     @property
     def censored(self) -> bool:
@@ -110,6 +113,7 @@ def find_vertex(
         leave_one_out=None if jackknife is None else (back(jackknife[0]), back(jackknife[1])),
         method=method,
         p_parabola=_p_cubic(u, v) if method == "quadratic" else None,
+        bracketed=bool(u[0] < u[int(np.argmin(v))] < u[-1]),
     )
 
 

@@ -1,13 +1,15 @@
 """Compute multipliers m(C) = C / C_arm: how many times less compute an arm needs for the reference's loss.
 
 Two methods, which need not agree, so every value names its method: `interpolated` between measurements, as in
-the paper's figures, and `fitted`, from the ratio of two fitted laws.
+the paper's figures, and `fitted`, from the ratio of two fitted laws. Interpolation is linear in log compute,
+of the loss (`raw-loss`: the paper's printed values) or of its logarithm (`log-loss`: the paper's words).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from steepen.errors import UsageError
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
+
+Interpolate = Literal["raw-loss", "log-loss"]
+INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,18 @@ class Multiplier:
     extrapolated: bool = False
 
 
-def interpolate_compute(flops: Array, loss: Array, target: Array) -> Array:
-    """The compute at which a measured curve first falls to each target loss, interpolated log–log.
+def interpolate_compute(
+    flops: Array, loss: Array, target: Array, interpolate: Interpolate = "raw-loss"
+) -> Array:
+    """The compute at which a measured curve first falls to each target loss, linear in log compute.
 
     `loss` is (…, rungs) and `target` (…, targets); NaN where the curve never crosses the target.
     """
-    log_c, log_l, goal = np.log(flops), np.log(loss), np.log(target)[..., :, None]
-    above, below = log_l[..., None, :-1], log_l[..., None, 1:]
+    if interpolate not in INTERPOLATIONS:
+        raise UsageError(f"interpolate is {interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}.")
+    log_c = np.log(flops)
+    height, wanted = (loss, target) if interpolate == "raw-loss" else (np.log(loss), np.log(target))
+    above, below, goal = height[..., None, :-1], height[..., None, 1:], wanted[..., :, None]
     crosses = (above >= goal) & (goal >= below) & (above > below)
     first = crosses.argmax(axis=-1)
     fraction = (above - goal) / np.where(above > below, above - below, 1.0)
@@ -53,12 +63,13 @@ def interpolated_multipliers(
     confidence: float = 0.90,
     draws: int = 2000,
     seed: int = 0,
+    interpolate: Interpolate = "raw-loss",
 ) -> list[Multiplier]:
     """Multipliers at the reference's rungs whose loss lies within the arm's measured losses.
 
     The interval comes from noise of standard deviation `sigma`/√seeds simulated at every rung.
     """
-    value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss)
+    value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss, interpolate)
     rng = np.random.default_rng(seed)
     spread = value[None]
     cells = len(reference.flops) * len(arm.flops)
@@ -75,7 +86,10 @@ def interpolated_multipliers(
             [
                 reference.flops
                 / interpolate_compute(
-                    arm.flops, *(np.maximum(p[k : k + block], tiny) for p in (arm_losses, reference_losses))
+                    arm.flops,
+                    np.maximum(arm_losses[k : k + block], tiny),
+                    np.maximum(reference_losses[k : k + block], tiny),
+                    interpolate,
                 )
                 for k in range(0, draws, block)
             ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from steepen.laws.fits.matched_compute import ComputeSlice, slice_families
+from steepen.laws.fits.matched_compute import ComputeSlice, RungInterpolation, slice_families
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import line, optimum_star, parabola, points, shade_levels
@@ -37,11 +37,15 @@ def pass_ladders(cells: Sequence[PassRun]) -> dict[float, Ladder]:
     return found
 
 
-def matched_compute_slices(cells: Sequence[PassRun], count: int) -> list[ComputeSlice]:
+def matched_compute_slices(
+    cells: Sequence[PassRun], count: int, interpolation: RungInterpolation = "log-log"
+) -> list[ComputeSlice]:
     """Losses by number of passes, and the best number, at `count` budgets at matched compute.
 
     Budgets run from the lowest at which three numbers of passes are measured to the highest of the smallest
     number; larger numbers of passes take part at the budgets that their own runs span.
+    `interpolation` between depths is log–log, closest to a power law, or linear in compute as the paper's
+    authors do for repeated data.
     """
     ladders = pass_ladders(cells)
     if len(ladders) < 3:
@@ -51,7 +55,8 @@ def matched_compute_slices(cells: Sequence[PassRun], count: int) -> list[Compute
     if low > high:
         return []
     # The ends are budgets of runs: shrunk by 1e-9, so that rounding does not put them outside.
-    return slice_families(ladders, np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count))
+    budgets = np.geomspace(low * (1 + 1e-9), high * (1 - 1e-9), count)
+    return slice_families(ladders, budgets, interpolation=interpolation)
 
 
 def loss_panel(title: str, cells: Sequence[PassRun]) -> Panel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,23 +152,75 @@ def _sweep(
     if not math.isfinite(chain.loss):
         _set_measured_loss(chain, baseline)
     results = list(zip(options, losses[1:], specs[1:], strict=True))
-    better = {
-        name: min((loss, value) for (other, value), loss, _ in results if other == name)
-        for name in dict.fromkeys(name for name, _ in options)
-    }
-    # A candidate is adopted where it beats the loss it was tried against by the threshold.
-    adopted = {name: value for name, (loss, value) in better.items() if loss < baseline - grid.threshold}
+    tries = [(name, value, loss) for (name, value), loss, _ in results]
+    better = settings_to_adopt(baseline, tries, grid.threshold)
+    adopted = {name: value for name, (_, value) in better.items()}
     chain.values = replace(chain.values, **{name: _typed(name, value) for name, value in adopted.items()})
-    if len(adopted) == 1:
-        chain.loss = better[next(iter(adopted))][0]
-    elif adopted:
-        chain.loss = math.inf  # not trained together yet: the baseline of the next sweep is
+    chain.loss = loss_after(chain.loss, better)
     known = [step.best for step in chain.steps[-1:]]
-    best = min([baseline, *known, *(better[name][0] for name in adopted)])
+    best = min([baseline, *known, *(loss for loss, _ in better.values())])
     rows = tuple(
         (name, value, None if math.isinf(loss) else loss, spec.hash) for (name, value), loss, spec in results
     )
     chain.steps.append(SweepResult(number, sweep, rows, baseline, adopted, len(adopted) > 1, best))
+
+
+def settings_to_adopt(
+    baseline: float, tries: Iterable[tuple[str, float, float]], threshold: float
+) -> dict[str, tuple[float, float]]:
+    """(loss, value) of the best value of every setting that beats the baseline by more than the threshold.
+
+    `tries` are (setting, value, loss) of one sweep, `baseline` the loss of the current values in it.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for name, value, loss in tries:
+        if loss < baseline - threshold:
+            found[name] = min(found.get(name, (math.inf, math.inf)), (loss, value))
+    return found
+
+
+def loss_after(current: float, adopted: Mapping[str, tuple[float, float]]) -> float:
+    """The loss of the values after a sweep; infinite where several were adopted, which nothing measured."""
+    if not adopted:
+        return current
+    return next(iter(adopted.values()))[0] if len(adopted) == 1 else math.inf
+
+
+@dataclass(frozen=True)
+class MeasuredSweep:
+    """One sweep of a chain that was run elsewhere: the incumbent's loss (None: not re-run), and the tries."""
+
+    round: int
+    sweep: str
+    incumbent: float | None
+    tries: tuple[tuple[str, float, float], ...]  # setting, value, loss
+
+
+@dataclass(frozen=True)
+class ReplayedChain:
+    """What the rule adopts in each sweep (settings and values), and the loss after the last one.
+
+    `loss` is infinite where the last sweep adopted several settings at once: only another run measures it.
+    """
+
+    loss: float
+    adopted: tuple[tuple[int, str, dict[str, float]], ...]  # round, sweep, settings
+
+
+def replay_chain(
+    measured: Iterable[MeasuredSweep],
+    order: Sequence[str] = ChainGrid.sweeps,
+    threshold: float = ChainGrid.threshold,
+) -> ReplayedChain:
+    """Apply the rule of chain tuning to measured sweeps, round by round in `order`."""
+    loss, steps = math.inf, list[tuple[int, str, dict[str, float]]]()
+    for sweep in sorted(measured, key=lambda sweep: (sweep.round, order.index(sweep.sweep))):
+        # An incumbent that was run again replaces the loss it had before.
+        loss = loss if sweep.incumbent is None else sweep.incumbent
+        better = settings_to_adopt(loss, sweep.tries, threshold)
+        steps.append((sweep.round, sweep.sweep, {name: value for name, (_, value) in better.items()}))
+        loss = loss_after(loss, better)
+    return ReplayedChain(loss, tuple(steps))
 
 
 def _set_measured_loss(chain: Chain, loss: float) -> None:
@@ -283,7 +335,7 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
             f"Depth {depth} on {tokens:,} tokens, {grid.rounds} rounds; steps of 2 in the first round and of "
             f"√2 after it, up to {grid.points} settings a sweep, the current one among them.",
             f"A setting is adopted where it is {grid.threshold:g} better than the loss it was tried against. "
-            "The order of sweeps is the preset's: the paper does not print its own.",
+            "The order of sweeps is the preset's; by default that of the authors' code.",
         ),
         runs=tuple(dict.fromkeys(run for chain in chains for run in chain.runs)),
     )
