@@ -62,15 +62,17 @@ def fit(
     reference_law: Annotated[
         str,
         typer.Option(
-            help="compute: where the paper's method takes the reference's own γ from: regression at E, like"
-            " every arm, or free-fit, the fit that gave E."
+            help="Where the paper's method takes the reference's own γ from: regression at E, like every"
+            " arm, or free-fit, the fit that gave E.",
+            rich_help_panel=COMPUTE,
         ),
     ] = "regression",
     interpolate: Annotated[
         str,
         typer.Option(
-            help="compute: what is linear in log compute between rungs in interpolated multipliers: raw-loss"
-            " (the paper's printed values) or log-loss (the paper's words)."
+            help="What is linear in log compute between rungs in interpolated multipliers: raw-loss (the"
+            " paper's printed values) or log-loss (the paper's words).",
+            rich_help_panel=COMPUTE,
         ),
     ] = "raw-loss",
     hold_out: Annotated[
