@@ -48,10 +48,10 @@ def _root(  # pyright: ignore[reportUnusedFunction]
 
 # One-line summaries of the root help page.
 app.command("arms", rich_help_panel=PLAN, short_help="List the arms and their sizes.")(plan.arms)
-app.command("plan", rich_help_panel=PLAN, short_help="Show what one run would be and cost.")(plan.plan)
-app.command("power", rich_help_panel=PLAN, short_help="Chance that a planned ladder reaches a verdict.")(
-    power.power
+app.command("plan", rich_help_panel=PLAN, short_help="Plan one run: size, tokens, hyperparameters, cost.")(
+    plan.plan
 )
+app.command("power", rich_help_panel=PLAN, short_help="Statistical power of a planned ladder.")(power.power)
 app.add_typer(
     data.app, name="data", rich_help_panel=RUN, short_help="Prepare, show and verify tokenized text."
 )
