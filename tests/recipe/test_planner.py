@@ -18,11 +18,11 @@ from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
+from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
 from steepen.recipe.hardware import find_accelerator, largest_micro_batch, training_memory
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
 from steepen.recipe.planner import make_plan
-from steepen.recipe.scaling_rules import TIED_GROWTH, UNTIED_GROWTH
 
 KEYS = {
     "arm", "depth", "width", "heads", "allocation", "stored_parameters", "initial_stored_parameters",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from steepen.execution.cuda_streams import StreamPool, run_sequentially
 from steepen.optim.adamw import AdamW
 from steepen.optim.config import CautiousDecay, OptimizerConfig, OptimizerHyperparameters
-from steepen.optim.custom import CustomOptimizer
+from steepen.optim.custom_optimizer import CustomOptimizer
 from steepen.optim.muon import Muon
 from steepen.optim.state import OptimizerState, grow_state
 

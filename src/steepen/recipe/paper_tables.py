@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
+from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.recipe import Recipe
-from steepen.recipe.scaling_rules import TIED_GROWTH, UNTIED_GROWTH
 
 # Table "Base-tuned hyperparameters by architecture". The paper prints a dash for α where nothing is injected;
 # the 1 here has no effect.

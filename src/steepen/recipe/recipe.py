@@ -14,8 +14,8 @@ from steepen.recipe.accounting import (
     stage_starts,
     stored_parameters,
 )
+from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.hyperparameters import Hyperparameters
-from steepen.recipe.scaling_rules import GrowthLaw
 from steepen.utils.validate import require, require_positive
 
 
