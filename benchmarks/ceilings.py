@@ -57,7 +57,7 @@ from steepen.kernels.dispatch import kernels_for
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
-from steepen.training.device import fast_kernels, peak_flops
+from steepen.training.device import configure_backends, peak_flops
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -415,7 +415,7 @@ def main() -> None:
     about = {"device": machine, "torch": torch.__version__, **settings, "micro_batches": args.micro_batches}
     about |= {"context": scale.context, "vocabulary": scale.vocabulary}
     results: dict[str, Row] = {}
-    with fast_kernels(DEVICE):
+    with configure_backends(DEVICE):
         for name in args.only or SECTIONS:
             results[name] = run(name, args)
             print_section(name, results[name])

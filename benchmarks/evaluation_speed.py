@@ -29,7 +29,7 @@ from steepen.evaluation.core.prefix_tree import make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.model.arms import find_arm
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 
@@ -91,7 +91,7 @@ def count(bundle: Bundle, examples: int | None) -> None:
 def build(args: argparse.Namespace) -> Network:
     arm, scale = find_arm(args.arm), SMALL if args.small else SizeRule()
     depth = 4 if args.small else args.depth
-    network = materialise(on_meta(arm.shape(depth, scale), arm), args.device, embedding_std=0.1)
+    network = materialise(build_on_meta(arm.shape(depth, scale), arm), args.device, embedding_std=0.1)
     generator = torch.Generator(args.device).manual_seed(0)
     for parameter in network.parameters():  # some are zero at first, where every choice ties
         noise = torch.randn(parameter.shape, generator=generator, device=args.device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from steepen.model.arms import find_arm
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.shape import SizeRule
 from steepen.optim import muon
 from steepen.optim.config import OptimizerConfig
@@ -130,7 +130,7 @@ def main() -> None:
     scale = SizeRule(vocabulary=args.vocabulary or (50_304 if on_gpu else 1_024))
 
     arm = find_arm(args.arm)
-    network = materialise(on_meta(arm.shape(depth, scale), arm), device)
+    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CONFIG, network.refresh)
@@ -160,10 +160,10 @@ def main() -> None:
     assert stepper is not None and authors_stepper is not None
     wd = optimizer.hyperparameters.weight_decay
     works: dict[str, Callable[[], object]] = {
-        "whole step, with gradient norm": optimizer.apply,
+        "whole step, with gradient norm": optimizer.step_at_current_lr,
         "  Muon, one shape at a time": lambda: stepper.step(optimizer.lr["matrices"], wd),
         "  AdamW": optimizer.adamw.step,
-        "whole step, authors' optimizer": authors.apply,
+        "whole step, authors' optimizer": authors.step_at_current_lr,
         "  Muon, authors'": lambda: authors_stepper.step(authors.lr["matrices"], wd, authors.momentum),
         "orthogonalise, as in the step": fused(*batches),
         "orthogonalise, torch.baddbmm": with_baddbmm(*batches),
@@ -254,7 +254,7 @@ def show_kernels(optimizer: Optimizer) -> None:
     cuda = torch.cuda.is_available()
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=kinds) as measured:
-        optimizer.apply()
+        optimizer.step_at_current_lr()
         if cuda:
             torch.cuda.synchronize()
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"

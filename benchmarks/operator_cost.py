@@ -16,16 +16,16 @@ import torch
 
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import find_arm
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
-from steepen.training.device import fast_kernels, find_device, peak_flops, synchronise
+from steepen.training.device import configure_backends, find_device, peak_flops, synchronise
 
 
 def build(name: str, depth: int, scale: SizeRule, device: torch.device) -> Network:
     arm = find_arm(name)
-    network = materialise(on_meta(arm.shape(depth, scale), arm), device)
+    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device)
     generator = torch.Generator(device).manual_seed(0)
     # Some weights are initialised to zero, and GEMMs of zeros run faster than those of training.
     with torch.no_grad():
@@ -55,7 +55,7 @@ def main() -> None:
     names = ["vanilla", *args.arms]
     tokens = torch.randint(0, args.vocabulary, (args.rows, args.context), device=device)
 
-    with fast_kernels(device):
+    with configure_backends(device):
         networks = {name: build(name, args.depth, scale, device) for name in names}
 
         def seconds_per_call(network: Network) -> float:

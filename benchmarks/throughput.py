@@ -37,14 +37,14 @@ from steepen.execution.select import CUDA_GRAPH_MAX_FLOPS_PER_STEP
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
 from steepen.model.config import FP32_EPSILON
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OPTIMIZERS, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
-from steepen.training.device import fast_kernels, peak_flops
+from steepen.training.device import configure_backends, peak_flops
 from steepen.training.gradient_accumulation import GradientAccumulator
 from steepen.training.train_step import TrainStep
 
@@ -232,7 +232,7 @@ class FusedStep:
             "head": (lambda: network.loss(x, micro_targets).backward(), micro_batches),
             "attention": (attention, blocks),
             "MLP": (after_attention, blocks),
-            "optimizer": (self.train_step.optimizer.apply, 1),
+            "optimizer": (self.train_step.optimizer.step_at_current_lr, 1),
         }
 
 
@@ -268,7 +268,7 @@ class Row:
 
 def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights: str) -> Network:
     arm = find_arm(name)
-    network = materialise(on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
+    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
     if weights == "random":
         # Head and output projections are initialised to zero, unlike those of a trained network.
@@ -407,7 +407,7 @@ def main() -> None:
         tokens = torch.randint(0, args.vocabulary, shape, generator=generator, device=device)
         args.batches.append((tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()))
     rows: list[Row] = []
-    with fast_kernels(device):
+    with configure_backends(device):
         for depth in args.depth:
             reference = None if args.no_reference else reference_row(depth, scale, device, args)
             fused_rows = [fused_row(name, depth, scale, device, args) for name in args.arms]

@@ -15,9 +15,9 @@ from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, rotary_table
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.loss import linear_cross_entropy
-from steepen.model.network import Network, TreeAttention
+from steepen.model.network import Network, TreeLayout
 from steepen.model.shape import SizeRule
 
 
@@ -34,7 +34,7 @@ def build(
 ) -> Network:
     found_arm = find_arm(arm)
     shape = found_arm.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
-    bare = on_meta(shape, found_arm, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
+    bare = build_on_meta(shape, found_arm, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
     network = materialise(bare, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():  # output projections start at zero, which would hide errors
@@ -129,7 +129,7 @@ def test_blocks_added_by_growth_are_fused_and_use_their_weights() -> None:
 def test_masks_low_precision_and_large_scores_run_the_reference_block() -> None:
     tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
     visible = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    tree = TreeAttention(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
+    tree = TreeLayout(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
     low_precision, large_scores = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
     masked = build("vanilla")
     with torch.no_grad():

@@ -10,10 +10,10 @@ from steepen.execution.compile import compile_blocks, compile_network
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.training.device import fast_kernels
+from steepen.training.device import configure_backends
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
@@ -21,7 +21,7 @@ SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabular
 
 def build(name: str) -> Network:
     arm = ARMS[name]
-    network = materialise(on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+    network = materialise(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
     for parameter in network.parameters():  # some weights are initialised to zero
         scale = 0.5 * parameter.shape[-1] ** -0.5
@@ -45,7 +45,7 @@ def loss_and_gradients(network: Network, passes: int) -> tuple[float, dict[str, 
 def assert_as_accurate(name: str, exact: Network, reference: Network, other: Network) -> None:
     """Check that `other` is as close to fp32 (`exact`) as the bf16 reference, for each number of passes."""
     arm = ARMS[name]
-    with fast_kernels(torch.device("cuda")):
+    with configure_backends(torch.device("cuda")):
         for passes in sorted({1, arm.passes.initial, arm.passes.max_passes}):
             for network in (exact, reference, other):
                 if passes > network.passes:
@@ -86,7 +86,7 @@ def test_growth_and_other_passes_trigger_no_recompilation() -> None:
     network = build("untied-grow")
     network.compute_dtype = torch.bfloat16
     compile_network(network)
-    with fast_kernels(torch.device("cuda")):
+    with configure_backends(torch.device("cuda")):
         loss_and_gradients(network, 2)
         loss_and_gradients(network, 2)
         counters.clear()

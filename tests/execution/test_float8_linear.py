@@ -31,7 +31,7 @@ from steepen.kernels.fp8 import (
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 
@@ -48,7 +48,7 @@ needs_fp8_gpu = pytest.mark.skipif(
 
 def build(name: str, scale: SizeRule = SCALE, device: str = "cpu", depth: int = 4) -> Network:
     arm = ARMS[name]
-    bare = on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
+    bare = build_on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
     network = materialise(bare, device, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():  # some weights are initialised to zero

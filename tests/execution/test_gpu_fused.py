@@ -16,7 +16,7 @@ from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import initialise, materialise, on_meta
+from steepen.model.init import build_on_meta, initialise, materialise
 from steepen.model.load_weights import copy_weights
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
@@ -29,7 +29,7 @@ def build(
     name: str, softcap: float | None = None, block: str = "transformer", injection: float = 0.8
 ) -> Network:
     arm = replace(ARMS[name], block=block)
-    bare = on_meta(
+    bare = build_on_meta(
         arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), ModelOptions(softcap=softcap)
     )
     network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from steepen.execution import gpu_fused, linear
 from steepen.execution.linear import FusedLinear
 from steepen.model.arms import find_arm
-from steepen.model.init import on_meta
+from steepen.model.init import build_on_meta
 from steepen.model.shape import SizeRule
 
 pytest.importorskip("triton")
@@ -100,7 +100,7 @@ def peak(name: str, depth: int) -> float:
     """Peak bytes of a micro-batch, forward and backward, with weights, gradients and optimizer state."""
     arm = find_arm(name)
     with FakeTensorMode(allow_non_fake_inputs=True), MemoryCounter() as memory:
-        network = on_meta(arm.shape(depth, SizeRule()), arm)
+        network = build_on_meta(arm.shape(depth, SizeRule()), arm)
         for module in network.modules():
             for key, parameter in module._parameters.items():
                 assert parameter is not None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from steepen.execution.cuda_streams import StreamPool
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
@@ -48,7 +48,7 @@ VARIANTS = {
 def network_with_gradients(arm: str = "untied-2", seed: int = 0) -> Network:
     found = find_arm(arm)
     network = materialise(
-        on_meta(found.shape(6, SCALE), found), dtype=torch.float64, embedding_std=0.3, seed=seed
+        build_on_meta(found.shape(6, SCALE), found), dtype=torch.float64, embedding_std=0.3, seed=seed
     )
     give_gradients(network, seed)
     return network
@@ -324,7 +324,7 @@ def test_learning_rates_persist_until_set_again(variant: str) -> None:
         for seed in (1, 2):
             for network in networks:
                 give_gradients(network, seed)
-            one.apply()
+            one.step_at_current_lr()
             two.step(factor)
     pairs: zip[tuple[Tensor, Tensor]] = zip(*(n.parameters() for n in networks), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -371,7 +371,7 @@ def test_split_task_runs_every_item_once(count: int) -> None:
 def on_gpu() -> Network:
     found = find_arm("untied-2")
     scale = SizeRule(aspect=128, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
-    network = materialise(on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
+    network = materialise(build_on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
     for parameter in network.parameters():
         parameter.data.add_(0.1 * torch.randn(parameter.shape, device="cuda"))
     return network
@@ -411,7 +411,7 @@ def test_captured_step_replays_at_the_latest_learning_rates(
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured.apply()
+        captured.step_at_current_lr()
     for step, factor in enumerate((1.0, 0.3, 0.01)):
         same_gradients(networks, step + 1)
         before = [[p.detach().clone() for p in network.parameters()] for network in networks]
@@ -434,7 +434,7 @@ def test_steps_on_a_gpu_equal_those_on_a_cpu_within_bf16(variant: str) -> None:
     torch.manual_seed(0)
     ours = on_gpu()
     found = find_arm("untied-2")
-    theirs = materialise(on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
+    theirs = materialise(build_on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
     theirs.load_state_dict(ours.state_dict())
     before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
     optimizers = [

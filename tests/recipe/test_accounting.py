@@ -10,7 +10,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule, PassSchedule, Stage
 from steepen.model.arms import ARMS
 from steepen.model.count import count
-from steepen.model.init import on_meta
+from steepen.model.init import build_on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
 from steepen.recipe.accounting import (
     compute_active_parameters,
@@ -66,7 +66,7 @@ def test_closed_form_counts_equal_those_of_the_modules(name: str, depth: int) ->
         assert depth <= 5 and arm.allocation.prelude is not None
         return
     for passes in {arm.passes.initial, arm.passes.max_passes}:
-        counted = count(on_meta(shape, arm, passes=passes))
+        counted = count(build_on_meta(shape, arm, passes=passes))
         flops = flops_per_token(arm, shape, passes)
         assert counted.stored == stored_parameters(arm, shape, passes)
         assert counted.compute_active == compute_active_parameters(arm, shape, passes)

@@ -87,7 +87,7 @@ def test_tokens_per_parameter_at_equal_compute_follow_the_papers_identity(family
     """
     recipe = replace(PAPER["vanilla"], batch_tokens=1024)
     one, many = (
-        recipe.spend(find_arm(f"{family}-{k}"), 6, SizeRule(context=1), flops=3e17) for k in (1, passes)
+        recipe.at_budget(find_arm(f"{family}-{k}"), 6, SizeRule(context=1), flops=3e17) for k in (1, passes)
     )
     one_active, many_active = (
         compute_active_parameters(rung.arm, rung.shape, k) for rung, k in ((one, 1), (many, passes))

@@ -41,7 +41,7 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         found = find_arm(arm)
         recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
         rho = 0.5 if found.passes.grows else None
-        rung = recipe.spend(found, depth, SCALE, tokens=256 * steps, rho=rho)
+        rung = recipe.at_budget(found, depth, SCALE, tokens=256 * steps, rho=rho)
         rung = replace(rung, hyperparameters=replace(rung.hyperparameters, warmup_steps=2))
         spec = RunSpec.of(rung, DataConfig(tiny_data.identity), validation_tokens=512)
         return replace(spec, **changes)

@@ -11,13 +11,13 @@ from torch import Tensor
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
-from steepen.model.init import materialise, on_meta
+from steepen.model.init import build_on_meta, materialise
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
-from steepen.training.device import fast_kernels
+from steepen.training.device import configure_backends
 from steepen.training.gradient_accumulation import GradientAccumulator
 from steepen.training.train_step import TrainStep
 
@@ -27,7 +27,7 @@ SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabular
 
 def build(name: str) -> Network:
     arm = ARMS[name]
-    network = materialise(on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+    network = materialise(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
     for parameter in network.parameters():  # some weights are initialised to zero
         scale = 0.5 * parameter.shape[-1] ** -0.5
@@ -57,7 +57,7 @@ def test_replayed_steps_equal_launched_steps_through_growth(name: str, precision
     if precision == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with fp8 tensor cores")
     measured: dict[bool, list[float]] = {}  # by use of CUDA graphs: loss and norm of every step
-    with fast_kernels(torch.device("cuda")):
+    with configure_backends(torch.device("cuda")):
         for cuda_graphs in (False, True):
             train_step = make_step(name, cuda_graphs=cuda_graphs, precision=precision)
             values: list[float] = []
@@ -80,7 +80,7 @@ def test_replayed_steps_equal_launched_steps_through_growth(name: str, precision
 def test_replayed_step_leaves_unused_cores_unchanged() -> None:
     """With one pass of two untied cores the second has no gradient: neither decay nor momentum moves it."""
     train_step = make_step("untied-2", cuda_graphs=True)
-    with fast_kernels(torch.device("cuda")):
+    with configure_backends(torch.device("cuda")):
         before = [p.detach().clone() for p in train_step.network.cores[1].parameters()]
         for step in range(4):
             train_step(*batch(step), 1, 1.0)

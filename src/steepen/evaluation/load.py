@@ -144,7 +144,7 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     """Build the network of a checkpoint and read its weights, checksum verified, as fp32 or bf16."""
     import torch
 
-    from steepen.model.init import on_meta
+    from steepen.model.init import build_on_meta
     from steepen.model.load_weights import allocate, copy_weights, read_weights
     from steepen.training.checkpoint import SEPARATOR, STATE_FILE
     from steepen.utils.files import sha256_of_file
@@ -157,7 +157,7 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     if sha256_of_file(file) != checkpoint.weights_sha256:
         raise SteepenError(f"{file} is corrupt: its checksum is wrong; use another checkpoint.")
     multipliers = spec.hyperparameters.multipliers
-    network = on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
+    network = build_on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
     network = allocate(network, device)
     copy_weights(network, read_weights(file, f"model{SEPARATOR}", device))
     # Weights cast once give the same results as weights cast at every use, and are faster.

@@ -276,9 +276,9 @@ class FusedNetwork:
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
         self.head: FusedLinear = make_linear(network.head, network.multipliers.output, head=True)
         self.linears: list[FusedLinear] = []
-        self.adopt_new_blocks()
+        self.install_in_new_blocks()
 
-    def adopt_new_blocks(self) -> None:
+    def install_in_new_blocks(self) -> None:
         """Install a `FusedBlock` in every built-in block that has none yet."""
         self.linears = [self.head]
         for block in self.network.blocks():

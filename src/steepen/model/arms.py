@@ -9,14 +9,16 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.utils.imports import import_object
 
-FULL = "norm+inject"
+NORM_AND_INJECT = "norm+inject"
 UNSPLIT = AllocationRule(unsplit=True)
 
 
 def _with_operator(
     name: str, title: str, passes: PassSchedule, *, tied: bool, recipe: str, about: str
 ) -> Arm:
-    return Arm(name, title, FULL, FULL, tied=tied, passes=passes, recipe=recipe, about=about)
+    return Arm(
+        name, title, NORM_AND_INJECT, NORM_AND_INJECT, tied=tied, passes=passes, recipe=recipe, about=about
+    )
 
 
 def _without_operator(
@@ -86,7 +88,7 @@ def _ablations(base: Arm) -> list[Arm]:
         (
             "no-coda-injection",
             "no coda injection",
-            FULL,
+            NORM_AND_INJECT,
             "norm",
             "full operator in the core, norm before the coda",
         ),

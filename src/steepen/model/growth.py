@@ -21,7 +21,7 @@ def grow(network: Network, passes: int) -> dict[str, str]:
     if not network.arm.tied:
         sources = _stack_cores(network, passes)
         if network.fused is not None:
-            network.fused.adopt_new_blocks()
+            network.fused.install_in_new_blocks()
     network.passes = passes
     return sources
 

@@ -48,7 +48,7 @@ def initialise(network: Network, *, embedding_std: float, init_scale: float, see
     network.refresh()
 
 
-def on_meta(
+def build_on_meta(
     shape: Shape,
     arm: Arm,
     multipliers: Multipliers | None = None,

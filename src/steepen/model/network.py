@@ -26,7 +26,7 @@ class FusedForward(Protocol):
         """Recompute everything derived from the weights; called after the weights have changed."""
         ...
 
-    def adopt_new_blocks(self) -> None:
+    def install_in_new_blocks(self) -> None:
         """Install the faster implementation in blocks that growth has added."""
         ...
 
@@ -44,7 +44,7 @@ class FusedForward(Protocol):
 
 
 @dataclass(frozen=True)
-class TreeAttention:
+class TreeLayout:
     """RoPE positions and attention mask of rows that pack a prefix tree: continuations share their prefix."""
 
     positions: Tensor  # (batch, time)
@@ -55,7 +55,7 @@ class Network(nn.Module):
     """A prelude-core-coda transformer.
 
     `passes` is given per call (default: the arm's count in the stage the network was built for), so growth,
-    random recurrence and test-time passes need no other class. `init.on_meta` builds it without memory,
+    random recurrence and test-time passes need no other class. `init.build_on_meta` builds it without memory,
     `init.materialise` gives it weights.
     """
 
@@ -129,7 +129,7 @@ class Network(nn.Module):
         tokens: Tensor,
         passes: int | None = None,
         visit: Callable[[Tensor], None] | None = None,
-        tree: TreeAttention | None = None,
+        tree: TreeLayout | None = None,
     ) -> Tensor:
         """Hidden states (batch, time, width) after the last block; `visit` gets those after every block.
 

@@ -66,8 +66,8 @@ class OptimizerConfig:
     """Which optimizer steps the block matrices, and settings of it that the paper leaves open.
 
     `kind` is "muon", "adamw" (block matrices too: the paper's Adam ladders), or a custom optimizer: the
-    "module:attribute" of a factory, or the factory itself (see `steepen.optim.custom_optimizer`). `named` returns
-    whole configurations: the paper authors' optimizer, plain Muon, NorMuon, AdamW.
+    "module:attribute" of a factory, or the factory itself (see `steepen.optim.custom_optimizer`). `named`
+    returns whole configurations: the paper authors' optimizer, plain Muon, NorMuon, AdamW.
     """
 
     kind: str = "muon"

@@ -56,16 +56,16 @@ class CustomOptimizer:
 
     def set_factor(self, factor: float) -> None:
         """Set every group's learning rate to this fraction of its peak."""
-        for group in self._made().param_groups:
+        for group in self._built_optimizer().param_groups:
             group["lr"] = group["initial_lr"] * factor
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        self._made().step()
+        self._built_optimizer().step()
 
     def state_of(self, name: str) -> dict[str, Tensor] | None:
         """State of a parameter by key, or None before its first step."""
-        found = self._made().state.get(self.parameters[name]) or {}
+        found = self._built_optimizer().state.get(self.parameters[name]) or {}
         tensors: dict[str, Tensor] = {}
         for key, value in found.items():
             if isinstance(value, Tensor):
@@ -79,7 +79,7 @@ class CustomOptimizer:
 
     def load_state_of(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a parameter's state."""
-        optimizer, parameter = self._made(), self.parameters[name]
+        optimizer, parameter = self._built_optimizer(), self.parameters[name]
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         # torch's optimizers count steps on the host unless the update is fused or captured.
         on_host = not (group.get("fused") or group.get("capturable"))
@@ -88,7 +88,7 @@ class CustomOptimizer:
             for key, value in tensors.items()
         }
 
-    def _made(self) -> torch.optim.Optimizer:
+    def _built_optimizer(self) -> torch.optim.Optimizer:
         assert self.optimizer is not None, "parameters are added first"
         return self.optimizer
 

@@ -32,7 +32,7 @@ POLAR_EXPRESS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 # Polar Express needs every singular value at or below one, with a margin.
-SAFETY = {"newton-schulz": 1.0, "polar-express": 1.02}
+NORM_SAFETY_FACTOR = {"newton-schulz": 1.0, "polar-express": 1.02}
 COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
 # Added to the Frobenius norm: output projections are initialised to zero, so the first gradients of other
 # matrices are exactly zero.
@@ -48,7 +48,7 @@ MAX_STREAMS = 6  # CUDA streams for the parameters of one shape; torch has 32 in
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
     """Bring the singular values of each matrix near 1: (count, rows, columns) → same, rows ≤ columns."""
-    x = kernels_for(matrices).frobenius_normalize(matrices, SAFETY[method], NORM_EPS[method])
+    x = kernels_for(matrices).frobenius_normalize(matrices, NORM_SAFETY_FACTOR[method], NORM_EPS[method])
     return orthogonalise_normalised(x, method, steps)
 
 
@@ -233,7 +233,7 @@ def normalise_rows_(
     squares = row_squares.sum(1)
     factors = squares.sqrt().clamp_min_(ROW_NORM_MIN).reciprocal_()
     norm = (squares * factors.square()).sum(-1, keepdim=True).sqrt_()
-    factors /= norm * SAFETY[method] + NORM_EPS[method]
+    factors /= norm * NORM_SAFETY_FACTOR[method] + NORM_EPS[method]
     kernels.scale_matrices_(batch, factors[:, None, :] if transposed else factors[:, :, None])
 
 

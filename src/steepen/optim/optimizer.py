@@ -64,8 +64,8 @@ class Optimizer:
         if on_gpu:
             rates = list(self.peak_lr().values())
             self._peaks = torch.tensor(rates, dtype=torch.float32, device=self.device)
-            self._live = torch.zeros_like(self._peaks)
-            self.lr = dict(zip(GROUPS, self._live.unbind(), strict=True))
+            self._current_lr = torch.zeros_like(self._peaks)
+            self.lr = dict(zip(GROUPS, self._current_lr.unbind(), strict=True))
         self.momentum: float | Tensor = config.momentum
         if on_gpu:
             self.momentum = torch.full((), config.momentum, dtype=torch.float32, device=self.device)
@@ -100,7 +100,7 @@ class Optimizer:
         self.set_lr_factor(factor)
         if step is not None:
             self.set_step(step)
-        return self.apply()
+        return self.step_at_current_lr()
 
     def set_step(self, step: int) -> None:
         """Set Muon's momentum to that of a step, counted from 0; until then it is the final one."""
@@ -117,12 +117,12 @@ class Optimizer:
         if self.custom is not None:
             self.custom.set_factor(factor)
         if self._peaks is not None:
-            torch.mul(self._peaks, factor, out=self._live)
+            torch.mul(self._peaks, factor, out=self._current_lr)
             return
         self.lr = {group: rate * factor for group, rate in self.peak_lr().items()}
         self.adamw.set_lr(self.lr)
 
-    def apply(self) -> Tensor:
+    def step_at_current_lr(self) -> Tensor:
         """Step at the current learning rates; returns the norm of all gradients before clipping, a scalar.
 
         On a GPU it can be captured in a CUDA graph. The first step creates the state, and growing or loading

@@ -173,7 +173,7 @@ def make_plan(
     if flops is None and tokens is None:
         rung = recipe.at(arm, depth, size_rule, rho=rho)
     else:
-        rung = recipe.spend(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
+        rung = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
     return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops)))
 

@@ -76,9 +76,9 @@ class Recipe:
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
         flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
-        return self.spend(arm, depth, size_rule, flops=flops, rho=fraction)
+        return self.at_budget(arm, depth, size_rule, flops=flops, rho=fraction)
 
-    def spend(
+    def at_budget(
         self,
         arm: Arm,
         depth: int,

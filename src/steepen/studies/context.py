@@ -122,7 +122,7 @@ class StudyContext:
         changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
         if "learning_rate" in changes:
             changed = replace(changed, learning_rate_base=None)
-        return changed.spend(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
+        return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
 
 
 def whole_validation_tokens(wanted: int, available: int, context: int) -> int:

@@ -127,7 +127,7 @@ def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: i
         unique = pool // (preset.context + 1) * preset.context
         tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
     recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
-    rung = recipe.spend(arm, depth, context.size_rule, tokens=max(tokens, preset.batch_tokens))
+    rung = recipe.at_budget(arm, depth, context.size_rule, tokens=max(tokens, preset.batch_tokens))
     return context.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
-from steepen.model.init import initialise, name_seed, on_meta
+from steepen.model.init import build_on_meta, initialise, name_seed
 from steepen.model.load_weights import allocate, copy_weights
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
@@ -166,7 +166,7 @@ def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
         try:
             kind = checkpoint.training_state().kind
         except CorruptCheckpoint:
-            set_aside(checkpoint)
+            rename_corrupt(checkpoint)
             continue
         if kind == "regular" and not (keep_every and checkpoint.step % keep_every == 0):
             _remove(checkpoint.path)
@@ -174,13 +174,13 @@ def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
 
 def _remove(path: Path) -> None:
     """Rename, then delete: a process killed midway leaves no partial checkpoint under the name."""
-    doomed = path.with_name(f".removing-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    trash = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
-def set_aside(checkpoint: Checkpoint) -> None:
+def rename_corrupt(checkpoint: Checkpoint) -> None:
     """Rename a corrupt checkpoint to NAME.corrupt, for the user to inspect."""
     target = checkpoint.path.with_name(f"{checkpoint.path.name}.corrupt")
     shutil.rmtree(target, ignore_errors=True)
@@ -194,12 +194,12 @@ def remove_partial(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-Resumed = tuple[Network, Optimizer, TrainingState]
+RunState = tuple[Network, Optimizer, TrainingState]
 
 
 def load_or_init(
     spec: RunSpec, folder: Path, device: torch.device, mode: ExecutionMode, say: Callable[[str], None]
-) -> Resumed:
+) -> RunState:
     """Load the newest valid checkpoint of a run, or initialise network and optimizer where there is none."""
     remove_partial(folder)
     candidates = list_checkpoints(folder)
@@ -210,7 +210,7 @@ def load_or_init(
         except CorruptCheckpoint as error:
             then = "Trying the one before it." if candidates else "None is left: the run starts over."
             say(f"{error} {then}")
-            set_aside(saved)
+            rename_corrupt(saved)
             continue
         say(f"resuming from step {training_state.step:,} of {spec.steps:,}.")
         return network, optimizer, training_state
@@ -227,7 +227,7 @@ def save(folder: Path, training_state: TrainingState, network: Network, optimize
     write_checkpoint(folder, training_state, weights, optimizer.state(), random)
 
 
-def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, mode: ExecutionMode) -> Resumed:
+def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, mode: ExecutionMode) -> RunState:
     training_state = saved.training_state()
     weights, state, random = saved.load(device)
     if training_state.run != spec.hash:
@@ -241,7 +241,7 @@ def _load(saved: Checkpoint, spec: RunSpec, device: torch.device, mode: Executio
     return network, optimizer, replace(training_state, resumed=training_state.resumed + 1)
 
 
-def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode) -> Resumed:
+def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode) -> RunState:
     network, optimizer = _build(spec, spec.schedule.initial, device, mode)
     hyper = spec.hyperparameters
     # Custom blocks may draw random numbers: the run's seed decides them too.
@@ -255,7 +255,7 @@ def _build(
 ) -> tuple[Network, Optimizer]:
     """Build the network on the device, without weights, and its optimizer."""
     hyper = spec.hyperparameters
-    meta = on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
+    meta = build_on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
     network = allocate(meta, device)
     apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
     return network, Optimizer(network.named_parameters(), hyper, spec.optimizer, network.refresh)

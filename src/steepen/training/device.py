@@ -52,7 +52,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 @contextlib.contextmanager
-def fast_kernels(device: torch.device) -> Generator[None]:
+def configure_backends(device: torch.device) -> Generator[None]:
     """Set process-wide switches that change speed, not results: attention backend, memory allocator."""
     if device.type != "cuda":
         keep_freed_memory()

@@ -96,7 +96,7 @@ class TrainStep:
             # Not through the accumulator: out of memory, it would retry with a smaller micro-batch and leave
             # the kernels captured so far in the graph.
             loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
-            return loss, self.optimizer.apply()
+            return loss, self.optimizer.step_at_current_lr()
 
         try:
             self.captured.capture(passes, step, inputs, targets)

@@ -69,7 +69,7 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
         try:
             return Trainer(spec, batches, validation, directory, options, display).run()
         except Exception as error:
-            shown = _for_user(error)
+            shown = _explain_out_of_memory(error)
             if not isinstance(shown, Interrupted):
                 with contextlib.suppress(OSError):  # a full disk must not hide the error
                     write_json(directory.failure_file, {"kind": type(shown).__name__, "message": str(shown)})
@@ -90,7 +90,7 @@ def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -
     )
 
 
-def _for_user(error: Exception) -> Exception:
+def _explain_out_of_memory(error: Exception) -> Exception:
     """Replace an out-of-memory error outside gradient accumulation by a sentence with a remedy."""
     if is_out_of_memory(error):
         return OutOfMemory(
@@ -132,7 +132,7 @@ class Trainer:
         started = time.monotonic()
         spec, options, say = self.spec, self.options, self.display.print
         folder = self.directory.checkpoints
-        with device_info.fast_kernels(self.device), self.stop_signals.listening():
+        with device_info.configure_backends(self.device), self.stop_signals.listening():
             self.network, self.optimizer, saved = load_or_init(spec, folder, self.device, self.mode, say)
             self.step, self.resumed = saved.step, saved.resumed
             self.timer = TrainingTimer(self.device, saved.seconds_training)

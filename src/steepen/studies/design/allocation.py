@@ -54,7 +54,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
     # An allocation exists at one depth only, so the (constant) rate is anchored there.
     rungs = [
-        replace(recipe, base_depth=depth).spend(
+        replace(recipe, base_depth=depth).at_budget(
             _allocated(arm, depth, core), depth, context.size_rule, tokens=tokens
         )
         for depth, core in keys

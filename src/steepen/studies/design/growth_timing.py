@@ -61,7 +61,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         rungs = [
-            recipe.spend(arm, d, context.size_rule, flops=context.flops_at_tpp(arm, d, tpp), rho=rho)
+            recipe.at_budget(arm, d, context.size_rule, flops=context.flops_at_tpp(arm, d, tpp), rho=rho)
             for d, tpp, rho in keys
         ]
         specs = [context.spec(rung) for rung in rungs]

@@ -116,7 +116,7 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     part = PartResult([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
     rungs = [
-        recipe.spend(family_arm(f, k), d, context.size_rule, tokens=context.preset.base_tokens)
+        recipe.at_budget(family_arm(f, k), d, context.size_rule, tokens=context.preset.base_tokens)
         for f, k, d in keys
     ]
     specs = [context.spec(rung) for rung in rungs]
@@ -149,7 +149,7 @@ def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
     ]  # fmt: skip
     specs = [
         context.spec(
-            recipe.spend(family_arm(f, k), d, context.size_rule, flops=context.flops_at_tpp(one, d, tpp))
+            recipe.at_budget(family_arm(f, k), d, context.size_rule, flops=context.flops_at_tpp(one, d, tpp))
         )
         for f, d, tpp, k in keys
     ]

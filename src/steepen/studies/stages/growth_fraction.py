@@ -44,7 +44,8 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
         rungs = [
-            recipe.spend(arm, depth, context.size_rule, flops=budgets[depth], rho=rho) for depth, rho in keys
+            recipe.at_budget(arm, depth, context.size_rule, flops=budgets[depth], rho=rho)
+            for depth, rho in keys
         ]
         specs = [context.spec(rung) for rung in rungs]
         losses = np.array([loss_or_inf(record) for record in (yield specs)])

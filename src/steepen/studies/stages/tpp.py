@@ -46,7 +46,9 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
         budgets = {anchor: context.flops_at_tpp(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
-        rungs = [recipe.spend(arm, depth, context.size_rule, flops=budgets[anchor]) for anchor, depth in keys]
+        rungs = [
+            recipe.at_budget(arm, depth, context.size_rule, flops=budgets[anchor]) for anchor, depth in keys
+        ]
         specs = [context.spec(rung) for rung in rungs]
         losses = [loss_or_inf(record) for record in (yield specs)]
         # Whole steps move a run off its budget a little; its place on the axis is where it really is.
