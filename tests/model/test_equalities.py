@@ -1,4 +1,4 @@
-"""The equalities between arms that comparisons rest on, in double precision."""
+"""Identities between arms that the comparisons assume, in fp64."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_vanilla_equals_an_independent_transformer() -> None:
     def norm(x: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + network.options.norm_eps)
 
-    def turn(x: Tensor) -> Tensor:  # (time, head_dim): rotate each pair (i, i + half) by its angle
+    def apply_rope(x: Tensor) -> Tensor:  # (time, head_dim): rotate each pair (i, i + half) by its angle
         angle = torch.arange(len(x))[:, None].double() * 10_000.0 ** (-torch.arange(half).double() / half)
         pair = torch.complex(x[:, :half], x[:, half:]) * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([pair.real, pair.imag], dim=-1)
@@ -97,7 +97,7 @@ def test_vanilla_equals_an_independent_transformer() -> None:
             q, k, v = (norm(x) @ matrix.T for matrix in block.get_parameter("qkv"))
             outputs: list[Tensor] = []
             for part in torch.arange(w).chunk(heads):
-                query, key = norm(turn(q[:, part])), norm(turn(k[:, part]))
+                query, key = norm(apply_rope(q[:, part])), norm(apply_rope(k[:, part]))
                 score = query @ key.T / len(part) ** 0.5
                 future = torch.ones_like(score).triu(1).bool()
                 outputs.append(score.masked_fill(future, -torch.inf).softmax(-1) @ v[:, part])

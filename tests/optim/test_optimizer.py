@@ -352,7 +352,7 @@ def test_warm_up_leaves_the_state_unchanged_and_covers_every_shape(
 
 
 @pytest.mark.parametrize("count", [1, 6, 7, 13])
-def test_split_task_runs_every_item_once(count: int) -> None:
+def test_run_split_covers_every_item_once(count: int) -> None:
     done: list[tuple[int, int]] = []
 
     def work(tensors: list[Tensor], numbers: list[int]) -> None:

@@ -17,8 +17,8 @@ from steepen.errors import UsageError
 @pytest.mark.parametrize(
     ("device", "told"),
     [
-        ("cuda", "--device cuda is not here: this machine has 0 GPUs."),
-        ("cuda:1", "--device cuda:1 is not here: this machine has 0 GPUs."),
+        ("cuda", "--device cuda is not available: this machine has 0 GPUs."),
+        ("cuda:1", "--device cuda:1 is not available: this machine has 0 GPUs."),
         ("gpu", "--device 'gpu' is not known: use auto, cpu, cuda or cuda:N."),
     ],
 )

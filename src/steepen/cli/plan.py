@@ -91,7 +91,7 @@ def arms(
 
 def plan(
     arm: Annotated[
-        str, typer.Option(help="Arm: a name of `steepen arms`, loop-K, untied-K, or module:attribute.")
+        str, typer.Option(help="Arm: listed by `steepen arms`, loop-K, untied-K, or module:attribute.")
     ],
     depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.")] = None,
     flops: Annotated[
@@ -103,7 +103,7 @@ def plan(
     rho: Annotated[
         float | None, typer.Option(help="Fraction of tokens after growth, instead of the recipe's.")
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens per sequence.", rich_help_panel=SIZE)] = 2048,
+    context: Annotated[int, typer.Option(help="Context length in tokens.", rich_help_panel=SIZE)] = 2048,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.", rich_help_panel=SIZE)] = 50_304,
     aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
     head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
@@ -112,7 +112,7 @@ def plan(
     ] = 256,
     batch_tokens: Annotated[int, typer.Option(help="Tokens per step.", rich_help_panel=SIZE)] = 524_288,
     base_depth: Annotated[
-        int, typer.Option(help="Depth at which the learning rate is anchored.", rich_help_panel=SIZE)
+        int, typer.Option(help="Depth at which the base learning rate applies.", rich_help_panel=SIZE)
     ] = 8,
     gpus: Annotated[int, typer.Option(help="GPUs the run would use.", rich_help_panel=CLUSTER)] = 1,
     gpu: Annotated[

@@ -47,7 +47,9 @@ def train(
     ],
     arm: Annotated[
         str | None,
-        typer.Option(help="Arm: a name of `steepen arms`, or module:attribute.", rich_help_panel=RUN),
+        typer.Option(
+            help="Arm: listed by `steepen arms`, loop-K, untied-K, or module:attribute.", rich_help_panel=RUN
+        ),
     ] = None,
     depth: Annotated[
         int | None, typer.Option(help="Nominal depth ℓ; the width is aspect·ℓ.", rich_help_panel=RUN)
@@ -70,10 +72,10 @@ def train(
         typer.Option(help="Fraction of tokens after growth (default: the recipe's).", rich_help_panel=SIZE),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens per sequence (2048).", rich_help_panel=SIZE)
+        int | None, typer.Option(help="Context length in tokens (default: 2048).", rich_help_panel=SIZE)
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per step (524,288).", rich_help_panel=SIZE)
+        int | None, typer.Option(help="Tokens per step (default: 524,288).", rich_help_panel=SIZE)
     ] = None,
     aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
     head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
@@ -82,14 +84,14 @@ def train(
     ] = 256,
     base_depth: Annotated[
         int | None,
-        typer.Option(help="Depth at which the learning rate is anchored (8).", rich_help_panel=SIZE),
+        typer.Option(
+            help="Depth at which the base learning rate applies (default: 8).", rich_help_panel=SIZE
+        ),
     ] = None,
     pool_tokens: Annotated[
         int | None, typer.Option(help="Use only this many unique tokens.", rich_help_panel=DATA)
     ] = None,
-    epochs: Annotated[
-        int, typer.Option(help="Maximum number of passes over the data.", rich_help_panel=DATA)
-    ] = 1,
+    epochs: Annotated[int, typer.Option(help="Maximum number of epochs.", rich_help_panel=DATA)] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,7 +120,7 @@ def train(
     fused: Annotated[
         bool | None,
         typer.Option(
-            help="Use fused kernels and CUDA graphs (default: wherever the device has them).",
+            help="Use fused kernels and CUDA graphs (default: if the device supports them).",
             rich_help_panel=EXECUTION,
         ),
     ] = None,
@@ -126,7 +128,7 @@ def train(
     compile: Annotated[
         bool | None,
         typer.Option(
-            help="Use torch.compile instead (default: on a GPU, for what has no fused kernels).",
+            help="Use torch.compile (default: on a GPU, for blocks without fused kernels).",
             rich_help_panel=EXECUTION,
         ),
     ] = None,
@@ -136,7 +138,7 @@ def train(
     validation_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Size of the validation set (10,485,760, or what the data has).", rich_help_panel=DATA
+            help="Validation tokens (default: 10,485,760, or all the data has).", rich_help_panel=DATA
         ),
     ] = None,
     checkpoint_every: Annotated[

@@ -20,7 +20,7 @@ from torch.nn import functional
 from steepen.model.block import TransformerBlock
 from steepen.model.network import Network
 
-QUERY_BLOCK = 64  # queries per block of scores; blocks right of the diagonal are never computed
+QUERY_BLOCK = 64  # queries per block of scores; blocks above the diagonal are skipped
 MAX_CACHED_SCORES = (
     2**18
 )  # scores computed at a time: 1 MiB of fp32, the L2 cache of the CPU measured (Zen 4)

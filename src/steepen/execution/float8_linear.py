@@ -2,9 +2,9 @@
 
 Forward and dgrad contract over features: each row of both operands has its own scale, which factors out of
 the sum. wgrad contracts over tokens, where row scales do not factor out: each operand has one scale (see
-`kernels.fp8`). The LM head deviates twice: its dgrad, a sum over the vocabulary, accumulates in fp32, because
-fewer bits cost loss (docs/performance.md), and its wgrad is in the compute dtype, for the sake of rare
-tokens.
+`kernels.fp8`). The LM head has two exceptions: its dgrad, a sum over the vocabulary, accumulates in fp32,
+because fewer bits cost loss (docs/performance.md), and its wgrad is in the compute dtype, to keep precision
+for rare tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FP8_GEMM_MULTIPLE = 16  # both sides of a matrix in an fp8 GEMM must be multiple
 
 
 class Float8Linear(FusedLinear):
-    """A `FusedLinear` that runs quantised operands through fp8 GEMMs and tensors in the compute dtype."""
+    """A `FusedLinear` with fp8 GEMMs for quantised operands, and the compute dtype for tensors."""
 
     def __init__(
         self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
@@ -47,7 +47,7 @@ class Float8Linear(FusedLinear):
         return super().add_to_(total, x) if isinstance(x, Tensor) else total.add_(self(x))
 
     def added_to(self, total: Tensor, x: GemmOperand) -> Tensor | None:
-        """total + x @ weightᵀ; None where that would take a separate pass over the total."""
+        """total + x @ weightᵀ; None if that would take a separate pass over the total."""
         return super().added_to(total, x) if isinstance(x, Tensor) else None
 
     def dgrad(self, d: GemmOperand) -> Tensor:
@@ -98,7 +98,7 @@ class Float8Linear(FusedLinear):
 def float8_linear_where_aligned(
     parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
 ) -> FusedLinear:
-    """A `Float8Linear`, or a `FusedLinear` where a side of the matrix is no multiple of 16."""
+    """A `Float8Linear`, or a `FusedLinear` if a dimension is not a multiple of 16."""
     columns = parameter.shape[-1]
     rows = parameter.numel() // columns
     aligned = columns % FP8_GEMM_MULTIPLE == 0 and rows % FP8_GEMM_MULTIPLE == 0

@@ -35,7 +35,7 @@ class FusedLinear:
         return gemm(x, self.weight.t(), accumulate_into=total)
 
     def added_to(self, total: Tensor, x: Tensor) -> Tensor | None:
-        """total + x @ weightᵀ, rounded once; None where that would take a separate pass over the total."""
+        """total + x @ weightᵀ, rounded once; None if that would take a separate pass over the total."""
         return gemm_add(x, self.weight.t(), total)
 
     def dgrad(self, d: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class FusedLinear:
         return gemm(d, self.weight)
 
     def wgrad(self, d: Tensor, x: Tensor) -> None:
-        """Add the weight's gradient to `parameter.grad` in fp32; where that is None, write it."""
+        """Add the weight's gradient to `parameter.grad` in fp32, or create it if it is None."""
         parameter, beta = self.parameter, 1.0
         if parameter.grad is None:
             parameter.grad, beta = torch.empty_like(parameter), 0.0

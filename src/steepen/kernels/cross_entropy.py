@@ -28,7 +28,7 @@ from steepen.kernels.fp8 import (
 from steepen.kernels.norm import at_least_fp32
 from steepen.kernels.triton_backend import tl, triton
 
-PROBABILITY_MARGIN = 2.0**-20  # what fp32 rounding may have taken from 1 − p
+PROBABILITY_MARGIN = 2.0**-20  # margin for fp32 rounding of 1 − p
 
 
 def cross_entropy_reference_(

@@ -55,7 +55,7 @@ class RowwiseFp8:
 
 @dataclass(frozen=True)
 class TensorwisePending:
-    """A matrix still to be quantised, with the one scale (fp32 scalar) that its largest value fits."""
+    """A matrix to be quantised later, with its tensorwise scale (fp32 scalar)."""
 
     original: Tensor
     scale: Tensor
@@ -265,7 +265,7 @@ def fp8_gemm_cublas(
 
 
 def tensor_scale(x: RowwiseFp8) -> Tensor:
-    """The largest row scale, which fits the whole matrix (fp32 scalar)."""
+    """Tensorwise scale: the maximum of the row scales (fp32 scalar)."""
     return x.scale.amax()
 
 

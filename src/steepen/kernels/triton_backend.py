@@ -33,7 +33,7 @@ else:
 
         @staticmethod
         def jit(function: object) -> object:
-            """Leave the kernel's source as a Python function that nobody calls."""
+            """Leave the kernel's source as a Python function, which is never called."""
             return function
 
         @staticmethod

@@ -29,8 +29,8 @@ class Stage:
     start: float | None = 0.0
 
     def __post_init__(self) -> None:
-        good = bool(self.passes) and all(isinstance(k, int) and k >= 1 for k in self.passes)
-        require(good, "Stage", "passes", self.passes, "one or more whole numbers of at least 1")
+        valid = bool(self.passes) and all(isinstance(k, int) and k >= 1 for k in self.passes)
+        require(valid, "Stage", "passes", self.passes, "one or more whole numbers of at least 1")
         inside = self.start is None or 0.0 <= self.start < 1.0
         require(
             inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"
@@ -82,7 +82,7 @@ class PassSchedule:
 
     @staticmethod
     def growing(first: int, *then: int, start: float | None = None) -> PassSchedule:
-        """`first` passes, then `then`; of several, one is drawn at every step."""
+        """Start with `first` passes; after growth use `then`, drawn uniformly at every step if several."""
         return PassSchedule((Stage((first,)), Stage(then, start)))
 
     @staticmethod
@@ -130,7 +130,7 @@ class AllocationRule:
 
     per_depth: int = 1  # blocks per unit of nominal depth (2 makes the 1:64 shapes)
     blocks: int | None = None  # a fixed number of blocks whatever the depth (width-only ladders)
-    prelude: int | None = None  # fixed ends, as in 2/C/3; None divides evenly
+    prelude: int | None = None  # fixed sizes of prelude and coda, as in 2/C/3; None divides evenly
     coda: int | None = None
     unsplit: bool = False  # a vanilla stack: every block in the prelude
 
@@ -162,8 +162,7 @@ class Arm:
     """One row of the table of arms.
 
     A boundary or block is a built-in name, "module:attribute" for a custom one, or the function or class
-    itself, which is replaced by its name: an arm stays data that can be hashed, stored and sent to another
-    process.
+    itself, which is replaced by its name: an arm can be hashed, stored and sent to another process.
     """
 
     name: str

@@ -63,7 +63,7 @@ def tied_vanilla(passes: int) -> Arm:
 
 
 def untied_vanilla(passes: int) -> Arm:
-    """Untied Vanilla-K: a deeper transformer under Vanilla's frozen recipe."""
+    """Untied Vanilla-K: a deeper transformer with Vanilla's recipe unchanged."""
     return _without_operator(
         f"untied-vanilla-{passes}",
         f"Untied Vanilla-{passes}",

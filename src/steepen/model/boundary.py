@@ -2,7 +2,7 @@
 
 A boundary is a function (h, e, alpha, norm) → hidden states, all (batch, time, width). Before the first core
 pass h is None: an injecting boundary then returns α·e (h₀ = 0, and RMSNorm(0) = 0); one that does not inject
-starts from e, or it would never see the input. Any such function can be an arm's boundary.
+starts from e, since otherwise the input would not reach the core. Any such function can be an arm's boundary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Boundary = Callable[[Tensor | None, Tensor, float, Norm], Tensor]
 
 
 def identity(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
-    """h: a vanilla transformer."""
+    """Return h, or e before the first pass."""
     return e if h is None else h
 
 

@@ -12,7 +12,7 @@ FP32_EPSILON = 1.1920929e-07
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Fixed factors F(aΘ) on weights (Appendix "Multipliers"); none is trained."""
+    """Constant multipliers on weights, not trained (Appendix "Multipliers")."""
 
     residual: float = 1.0  # RM: attention-out and MLP-down
     output: float = 1.0  # OM: lm_head
@@ -37,5 +37,5 @@ class ModelOptions:
     def __post_init__(self) -> None:
         for name, bound in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
-            good = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)
-            require(good, "ModelOptions", name, value, f"finite and greater than {bound}")
+            valid = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)
+            require(valid, "ModelOptions", name, value, f"finite and greater than {bound}")

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs counted from a network's modules, which check the closed form."""
+"""Parameters and FLOPs counted from modules: for custom blocks, and to verify `recipe.accounting`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count_block(block: str, shape: Shape) -> tuple[int, int, int]:
 
 
 def count(network: Network, passes: int | None = None) -> ModuleCount:
-    """Count a network (it may live on the meta device) at a number of core passes."""
+    """Count a network (on any device, meta included) at a number of core passes."""
     passes = network.passes if passes is None else passes
     applied: list[nn.Module] = [*network.prelude, *network.coda]
     for core in network.applied_cores(passes):

@@ -29,7 +29,7 @@ def initialise(network: Network, *, embedding_std: float, init_scale: float, see
     """Initialise the weights as the paper states (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
-    projections are zero; input matrices are uniform with standard deviation `input_scale`/√fan_in (UIS).
+    projections are zero; input matrices are uniform with standard deviation `init_scale`/√fan_in (UIS).
     """
     constants: dict[str, float] = {"head": 0.0}
     for path, module in network.named_modules():

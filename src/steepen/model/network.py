@@ -73,7 +73,7 @@ class Network(nn.Module):
         self.multipliers, self.options = multipliers or Multipliers(), options or ModelOptions()
         self.passes = passes or arm.passes.initial
         self.compute_dtype: torch.dtype | None = None  # None: the dtype of the weights
-        self.fused: FusedForward | None = None  # set by execution.install_fused_gpu
+        self.fused: FusedForward | None = None  # set by execution.gpu_fused.install_fused_gpu
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 

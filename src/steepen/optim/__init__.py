@@ -1,4 +1,5 @@
 """Gradients → new weights: Muon, AdamW and custom optimizers, their state, and its growth.
 
-Optimizers know named parameters, not networks. `optim.config` imports without torch.
+Optimizers take named parameters; this package does not import `steepen.model`. `optim.config`
+imports without torch.
 """

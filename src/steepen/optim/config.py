@@ -23,7 +23,7 @@ CUSTOM_STATE_BYTES = 8  # assumed of a custom optimizer: two fp32 moments
 
 
 class OptimizerHyperparameters(Protocol):
-    """The tuned numbers that an optimizer reads; `steepen.recipe.hyperparameters` has all of a recipe's."""
+    """Hyperparameters used by optimizers; `steepen.recipe.hyperparameters` has all of a recipe's."""
 
     @property
     def learning_rate(self) -> float:

@@ -7,7 +7,7 @@ that returns a `torch.optim.Optimizer`.
   of logical matrices (…, out, in): Q, K and V of a block are one parameter of shape (3, width, width).
 - `config` is the run's `OptimizerConfig`, `hyperparameters` its tuned numbers (learning_rate, weight_decay…).
 - The learning rate given to each parameter group is its peak: before a step, `group["lr"]` is set to the
-  peak times the schedule's factor. Weight decay is the optimizer's own business; gradient clipping is not.
+  peak times the schedule's factor. The optimizer applies weight decay; gradients arrive clipped.
 - `optimizer.state[parameter]` holds tensors. It is saved in checkpoints, and copied to new cores at growth,
   after which the factory is called again with all parameters. State outside of it is not saved.
 

@@ -47,7 +47,7 @@ MAX_STREAMS = 6  # CUDA streams for the parameters of one shape; torch has 32 in
 
 
 def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
-    """Bring the singular values of each matrix near 1: (count, rows, columns) → same, rows ≤ columns."""
+    """Approximate the polar factor UVᵀ of each matrix: (count, rows, columns) → same, rows ≤ columns."""
     x = kernels_for(matrices).frobenius_normalize(matrices, NORM_SAFETY_FACTOR[method], NORM_EPS[method])
     return orthogonalise_normalised(x, method, steps)
 

@@ -1,4 +1,4 @@
-"""Optimizer state by parameter name, and what becomes of it when a network grows."""
+"""Optimizer state by parameter name, and how it is extended at growth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Parameters and FLOPs in closed form, by every convention (Appendix "TPP Relations…").
 
 FLOPs per token = 6·(block matrices once per application + lm_head) + 6·L_exec·w·context. The input embedding
-costs nothing; attention is causal, so half the square is counted.
+costs nothing; attention is causal, so half the square is counted. `model.count` counts the modules of a
+network instead; tests compare the two.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def head_parameters(shape: Shape) -> int:
 
 
 def stored_parameters(arm: Arm, shape: Shape, passes: int) -> int:
-    """N_s: all parameters stored at this many passes, embedding and head included; TPP divides by it."""
+    """N_s: all parameters stored at this many passes, embedding and head included."""
     return block_cost(arm, shape).stored * arm.stored_blocks(shape.allocation, passes) + 2 * head_parameters(
         shape
     )

@@ -81,16 +81,16 @@ def training_memory(
     docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.max_passes
-    ends = 2 * shape.vocabulary * shape.width
-    blocks = rung.stored_parameters - ends
+    embedding_and_head = 2 * shape.vocabulary * shape.width
+    blocks = rung.stored_parameters - embedding_and_head
     shards = gpus if sharded else 1
     block = blocks / max(1, rung.arm.stored_blocks(shape.allocation, passes))
     matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
     tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
     saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
     return Memory(
-        state=((8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * ends) / shards,
-        compute_weights=2 * (2 * block + ends) if sharded else 2 * (blocks + ends),
+        state=((8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * embedding_and_head) / shards,
+        compute_weights=2 * ((2 * block if sharded else blocks) + embedding_and_head),
         activations=2.0 * tokens * (executed * saved + 4 * shape.width),
         logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
     )

@@ -167,9 +167,7 @@ def make_plan(
         raise UsageError(f"--depth {depth} is not valid: it must be from 1 to {MAX_DEPTH}.")
     for name, value, limit in (("flops", flops, 1e35), ("tokens", tokens, 1e20)):
         if value is not None and value > limit:
-            raise UsageError(
-                f"--{name} {value:g} is beyond anything that could be trained (the limit is {limit:g})."
-            )
+            raise UsageError(f"--{name} {value:g} exceeds the planner's limit of {limit:g}.")
     if flops is None and tokens is None:
         rung = recipe.at(arm, depth, size_rule, rho=rho)
     else:

@@ -1,4 +1,4 @@
-"""A recipe: base hyperparameters and the rules that carry them to every size."""
+"""A recipe: base hyperparameters and the rules that scale them with size."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from steepen.utils.validate import require, require_positive
 class Recipe:
     """How one arm is trained at any depth.
 
-    Tokens: `tpp` tokens per stored parameter. For a growing arm `tpp` is t_ref: t_ref·N_ref tokens without
-    growth set the compute, and the tokens follow from it and from ρ.
+    `tpp` is tokens per initially stored parameter. For a growing arm, that many tokens without growth define
+    the FLOP budget (t_ref and N_ref in the paper); the tokens then follow from the budget and from ρ.
     """
 
     base: Hyperparameters
@@ -33,8 +33,8 @@ class Recipe:
     tpp: float
     base_depth: int = 8
     learning_rate_base: float | None = None  # where it differs from the base table's
-    rho: float | None = None  # fixed fraction of tokens after growth…
-    growth_law: GrowthLaw | None = None  # …or the fitted law for it
+    rho: float | None = None  # fraction of tokens after growth, if fixed
+    growth_law: GrowthLaw | None = None  # law that gives rho otherwise
     batch_tokens: int = 524_288
     measured: tuple[int, int] | None = None  # the depths its ladder was measured at
 
@@ -57,7 +57,7 @@ class Recipe:
         return replace(self.base, learning_rate=self.learning_rate(arm, depth, size_rule))
 
     def growth_fraction(self, arm: Arm, shape: Shape) -> float | None:
-        """ρ for this shape: None where the arm does not grow, or its schedule says itself when."""
+        """ρ for this shape: None if the arm does not grow or its schedule gives every start."""
         if all(stage.start is not None for stage in arm.passes.stages):
             return None
         if self.rho is not None:
@@ -111,7 +111,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Rung:
-    """One planned run: an arm at a size, for so many steps, with its pass schedule and hyperparameters."""
+    """One planned run: an arm at a size, its number of steps, its pass schedule and hyperparameters."""
 
     arm: Arm
     shape: Shape
@@ -133,7 +133,7 @@ class Rung:
 
     @property
     def growth_step(self) -> int | None:
-        """The first step with more passes; g of Algorithm 1 steps come before it."""
+        """The first step with more passes, from 0: the g of Algorithm 1 is the number of steps before it."""
         return self.starts[1] if self.schedule.grows else None
 
     @property

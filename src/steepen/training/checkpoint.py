@@ -81,9 +81,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError) as error:
             raise CorruptCheckpoint(f"checkpoint {self.path} is incomplete ({error}).") from error
         if actual != expected:
-            raise CorruptCheckpoint(
-                f"checkpoint {self.path} is corrupt: {STATE_FILE} does not have its checksum."
-            )
+            raise CorruptCheckpoint(f"checkpoint {self.path} is corrupt: checksum mismatch of {STATE_FILE}.")
         try:
             tensors = load_file(file, device=str(device))
         except (SafetensorError, OSError) as error:
@@ -200,7 +198,7 @@ RunState = tuple[Network, Optimizer, TrainingState]
 def load_or_init(
     spec: RunSpec, folder: Path, device: torch.device, mode: ExecutionMode, say: Callable[[str], None]
 ) -> RunState:
-    """Load the newest valid checkpoint of a run, or initialise network and optimizer where there is none."""
+    """Load the newest valid checkpoint of a run, or initialise network and optimizer if there is none."""
     remove_partial(folder)
     candidates = list_checkpoints(folder)
     while candidates:

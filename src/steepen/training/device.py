@@ -32,7 +32,9 @@ def find_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"--device {name!r} is not supported: use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"--device {name} is not here: this machine has {torch.cuda.device_count()} GPUs.")
+        raise UsageError(
+            f"--device {name} is not available: this machine has {torch.cuda.device_count()} GPUs."
+        )
     return device
 
 

@@ -19,7 +19,7 @@ def diverged(spec: RunSpec, checkpoints: Path, step: int, what: str) -> Diverged
     where = f"the last good checkpoint is {good[-1].path}" if good else "no checkpoint was saved before it"
     first = step * spec.batch_sequences
     return Diverged(
-        f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.batch_sequences - 1:,} of the "
-        f"data's order); {where}. Lower the learning rate "
+        f"{what} at step {step + 1:,} (sequences {first:,} to {first + spec.batch_sequences - 1:,} in "
+        f"data order); {where}. Lower the learning rate "
         f"(--set learning_rate=…) or look at the data."
     )

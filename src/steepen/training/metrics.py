@@ -1,6 +1,7 @@
 """Metrics of a run: metrics.jsonl, the buffer that defers reading them from the device, training time.
 
-metrics.jsonl holds one line per step and one per validation. It is for people; analysis reads records.
+metrics.jsonl holds one line per step and one per validation. It is for inspection, status and ETA; analysis
+reads records.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from steepen.utils.progress import ProgressDisplay
 
 
 def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOptions | None = None) -> RunRecord:
-    """Train a run to its end, resuming if it was interrupted; returns the record it may already have."""
+    """Train a run to its end, resuming if it was interrupted; returns the existing record if finished."""
     options = options or TrainOptions()
     device = device_info.find_device(options.device)  # refuse a wrong name even if the run is finished
     if spec.code != code_digest(spec.arm, spec.optimizer):
@@ -69,17 +69,19 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
         try:
             return Trainer(spec, batches, validation, directory, options, display).run()
         except Exception as error:
-            shown = _explain_out_of_memory(error)
-            if not isinstance(shown, Interrupted):
+            reported = _explain_out_of_memory(error)
+            if not isinstance(reported, Interrupted):
                 with contextlib.suppress(OSError):  # a full disk must not hide the error
-                    write_json(directory.failure_file, {"kind": type(shown).__name__, "message": str(shown)})
-            raise shown from error
+                    write_json(
+                        directory.failure_file, {"kind": type(reported).__name__, "message": str(reported)}
+                    )
+            raise reported from error
         finally:
             display.close()
 
 
 def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -> ExecutionMode:
-    """Return the execution mode of a run; raises UsageError where the device cannot run it."""
+    """Return the execution mode of a run; raises UsageError if the device cannot run it."""
     return choose_execution_mode(
         spec.arm.block,
         spec.precision,
@@ -91,7 +93,7 @@ def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -
 
 
 def _explain_out_of_memory(error: Exception) -> Exception:
-    """Replace an out-of-memory error outside gradient accumulation by a sentence with a remedy."""
+    """Replace an out-of-memory error outside gradient accumulation by one that names a remedy."""
     if is_out_of_memory(error):
         return OutOfMemory(
             "out of memory outside gradient computation (optimizer step, growth or validation); "
@@ -186,7 +188,7 @@ class Trainer:
                 requested = time.perf_counter()
 
     def _between_steps(self) -> None:
-        """Validate, save a checkpoint or stop, where due."""
+        """Validate, save a checkpoint or stop, if due."""
         spec, options, step = self.spec, self.options, self.step
         ended = step == spec.steps
         if options.validate_every and step % options.validate_every == 0 and not ended:
@@ -284,7 +286,7 @@ class Trainer:
 
 
 def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, ValidationSet]:
-    """Build the training and validation loaders; raises UsageError where the data cannot serve."""
+    """Build the training and validation loaders; raises UsageError if the data does not fit."""
     shape, data = spec.shape, spec.data
     if dataset.vocabulary > shape.vocabulary:
         raise UsageError(
