@@ -192,12 +192,12 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     train(spec, tiny_data, whole, QUIET)
     original, count = Optimizer.step, 0
 
-    def step(self: Optimizer, factor: float) -> Tensor:
+    def step(self: Optimizer, factor: float, step: int | None = None) -> Tensor:
         nonlocal count
         count += 1
         if count == 5:
             os.kill(os.getpid(), number)
-        return original(self, factor)
+        return original(self, factor, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", step)
@@ -219,10 +219,12 @@ def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
     whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
 
-    def killed_at_ten(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
+    def killed_at_ten(
+        self: Optimizer, factor: float, step: int | None = None, original: Any = Optimizer.step
+    ) -> Tensor:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
-        return original(self, factor)
+        return original(self, factor, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", killed_at_ten)
@@ -260,10 +262,12 @@ def test_corrupt_checkpoint_is_set_aside_and_a_restart_is_reported(
     options = replace(QUIET, quiet=False, checkpoint_every=2, keep_last=1, validate_every=None)
 
     def killed_at(step: int) -> None:
-        def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
+        def deadly(
+            self: Optimizer, factor: float, number: int | None = None, original: Any = Optimizer.step
+        ) -> Tensor:
             if len(read_metrics(store.run(spec).metrics_file)) >= step:
                 raise Killed
-            return original(self, factor)
+            return original(self, factor, number)
 
         with monkeypatch.context() as patch:
             patch.setattr(Optimizer, "step", deadly)
@@ -328,10 +332,12 @@ def test_custom_block_resumes_exactly_and_validation_does_not_change_it(
     train(spec, tiny_data, unseen, replace(QUIET, validate_every=None))
     assert losses(whole, spec) == losses(unseen, spec)
 
-    def deadly(self: Optimizer, factor: float, original: Any = Optimizer.step) -> Tensor:
+    def deadly(
+        self: Optimizer, factor: float, step: int | None = None, original: Any = Optimizer.step
+    ) -> Tensor:
         if len(read_metrics(broken.run(spec).metrics_file)) >= 9:
             raise Killed
-        return original(self, factor)
+        return original(self, factor, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(Optimizer, "step", deadly)

@@ -76,9 +76,9 @@ def test_nan_weights_are_never_saved(
     spec, store = make_spec("vanilla"), RunStore(tmp_path)
     original, count = Optimizer.step, 0
 
-    def ruinous(self: Optimizer, factor: float) -> torch.Tensor:
+    def ruinous(self: Optimizer, factor: float, step: int | None = None) -> torch.Tensor:
         nonlocal count
-        norm = original(self, factor)
+        norm = original(self, factor, step)
         count += 1
         if count == 6:
             self.parameters["embedding"].data.fill_(float("inf"))
@@ -144,7 +144,7 @@ def test_nan_loss_stops_with_step_data_position_and_checkpoint(
 def test_out_of_memory_in_the_optimizer_is_reported(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(self: Optimizer, factor: float) -> torch.Tensor:
+    def step(self: Optimizer, factor: float, step: int | None = None) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate…")
 
     monkeypatch.setattr(Optimizer, "step", step)
@@ -235,7 +235,7 @@ def test_altered_shard_is_named_and_the_run_is_marked_failed(
 def test_internal_error_marks_the_run_failed_not_interrupted(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(self: Optimizer, factor: float) -> torch.Tensor:
+    def step(self: Optimizer, factor: float, step: int | None = None) -> torch.Tensor:
         raise IndexError("index out of range in self")
 
     monkeypatch.setattr(Optimizer, "step", step)
