@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from steepen.execution import cpu_fused as cpu
 from steepen.model.arms import find_arm
-from steepen.model.init import initialise
+from steepen.model.init import initialize
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
@@ -149,7 +149,7 @@ class EagerStep:
             transposed = x.shape[0] > x.shape[1]
             x = x.T if transposed else x
             x = x / (x.norm() + 1e-7)
-            for _ in range(self.choice.orthogonalisation_steps):
+            for _ in range(self.choice.orthogonalization_steps):
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
             x = x.T if transposed else x
@@ -212,7 +212,7 @@ def compare(name: str, rounds: int) -> str:
     passes = spec.schedule.final
     network = Network(spec.shape, arm, spec.hyperparameters.multipliers, spec.options, passes=passes)
     network.reset_rotary()
-    initialise(
+    initialize(
         network,
         embedding_std=spec.hyperparameters.embedding_init_std,
         init_scale=spec.hyperparameters.init_scale,

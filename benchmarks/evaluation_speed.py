@@ -29,7 +29,7 @@ from steepen.evaluation.core.prefix_tree import make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import TaskEncoder
 from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
 from steepen.model.arms import find_arm
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 
@@ -91,7 +91,7 @@ def count(bundle: Bundle, examples: int | None) -> None:
 def build(args: argparse.Namespace) -> Network:
     arm, scale = find_arm(args.arm), SMALL if args.small else SizeRule()
     depth = 4 if args.small else args.depth
-    network = materialise(build_on_meta(arm.shape(depth, scale), arm), args.device, embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(depth, scale), arm), args.device, embedding_std=0.1)
     generator = torch.Generator(args.device).manual_seed(0)
     for parameter in network.parameters():  # some are zero at first, where every choice ties
         noise = torch.randn(parameter.shape, generator=generator, device=args.device)
@@ -101,7 +101,7 @@ def build(args: argparse.Namespace) -> Network:
     return network.to(torch.bfloat16) if precision == "bf16" else network
 
 
-def synchronise(device: str) -> None:
+def synchronize(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
@@ -118,10 +118,10 @@ def compare(args: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
     for task in bundle.tasks:
         count = min(sizes[task.label], args.reference_examples or sizes[task.label])
         score_one(network, tokenizer, task, 0)
-        synchronise(args.device)
+        synchronize(args.device)
         begun = time.perf_counter()
         exact[task.label] = [score_one(network, tokenizer, task, index) for index in range(count)]
-        synchronise(args.device)
+        synchronize(args.device)
         estimate += (time.perf_counter() - begun) * sizes[task.label] / count
     measured = sum(map(len, exact.values()))
     total = sum(sizes.values())
@@ -131,10 +131,10 @@ def compare(args: argparse.Namespace, bundle: Bundle, folder: Path) -> None:
         for block in network.blocks():
             block.compile(dynamic=True)
         evaluate_core(network, tokenizer, bundle, CoreOptions((0,), 40))
-    synchronise(args.device)
+    synchronize(args.device)
     begun = time.perf_counter()
     scores = evaluate_core(network, tokenizer, bundle, options, folder=folder)
-    synchronise(args.device)
+    synchronize(args.device)
     fast = time.perf_counter() - begun
     print(f"batched:       {fast:.1f} s for {total:,} examples")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from steepen.training.device import find_device, synchronise
+from steepen.training.device import find_device, synchronize
 
 DEVICE = find_device("auto")
 ON_GPU = DEVICE.type == "cuda"
@@ -54,11 +54,11 @@ def time_calls(
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < 5 or time.perf_counter() < start + warm_up + seconds:
-        synchronise(DEVICE)
+        synchronize(DEVICE)
         begin = time.perf_counter()
         for _ in range(calls_per_sample):
             call()
-        synchronise(DEVICE)
+        synchronize(DEVICE)
         if time.perf_counter() > start + warm_up:
             times.append((time.perf_counter() - begin) / calls_per_sample)
     return statistics.median(times)
@@ -83,7 +83,7 @@ def mean_seconds(call: Call, times: int, before: Call | None = None) -> float:
         for _ in range(1 if before else times):
             call()
         intervals.append((begin, timestamp()))
-    synchronise(DEVICE)
+    synchronize(DEVICE)
     return sum(b.elapsed_time(e) / 1e3 if ON_GPU else e - b for b, e in intervals) / times
 
 
@@ -101,7 +101,7 @@ def heat_up(seconds: float) -> None:
     while time.perf_counter() < end:
         for _ in range(20):
             torch.mm(a, b, out=out)
-        synchronise(DEVICE)
+        synchronize(DEVICE)
 
 
 def time_cold(call: Call, idle: float) -> float:

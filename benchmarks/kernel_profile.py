@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
-from steepen.training.device import synchronise
+from steepen.training.device import synchronize
 
 # Group → substrings of kernel names; the first match counts. `aten` and `cpu` are operators on a CPU.
 GROUPS = {
@@ -81,7 +81,7 @@ def milliseconds_by_group(call: Call, times: int) -> dict[str, float]:
     with torch.profiler.profile(activities=kinds) as measured:
         for _ in range(times):
             call()
-        synchronise(DEVICE)
+        synchronize(DEVICE)
     device_type = DeviceType.CUDA if ON_GPU else DeviceType.CPU
     milliseconds = dict.fromkeys([*GROUPS, "other"], 0.0)
     for event in measured.key_averages():

@@ -1,4 +1,4 @@
-"""Time of an optimizer step: ours, torch.optim.Muon, and the orthogonalisation alone.
+"""Time of an optimizer step: ours, torch.optim.Muon, and the orthogonalization alone.
 
     python benchmarks/muon_step.py [--arm vanilla] [--depth 8] [--graph] [--profile] [--tiles]
 
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from steepen.model.arms import find_arm
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.optim import muon
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import BASE
-from steepen.training.device import find_device, synchronise
+from steepen.training.device import find_device, synchronize
 
 CONFIG = OptimizerConfig.named("muon")
 AUTHORS = OptimizerConfig.named("authors")
@@ -39,12 +39,12 @@ TILES = [  # edge, depth, warps, stages
 ]
 
 
-def orthogonalise_reference(matrices: Tensor) -> Tensor:
-    """Newton–Schulz orthogonalisation with torch.baddbmm."""
+def orthogonalize_reference(matrices: Tensor) -> Tensor:
+    """Newton–Schulz orthogonalization with torch.baddbmm."""
     norm = matrices.norm(dim=(-2, -1), keepdim=True)
     x = matrices / (norm + muon.NORM_EPS["newton-schulz"])
     a, b, c = muon.NEWTON_SCHULZ[0]
-    for _ in range(CONFIG.orthogonalisation_steps):
+    for _ in range(CONFIG.orthogonalization_steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
@@ -88,7 +88,7 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / repeats / 1e3
-    synchronise(device)
+    synchronize(device)
     begun = time.perf_counter()
     for _ in range(repeats):
         work()
@@ -130,7 +130,7 @@ def main() -> None:
     scale = SizeRule(vocabulary=args.vocabulary or (50_304 if on_gpu else 1_024))
 
     arm = find_arm(args.arm)
-    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device)
+    network = materialize(build_on_meta(arm.shape(depth, scale), arm), device)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer = Optimizer(network.named_parameters(), BASE["vanilla"], CONFIG, network.refresh)
@@ -144,15 +144,15 @@ def main() -> None:
     }
 
     def fused(*shapes: tuple[int, int]) -> Callable[[], object]:
-        return lambda: [muon.orthogonalise(batches[shape]) for shape in shapes]
+        return lambda: [muon.orthogonalize(batches[shape]) for shape in shapes]
 
     def with_baddbmm(*shapes: tuple[int, int]) -> Callable[[], object]:
-        return lambda: [orthogonalise_reference(batches[shape]) for shape in shapes]
+        return lambda: [orthogonalize_reference(batches[shape]) for shape in shapes]
 
     def symmetric(shape: tuple[int, int]) -> Callable[[], object]:
         def work() -> object:
             with patch.object(muon, "SYMMETRIC_MIN_ROWS", 1):
-                return muon.orthogonalise(batches[shape])
+                return muon.orthogonalize(batches[shape])
 
         return work
 
@@ -165,8 +165,8 @@ def main() -> None:
         "  AdamW": optimizer.adamw.step,
         "whole step, authors' optimizer": authors.step_at_current_lr,
         "  Muon, authors'": lambda: authors_stepper.step(authors.lr["matrices"], wd, authors.momentum),
-        "orthogonalise, as in the step": fused(*batches),
-        "orthogonalise, torch.baddbmm": with_baddbmm(*batches),
+        "orthogonalize, as in the step": fused(*batches),
+        "orthogonalize, torch.baddbmm": with_baddbmm(*batches),
     }
     for shape, batch in batches.items():
         title = f"  {len(batch)} × {shape[0]} × {shape[1]}"
@@ -188,7 +188,7 @@ def main() -> None:
 
     def flops(shapes: list[tuple[int, int]]) -> float:
         each = [len(batches[m, n]) * (4 * m * m * n + 2 * m**3) for m, n in shapes]
-        return float(CONFIG.orthogonalisation_steps * sum(each))
+        return float(CONFIG.orthogonalization_steps * sum(each))
 
     launch = "CUDA graphs" if args.graph else "launched kernel by kernel"
     matrices = sum(map(len, batches.values()))
@@ -196,7 +196,7 @@ def main() -> None:
     print(f"{'work':<40}{'ms':>10}{'TFLOP/s':>10}{f'time/{base}':>30}")
     for name, median in medians.items():
         shapes = [shape for shape in batches if f"{shape[0]} × {shape[1]}," in name]
-        work = flops(shapes or list(batches)) if shapes or name.startswith("orthogonalise") else 0.0
+        work = flops(shapes or list(batches)) if shapes or name.startswith("orthogonalize") else 0.0
         speed = f"{work / median / 1e12:.3g}" if work else "-"
         compared = name == base or name.startswith(("whole", "  Muon"))
         ratio = f"{median / medians[base]:.3f}" if compared else "-"

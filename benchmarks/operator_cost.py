@@ -16,18 +16,18 @@ import torch
 
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import find_arm
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import flops_per_token
-from steepen.training.device import configure_backends, find_device, peak_flops, synchronise
+from steepen.training.device import configure_backends, find_device, peak_flops, synchronize
 
 
 def build(name: str, depth: int, scale: SizeRule, device: torch.device) -> Network:
     arm = find_arm(name)
-    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device)
+    network = materialize(build_on_meta(arm.shape(depth, scale), arm), device)
     generator = torch.Generator(device).manual_seed(0)
-    # Some weights are initialised to zero, and GEMMs of zeros run faster than those of training.
+    # Some weights are initialized to zero, and GEMMs of zeros run faster than those of training.
     with torch.no_grad():
         for parameter in network.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device=device)
@@ -59,11 +59,11 @@ def main() -> None:
         networks = {name: build(name, args.depth, scale, device) for name in names}
 
         def seconds_per_call(network: Network) -> float:
-            synchronise(device)
+            synchronize(device)
             begun = time.perf_counter()
             for _ in range(args.repeats):
                 network(tokens, tokens).backward()
-            synchronise(device)
+            synchronize(device)
             network.zero_grad(set_to_none=True)
             return (time.perf_counter() - begun) / args.repeats
 

@@ -37,7 +37,7 @@ from steepen.execution.select import CUDA_GRAPH_MAX_FLOPS_PER_STEP
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
 from steepen.model.config import FP32_EPSILON
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OPTIMIZERS, OptimizerConfig
@@ -268,10 +268,10 @@ class Row:
 
 def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights: str) -> Network:
     arm = find_arm(name)
-    network = materialise(build_on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
     if weights == "random":
-        # Head and output projections are initialised to zero, unlike those of a trained network.
+        # Head and output projections are initialized to zero, unlike those of a trained network.
         with torch.no_grad():
             for parameter in network.parameters():
                 noise = torch.randn(parameter.shape, generator=generator, device=device)

@@ -21,7 +21,7 @@ DISTRIBUTIONS = {"yaml": "pyyaml"}
 
 
 def distribution_name(requirement: str) -> str:
-    """The normalised distribution name of a requirement such as `Jinja2>=3.1`."""
+    """The normalized distribution name of a requirement such as `Jinja2>=3.1`."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert match, requirement
     return match.group().lower().replace("_", "-")

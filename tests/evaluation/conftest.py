@@ -17,7 +17,7 @@ from steepen.data import Dataset, Tokenizer
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.bundle import Bundle
 from steepen.model.arms import find_arm
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.runs.spec import RunSpec
@@ -115,7 +115,7 @@ def make_network() -> Callable[..., Network]:
     ) -> Network:
         found = find_arm(arm) if isinstance(arm, str) else arm
         scale = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=vocabulary)
-        network = materialise(build_on_meta(found.shape(3, scale), found, passes=passes), embedding_std=0.5)
+        network = materialize(build_on_meta(found.shape(3, scale), found, passes=passes), embedding_std=0.5)
         generator = torch.Generator().manual_seed(0)
         for parameter in network.parameters():  # away from the zeros of the start
             noise = torch.randn(parameter.shape, generator=generator)

@@ -15,7 +15,7 @@ from steepen.model.arms import find_arm
 from steepen.model.block import TransformerBlock, rotary_table
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.loss import linear_cross_entropy
 from steepen.model.network import Network, TreeLayout
 from steepen.model.shape import SizeRule
@@ -35,7 +35,7 @@ def build(
     found_arm = find_arm(arm)
     shape = found_arm.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
     bare = build_on_meta(shape, found_arm, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
-    network = materialise(bare, dtype=torch.float64)
+    network = materialize(bare, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():  # output projections start at zero, which would hide errors
         nn.init.normal_(parameter, std=0.3, generator=generator)

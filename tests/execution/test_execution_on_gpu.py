@@ -10,7 +10,7 @@ from steepen.execution.compile import compile_blocks, compile_network
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.training.device import configure_backends
@@ -21,9 +21,9 @@ SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabular
 
 def build(name: str) -> Network:
     arm = ARMS[name]
-    network = materialise(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+    network = materialize(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
-    for parameter in network.parameters():  # some weights are initialised to zero
+    for parameter in network.parameters():  # some weights are initialized to zero
         scale = 0.5 * parameter.shape[-1] ** -0.5
         parameter.data.add_(scale * torch.randn(parameter.shape, generator=generator, device="cuda"))
     return network

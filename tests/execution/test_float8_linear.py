@@ -1,4 +1,4 @@
-"""fp8 linear layers equal those in the compute dtype up to quantisation error, and fall back to them."""
+"""fp8 linear layers equal those in the compute dtype up to quantization error, and fall back to them."""
 
 # pyright: reportArgumentType=false
 # The same calls run on the bf16 and the fp8 layer, which take different operand types.
@@ -31,7 +31,7 @@ from steepen.kernels.fp8 import (
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 
@@ -49,9 +49,9 @@ needs_fp8_gpu = pytest.mark.skipif(
 def build(name: str, scale: SizeRule = SCALE, device: str = "cpu", depth: int = 4) -> Network:
     arm = ARMS[name]
     bare = build_on_meta(arm.shape(depth, scale), arm, MULTIPLIERS, ModelOptions(softcap=15.0))
-    network = materialise(bare, device, embedding_std=0.3, seed=1)
+    network = materialize(bare, device, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():  # some weights are initialised to zero
+    for parameter in network.parameters():  # some weights are initialized to zero
         noise = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
         parameter.data.add_(noise.to(device))
     return network
@@ -81,7 +81,7 @@ def errors(name: str, passes: int = 1) -> tuple[float, dict[str, float]]:
     return abs(found - loss), relative
 
 
-def test_forward_dgrad_and_wgrad_are_quantised() -> None:
+def test_forward_dgrad_and_wgrad_are_quantized() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(2, 64, 128, generator=generator))
     x, d = (torch.randn(96, 128, generator=generator) for _ in range(2))
@@ -142,7 +142,7 @@ def test_only_the_head_is_marked_as_head() -> None:
     assert [linear.head for linear in network.fused.linears] == [True, *[False] * 16]
 
 
-def test_head_wgrad_is_not_quantised() -> None:
+def test_head_wgrad_is_not_quantized() -> None:
     generator = torch.Generator().manual_seed(0)
     parameter = torch.nn.Parameter(torch.randn(64, 128, generator=generator))
     x, d = torch.randn(96, 128, generator=generator), torch.randn(96, 64, generator=generator)
@@ -154,10 +154,10 @@ def test_head_wgrad_is_not_quantised() -> None:
 
 
 @pytest.mark.parametrize("name", ["vanilla", "untied-2", "loop-2"])
-def test_fp8_gradients_equal_fp32_up_to_quantisation_error(name: str) -> None:
+def test_fp8_gradients_equal_fp32_up_to_quantization_error(name: str) -> None:
     loss, gradients = errors(name, ARMS[name].passes.max_passes)
     assert loss < 0.03
-    assert 0.01 < max(gradients.values()) < MAX_ERROR  # quantised, and not worse than that
+    assert 0.01 < max(gradients.values()) < MAX_ERROR  # quantized, and not worse than that
 
 
 @pytest.mark.parametrize("which", ["activation", "gradient", "weight"])
@@ -192,7 +192,7 @@ def test_validation_runs_in_the_compute_dtype() -> None:
     assert losses[0] == losses[1]
 
 
-def test_refresh_requantises_changed_weights() -> None:
+def test_refresh_requantizes_changed_weights() -> None:
     network = build("vanilla")
     install_fused_gpu(network, partial(float8_linear_where_aligned, dtype=torch.float32))
     assert isinstance(network.fused, FusedNetwork) and isinstance(network.fused.head, Float8Linear)
@@ -225,7 +225,7 @@ def test_fp8_is_refused_on_a_cpu() -> None:
 
 @needs_fp8_gpu
 @pytest.mark.parametrize("name", ["vanilla", "untied-2"])
-def test_fp8_gradients_on_a_gpu_equal_fp32_up_to_quantisation_error(name: str) -> None:
+def test_fp8_gradients_on_a_gpu_equal_fp32_up_to_quantization_error(name: str) -> None:
     scale = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
     passes = ARMS[name].passes.max_passes
     exact = build(name, scale, "cuda")

@@ -16,7 +16,7 @@ from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, initialise, materialise
+from steepen.model.init import build_on_meta, initialize, materialize
 from steepen.model.load_weights import copy_weights
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
@@ -32,9 +32,9 @@ def build(
     bare = build_on_meta(
         arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), ModelOptions(softcap=softcap)
     )
-    network = materialise(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
+    network = materialize(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
-    for parameter in network.parameters():  # away from weights initialised to zero
+    for parameter in network.parameters():  # away from weights initialized to zero
         parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return network
 
@@ -118,12 +118,12 @@ def test_refresh_picks_up_changed_weights() -> None:
     same(gradients(fused, 1), gradients(reference, 1))
 
 
-def test_initialise_and_copy_weights_refresh_the_fused_weights() -> None:
+def test_initialize_and_copy_weights_refresh_the_fused_weights() -> None:
     reference, fused = build("untied-2"), build("untied-2")
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.float64))
     saved = {name: 1.3 * p.detach() for name, p in reference.named_parameters()}
     for network in (reference, fused):
-        initialise(network, embedding_std=0.5, init_scale=1.0, seed=7)
+        initialize(network, embedding_std=0.5, init_scale=1.0, seed=7)
     same(gradients(fused, 2), gradients(reference, 2))
     for network in (reference, fused):
         copy_weights(network, saved)

@@ -1,4 +1,4 @@
-"""fp8 Triton kernels equal their references, and the references quantise to fp8 as documented."""
+"""fp8 Triton kernels equal their references, and the references quantize to fp8 as documented."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # Kernels return a union of operand types, and arguments are passed as unpacked generators.
@@ -59,7 +59,7 @@ def nearly_equal(ours: Tensor, theirs: Tensor) -> None:
 
 
 def check(ours: RowwiseFp8, theirs: RowwiseFp8, dtype: torch.dtype, amax: Tensor | None = None) -> None:
-    """The originals agree, and the fp8 data is the original quantised as the reference does it."""
+    """The originals agree, and the fp8 data is the original quantized as the reference does it."""
     assert ours.data.dtype == theirs.data.dtype == dtype
     assert ours.data.shape == theirs.data.shape and ours.scale.shape == theirs.scale.shape
     torch.testing.assert_close(ours.scale, theirs.scale, rtol=2**-6, atol=0)
@@ -77,7 +77,7 @@ def check(ours: RowwiseFp8, theirs: RowwiseFp8, dtype: torch.dtype, amax: Tensor
 
 
 @pytest.mark.parametrize("dtype", [ACTIVATION_DTYPE, LOGIT_GRADIENT_DTYPE], ids=str)
-def test_rowwise_quantisation_error_is_relative_to_each_row(dtype: torch.dtype) -> None:
+def test_rowwise_quantization_error_is_relative_to_each_row(dtype: torch.dtype) -> None:
     x = draw(40, 96).float()
     x[3] = 0
     data, scale = quantize_rows_reference(x, dtype)
@@ -114,7 +114,7 @@ def test_norms_equal_reference(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [48, 1536])
-def test_rowwise_quantisation_equals_reference(width: int) -> None:
+def test_rowwise_quantization_equals_reference(width: int) -> None:
     x = draw(7, width)
     x[2] = 0
     check(TRITON_FP8_BLOCK.quantize_activation(x), quantize_activation_reference(x), ACTIVATION_DTYPE)
@@ -224,7 +224,7 @@ def quantized_weight(kernels: Fp8GemmKernels, weight: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (96, 80), (48, 200)])
-def test_weight_and_transpose_are_quantised_with_separate_scales(shape: tuple[int, int]) -> None:
+def test_weight_and_transpose_are_quantized_with_separate_scales(shape: tuple[int, int]) -> None:
     weight = draw(*shape)
     weight[5] = 0
     ours, theirs = (quantized_weight(k, weight) for k in (TRITON_FP8_GEMM, REFERENCE_FP8_GEMM))

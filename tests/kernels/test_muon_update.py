@@ -164,9 +164,9 @@ def test_cautious_and_scaled_updates_equal_reference(
 @pytest.mark.parametrize(
     "config",
     [
-        OptimizerConfig(orthogonalisation="newton-schulz"),
-        OptimizerConfig(orthogonalisation="polar-express"),
-        OptimizerConfig(row_normalise=True, variance_reduction="row"),
+        OptimizerConfig(orthogonalization="newton-schulz"),
+        OptimizerConfig(orthogonalization="polar-express"),
+        OptimizerConfig(row_normalize=True, variance_reduction="row"),
         OptimizerConfig.named("authors"),
     ],
 )

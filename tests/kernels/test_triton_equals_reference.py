@@ -150,7 +150,7 @@ def test_cross_entropy_equals_reference(draw: Draw, vocabulary: int, softcap: fl
 
 @pytest.mark.parametrize("vocabulary", [1000])
 def test_cross_entropy_of_equal_logits_is_log_vocabulary(draw: Draw, vocabulary: int) -> None:
-    """All logits are zero at initialisation; large ones must not overflow."""
+    """All logits are zero at initialization; large ones must not overflow."""
     targets = draw.integers(vocabulary, 2)
     for value in (0.0, 3e4, -3e4):
         logits = torch.full((2, vocabulary), value, dtype=draw.dtype, device=draw.device)

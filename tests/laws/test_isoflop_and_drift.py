@@ -128,7 +128,7 @@ def test_isoflop_exponents_and_predictions_are_recovered() -> None:
     assert "budget^0.5300" in fit.summary()
 
 
-def test_budgets_realised_within_a_percent_are_one_sweep() -> None:
+def test_budgets_realized_within_a_percent_are_one_sweep() -> None:
     budget = np.array([1e18, 2e18, 1.004e18, 1.998e18, 0.998e18])
     assert [sorted(group.tolist()) for group in group_budgets(budget)] == [[0, 2, 4], [1, 3]]
 

@@ -14,7 +14,7 @@ from steepen.model.arms import ARMS, MAIN_ARMS, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 
@@ -23,7 +23,7 @@ SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary
 
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
 def test_every_arm_learns_on_cpu_through_its_growth(arm: Arm) -> None:
-    network = materialise(build_on_meta(arm.shape(6, SCALE), arm), embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(6, SCALE), arm), embedding_std=0.1)
     generator = torch.Generator().manual_seed(0)
     # A sequence a model can learn: each token follows from the one before.
     first = torch.randint(0, 64, (8, 1), generator=generator)
@@ -104,7 +104,7 @@ MINE = Arm(
 def test_user_can_add_an_arm_without_editing_the_package() -> None:
     arm = find_arm(f"{__name__}:MINE")
     shape = arm.shape(4, SCALE)
-    network = materialise(build_on_meta(shape, arm), embedding_std=0.1)
+    network = materialize(build_on_meta(shape, arm), embedding_std=0.1)
     for passes in (2, 3):
         grow(network, passes)
     network(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)).backward()
@@ -143,7 +143,7 @@ def test_building_d26_on_meta_needs_no_memory() -> None:
 def test_initial_weights_have_the_documented_distributions() -> None:
     arm = ARMS["operator-1"]
     scale = replace(SCALE, aspect=64, head_dim=64, vocabulary=512)
-    network = materialise(build_on_meta(arm.shape(4, scale), arm), embedding_std=0.05, init_scale=0.5, seed=3)
+    network = materialize(build_on_meta(arm.shape(4, scale), arm), embedding_std=0.05, init_scale=0.5, seed=3)
     assert network.embedding.std().item() == pytest.approx(0.05, rel=0.02)
     assert network.head.count_nonzero() == 0
     for block in network.blocks():
@@ -155,9 +155,9 @@ def test_initial_weights_have_the_documented_distributions() -> None:
 
 
 def test_initial_weight_does_not_depend_on_other_parameters() -> None:
-    one = materialise(build_on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=5)
-    other = materialise(build_on_meta(find_arm("untied-5").shape(6, SCALE), find_arm("untied-5")), seed=5)
+    one = materialize(build_on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=5)
+    other = materialize(build_on_meta(find_arm("untied-5").shape(6, SCALE), find_arm("untied-5")), seed=5)
     ours = dict(other.named_parameters())
     assert all(torch.equal(p, ours[name]) for name, p in one.named_parameters())
-    again = materialise(build_on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=6)
+    again = materialize(build_on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=6)
     assert not torch.equal(again.embedding, one.embedding)

@@ -14,7 +14,7 @@ import torch
 
 from steepen.errors import UsageError
 from steepen.model.arms import ARMS
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.runs.spec import code_digest
 
@@ -117,6 +117,6 @@ def test_code_that_a_block_does_not_use_keeps_its_digest(lab: Path, file: str, o
 )
 def test_failing_custom_block_is_named(block: str, said: str) -> None:
     arm = replace(ARMS["vanilla"], block=f"custom_lab:{block}")
-    network = materialise(build_on_meta(arm.shape(2, SCALE), arm), embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(2, SCALE), arm), embedding_std=0.1)
     with pytest.raises(UsageError, match=re.escape(said)):
         network(torch.zeros(1, 8, dtype=torch.long))

@@ -14,7 +14,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import Multipliers
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import GrowthState
@@ -32,7 +32,7 @@ def build(arm: Arm | str, depth: int = 5, passes: int | None = None, seed: int =
     """A double-precision network without zero weights."""
     arm = find_arm(arm) if isinstance(arm, str) else arm
     network = build_on_meta(arm.shape(depth, SCALE), arm, MULTIPLIERS, passes=passes)
-    materialise(network, dtype=torch.float64, embedding_std=0.3, seed=seed)
+    materialize(network, dtype=torch.float64, embedding_std=0.3, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for parameter in network.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

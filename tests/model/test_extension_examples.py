@@ -17,7 +17,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
@@ -57,7 +57,7 @@ def test_custom_arm_is_found_by_name_and_as_an_object(mylab: Any, name: str) -> 
     arm: Arm = getattr(mylab, name)
     assert find_arm(f"mylab:{name}") == find_arm(arm) == arm
     assert all(isinstance(value, str) for value in (arm.block, arm.core_boundary, arm.coda_boundary))
-    network = materialise(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
     network(TOKENS, TOKENS).backward()
     assert code_digest(arm) is not None
 
@@ -74,7 +74,7 @@ def test_class_or_function_works_like_its_name(mylab: Any) -> None:
 def test_custom_optimizer_steps_the_block_matrices(mylab: Any) -> None:
     arm = find_arm("untied-grow")
     hyper = replace(BASE["untied-2"], learning_rate=0.01, weight_decay=0.1)
-    network = materialise(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
+    network = materialize(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1)
     optimizer = Optimizer(network.named_parameters(), hyper, OptimizerConfig(mylab.lion))
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     network(TOKENS, TOKENS).backward()
@@ -91,7 +91,7 @@ def test_custom_optimizer_state_is_saved_restored_and_grown(mylab: Any) -> None:
     arm = find_arm("untied-grow")
     config = OptimizerConfig(mylab.lion)
     network, copy = (
-        materialise(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1) for _ in range(2)
+        materialize(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1) for _ in range(2)
     )
     optimizer = Optimizer(network.named_parameters(), BASE["untied-2"], config)
     network(TOKENS, TOKENS).backward()

@@ -1,7 +1,7 @@
 """The optimizer step of the paper's authors in fp64, one matrix at a time: what ours is compared with.
 
 Written from a description of their implementation, without any of our optimizer code: Muon with momentum that
-warms up, EMA-Nesterov, row normalisation, Polar Express, variance reduction, the shape factor and cautious
+warms up, EMA-Nesterov, row normalization, Polar Express, variance reduction, the shape factor and cautious
 decay for block matrices; AdamW with plain decoupled decay for embedding and head; one learning-rate schedule
 with a re-warm after growth.
 """

@@ -15,7 +15,7 @@ from steepen.execution.linear import FusedLinear
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import find_arm
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import LearningRateConfig, OptimizerConfig
@@ -51,7 +51,7 @@ def make_spec(name: str) -> RunSpec:
 
 def make_network(spec: RunSpec) -> Network:
     meta = build_on_meta(spec.shape, spec.arm, spec.hyperparameters.multipliers)
-    return materialise(meta, dtype=torch.float64, embedding_std=0.3)
+    return materialize(meta, dtype=torch.float64, embedding_std=0.3)
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:

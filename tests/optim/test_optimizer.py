@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from steepen.execution.cuda_streams import StreamPool
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
-from steepen.optim.muon import Muon, orthogonalise, orthogonalise_normalised, run_split
+from steepen.optim.muon import Muon, orthogonalize, orthogonalize_normalized, run_split
 from steepen.optim.optimizer import Optimizer, parameter_group
 from steepen.recipe.paper_tables import BASE
 
@@ -27,10 +27,10 @@ HYPER = replace(BASE["untied-2"], weight_decay=0.3)
 
 VARIANTS = {
     "newton-schulz": OptimizerConfig(),
-    "polar-express": OptimizerConfig(orthogonalisation="polar-express"),
+    "polar-express": OptimizerConfig(orthogonalization="polar-express"),
     "no nesterov": OptimizerConfig(nesterov=False),
-    "row normalised": OptimizerConfig(row_normalise=True),
-    "row normalised polar-express": OptimizerConfig(row_normalise=True, orthogonalisation="polar-express"),
+    "row normalized": OptimizerConfig(row_normalize=True),
+    "row normalized polar-express": OptimizerConfig(row_normalize=True, orthogonalization="polar-express"),
     "momentum warm-up": OptimizerConfig(momentum_start=0.6, momentum_warmup_steps=2),
     "variance by row": OptimizerConfig(variance_reduction="row", variance_beta2=0.7),
     "variance by row or column": OptimizerConfig(variance_reduction="row-or-column"),
@@ -47,7 +47,7 @@ VARIANTS = {
 
 def network_with_gradients(arm: str = "untied-2", seed: int = 0) -> Network:
     found = find_arm(arm)
-    network = materialise(
+    network = materialize(
         build_on_meta(found.shape(6, SCALE), found), dtype=torch.float64, embedding_std=0.3, seed=seed
     )
     give_gradients(network, seed)
@@ -110,7 +110,7 @@ class Reference:
         rows, columns = direction.shape[-2:]
         for place in np.ndindex(direction.shape[:-2]):
             each = direction[place]
-            if self.choice.row_normalise:
+            if self.choice.row_normalize:
                 each = each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-7)
             update = self.polynomial(each)
             if self.choice.variance_reduction != "none":
@@ -128,7 +128,7 @@ class Reference:
     def polynomial(self, matrix: np.ndarray) -> np.ndarray:
         """Through the singular values: an odd matrix polynomial only changes those."""
         left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        if self.choice.orthogonalisation == "newton-schulz":
+        if self.choice.orthogonalization == "newton-schulz":
             table = [(3.4445, -4.7750, 2.0315)] * 5
             values = values / (np.sqrt((values**2).sum()) + 1e-7)
         else:
@@ -173,7 +173,7 @@ def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
             )
 
 
-def test_each_logical_matrix_is_orthogonalised_separately() -> None:
+def test_each_logical_matrix_is_orthogonalized_separately() -> None:
     """A stack steps exactly as its matrices do separately: Q, K and V are never one matrix."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 16, 16, generator=generator, dtype=torch.float64)
@@ -204,15 +204,15 @@ def test_muon_agrees_with_torch_muon_on_one_matrix() -> None:
         theirs.grad = ours.grad.clone()
         muon.step(0.1, 0.2)
         torch_muon.step()
-    # Torch orthogonalises in bf16 whatever the device; a step moves weights by about 0.1.
+    # Torch orthogonalizes in bf16 whatever the device; a step moves weights by about 0.1.
     torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize(("method", "slack"), [("newton-schulz", 0.35), ("polar-express", 0.15)])
-def test_orthogonalised_singular_values_are_near_one(method: str, slack: float) -> None:
+def test_orthogonalized_singular_values_are_near_one(method: str, slack: float) -> None:
     generator = torch.Generator().manual_seed(0)
     matrices = torch.randn(4, 24, 40, generator=generator, dtype=torch.float64)
-    values = torch.linalg.svdvals(orthogonalise(matrices, method))
+    values = torch.linalg.svdvals(orthogonalize(matrices, method))
     assert (values - 1).abs().max() < slack
 
 
@@ -341,9 +341,9 @@ def test_warm_up_leaves_the_state_unchanged_and_covers_every_shape(
 
     def spy(matrices: Tensor, *words: Any) -> Tensor:
         seen.append(tuple(matrices.shape[1:]))
-        return orthogonalise_normalised(matrices, *words)
+        return orthogonalize_normalized(matrices, *words)
 
-    monkeypatch.setattr("steepen.optim.muon.orthogonalise_normalised", spy)
+    monkeypatch.setattr("steepen.optim.muon.orthogonalize_normalized", spy)
     optimizer.warm_up()
     assert set(seen) == {tuple(sorted(p.shape[-2:])) for p in optimizer.matrices.values()}
     assert not optimizer.state()
@@ -371,7 +371,7 @@ def test_run_split_covers_every_item_once(count: int) -> None:
 def on_gpu() -> Network:
     found = find_arm("untied-2")
     scale = SizeRule(aspect=128, head_dim=64, mlp_multiple=64, context=8, vocabulary=128)
-    network = materialise(build_on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
+    network = materialize(build_on_meta(found.shape(3, scale), found), "cuda", embedding_std=0.3, seed=0)
     for parameter in network.parameters():
         parameter.data.add_(0.1 * torch.randn(parameter.shape, device="cuda"))
     return network
@@ -434,7 +434,7 @@ def test_steps_on_a_gpu_equal_those_on_a_cpu_within_bf16(variant: str) -> None:
     torch.manual_seed(0)
     ours = on_gpu()
     found = find_arm("untied-2")
-    theirs = materialise(build_on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
+    theirs = materialize(build_on_meta(ours.shape, found), dtype=torch.float64, embedding_std=0.3, seed=0)
     theirs.load_state_dict(ours.state_dict())
     before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
     optimizers = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from steepen.model.arms import find_arm
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory, accumulate
@@ -27,7 +27,7 @@ class Cramped(Network):
 
 def build(room: int = 100) -> tuple[Network, torch.Tensor]:
     arm = find_arm("loop-2")
-    network = materialise(build_on_meta(arm.shape(3, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
+    network = materialize(build_on_meta(arm.shape(3, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     for parameter in network.parameters():
         parameter.data.add_(0.1 * torch.randn(parameter.shape, dtype=torch.float64))
     network.__class__ = Cramped

@@ -50,7 +50,7 @@ def test_settings_change_any_field(make_spec: MakeSpec) -> None:
     spec = override(
         make_spec("vanilla"),
         ["optimizer.learning_rate=0.03", "hyperparameters.wd=1e-3", "options.softcap=15", "seed=4", "wu=3",
-         "cautious_decay=all", "optimizer.orthogonalisation=polar-express", "options.softcap=null"],
+         "cautious_decay=all", "optimizer.orthogonalization=polar-express", "options.softcap=null"],
     )  # fmt: skip
     assert (spec.hyperparameters.learning_rate, spec.hyperparameters.weight_decay, spec.seed) == (
         0.03,
@@ -58,7 +58,7 @@ def test_settings_change_any_field(make_spec: MakeSpec) -> None:
         4,
     )
     assert spec.hyperparameters.warmup_steps == 3 and spec.options.softcap is None
-    assert spec.optimizer.cautious_decay == "all" and spec.optimizer.orthogonalisation == "polar-express"
+    assert spec.optimizer.cautious_decay == "all" and spec.optimizer.orthogonalization == "polar-express"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear
 from steepen.model.arms import ARMS
-from steepen.model.init import build_on_meta, materialise
+from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
@@ -35,7 +35,7 @@ CHOICES = [
 
 def make(fused: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:
     arm = ARMS["untied-2"]
-    network = materialise(build_on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
+    network = materialize(build_on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fused:
         install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
     optimizer = Optimizer(

@@ -119,7 +119,7 @@ def plan(
         str, typer.Option(help="GPU model: a100, h100, h200, b200, …", rich_help_panel=CLUSTER)
     ] = "h100",
     mfu: Annotated[
-        float, typer.Option(help="Model FLOPs utilisation to assume.", rich_help_panel=CLUSTER)
+        float, typer.Option(help="Model FLOPs utilization to assume.", rich_help_panel=CLUSTER)
     ] = 0.4,
     micro_batch: Annotated[
         int, typer.Option(help="Sequences per GPU, for the memory estimate.", rich_help_panel=CLUSTER)

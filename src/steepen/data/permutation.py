@@ -51,7 +51,7 @@ class Permutation:
 
 
 def _mix(values: npt.NDArray[np.uint64], key: np.uint64) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64 with a key: every input bit affects every output bit."""
+    """The finalizer of splitmix64 with a key: every input bit affects every output bit."""
     mixed = values + key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MULTIPLY_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MULTIPLY_2

@@ -20,7 +20,7 @@ FP8_GEMM_MULTIPLE = 16  # both sides of a matrix in an fp8 GEMM must be multiple
 
 
 class Float8Linear(FusedLinear):
-    """A `FusedLinear` with fp8 GEMMs for quantised operands, and the compute dtype for tensors."""
+    """A `FusedLinear` with fp8 GEMMs for quantized operands, and the compute dtype for tensors."""
 
     def __init__(
         self, parameter: nn.Parameter, factor: float, dtype: torch.dtype, *, head: bool = False
@@ -85,7 +85,7 @@ class Float8Linear(FusedLinear):
         return self.dgrad(d)
 
     def quantize_weight(self) -> None:
-        """Requantise the weight and its transpose."""
+        """Requantize the weight and its transpose."""
         self._kernels.quantize_weight_(
             self.fp8_weight, self.scale, self.fp8_transposed, self.transposed_scale, self.amax, self.weight
         )
@@ -106,7 +106,7 @@ def float8_linear_where_aligned(
 
 
 def quantize_weights(linears: list[FusedLinear]) -> None:
-    """Requantise the weights of the fp8 layers; call it after `cast_weights`."""
+    """Requantize the weights of the fp8 layers; call it after `cast_weights`."""
     for linear in linears:
         if isinstance(linear, Float8Linear):
             linear.quantize_weight()

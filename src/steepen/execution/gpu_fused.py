@@ -8,7 +8,7 @@ It computes what `TransformerBlock` and `Network` compute, in one compute dtype,
 - Only what the backward pass needs is saved: no residual sums, no queries and keys before RoPE, and the MLP
   activation only in small networks. Logits, or the exponentiated differences that replace them, exist for a
   chunk of tokens at a time and never in fp32.
-- With fp8 layers (`Float8Linear`), the kernel that produces a GEMM operand also quantises it. Without
+- With fp8 layers (`Float8Linear`), the kernel that produces a GEMM operand also quantizes it. Without
   gradients, as in validation, everything is computed in the compute dtype.
 """
 
@@ -290,7 +290,7 @@ class FusedNetwork:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast and quantise the weights again; call it whenever they have changed."""
+        """Cast and quantize the weights again; call it whenever they have changed."""
         cast_weights(self.linears)
         quantize_weights(self.linears)
 

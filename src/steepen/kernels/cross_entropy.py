@@ -51,7 +51,7 @@ def cross_entropy_reference_(
 def cross_entropy_fp8_reference_(
     logits: Tensor, targets: Tensor, scale: float, softcap: float | None
 ) -> tuple[Tensor, RowwiseFp8]:
-    """`cross_entropy_reference_` with the gradient also quantised.
+    """`cross_entropy_reference_` with the gradient also quantized.
 
     A row's amax is known from its loss: it is at the target, 1 − p with p = exp(−loss).
     """
@@ -199,7 +199,7 @@ def _launch(
     softcap: float | None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Losses; the gradient overwrites the logits and, with `fp8` (data, scale), is also quantised there."""
+    """Losses; the gradient overwrites the logits and, with `fp8` (data, scale), is also quantized there."""
     rows, vocabulary = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     data, row_scale = fp8 or (logits, losses)

@@ -115,7 +115,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class BlockKernels:
-    """The operations of a block whose results are GEMM operands: in the compute dtype, or quantised to fp8.
+    """The operations of a block whose results are GEMM operands: in the compute dtype, or quantized to fp8.
 
     `wgrad_scale`, `wgrad_activation` and `wgrad_normed` prepare saved activations for a wgrad GEMM: the scale
     is saved in the forward pass, the operand is made from it in the backward pass.
@@ -140,7 +140,7 @@ class BlockKernels:
 
 @dataclass(frozen=True)
 class Fp8GemmKernels:
-    """Weight quantisation and fp8 GEMMs."""
+    """Weight quantization and fp8 GEMMs."""
 
     quantize_weight_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     gemm: Fp8Gemm
@@ -196,7 +196,7 @@ TRITON = Kernels(
 )
 
 
-# Without quantisation, GEMM operands are the tensors themselves and have no scale.
+# Without quantization, GEMM operands are the tensors themselves and have no scale.
 def _unchanged(x: Tensor) -> Tensor:
     return x
 
@@ -286,7 +286,7 @@ def kernels_for(x: Tensor) -> Kernels:
 
 
 def block_kernels_for(x: Tensor, *, fp8: bool) -> BlockKernels:
-    """The kernels of a block for tensors on x's device; with `fp8` their GEMM operands are quantised."""
+    """The kernels of a block for tensors on x's device; with `fp8` their GEMM operands are quantized."""
     if has_triton_kernels(x.device):
         return TRITON_FP8_BLOCK if fp8 else TRITON_BLOCK
     return REFERENCE_FP8_BLOCK if fp8 else REFERENCE_BLOCK

@@ -1,10 +1,10 @@
-"""fp8 quantisation and GEMMs: the number formats, the quantised matrices and every scale in one place.
+"""fp8 quantization and GEMMs: the number formats, the quantized matrices and every scale in one place.
 
 Activations, weights and gradients are e4m3, gradients of logits e5m2. A forward or dgrad GEMM contracts over
 features, so each row of its operands has its own scale (rowwise scaling): a power of two, so that
-requantising to another scale only loses values that become subnormal. A wgrad GEMM contracts over tokens, so
-its operands are transposed and requantised with one scale per matrix (tensorwise scaling). Kernels of other
-modules that quantise their own output call `fp8_row_scale` and `store_rows_fp8`.
+requantizing to another scale only loses values that become subnormal. A wgrad GEMM contracts over tokens, so
+its operands are transposed and requantized with one scale per matrix (tensorwise scaling). Kernels of other
+modules that quantize their own output call `fp8_row_scale` and `store_rows_fp8`.
 """
 
 # Triton kernels are untyped, and torch's fp8 GEMM has no public name.
@@ -40,7 +40,7 @@ def fp8_max(dtype: torch.dtype) -> float:
 class RowwiseFp8:
     """A (rows, columns) matrix in fp8 with one fp32 scale per row, (rows, 1): original ≈ data · scale.
 
-    `original` is the matrix before quantisation, or None where only the quantised form is needed.
+    `original` is the matrix before quantization, or None where only the quantized form is needed.
     """
 
     original: Tensor | None
@@ -55,27 +55,27 @@ class RowwiseFp8:
 
 @dataclass(frozen=True)
 class TensorwisePending:
-    """A matrix to be quantised later, with its tensorwise scale (fp32 scalar)."""
+    """A matrix to be quantized later, with its tensorwise scale (fp32 scalar)."""
 
     original: Tensor
     scale: Tensor
 
 
 def unquantized(x: Tensor | RowwiseFp8 | TensorwisePending) -> Tensor:
-    """The matrix before quantisation, or the tensor itself."""
+    """The matrix before quantization, or the tensor itself."""
     if isinstance(x, Tensor):
         return x
     assert x.original is not None, "only the fp8 form of this matrix was kept"
     return x.original
 
 
-# --- rowwise quantisation -----------------------------------------------------------------------------------
+# --- rowwise quantization -----------------------------------------------------------------------------------
 
 
 def quantize_rows_reference(
     x: Tensor, dtype: torch.dtype, amax: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Quantise each row to fp8; returns (data, scale). `amax` bounds each row, where a bound is known."""
+    """Quantize each row to fp8; returns (data, scale). `amax` bounds each row, where a bound is known."""
     wide = x.float()
     amax = (wide.abs().amax(-1) if amax is None else amax.float()).clamp_min(AMAX_MIN)
     exact = fp8_max(dtype) / amax
@@ -85,12 +85,12 @@ def quantize_rows_reference(
 
 
 def quantize_activation_reference(x: Tensor) -> RowwiseFp8:
-    """Quantise a (tokens, features) activation for a forward GEMM."""
+    """Quantize a (tokens, features) activation for a forward GEMM."""
     return RowwiseFp8(x, *quantize_rows_reference(x, ACTIVATION_DTYPE))
 
 
 def quantize_gradient_reference(d: Tensor) -> RowwiseFp8:
-    """Quantise a (tokens, features) gradient for a dgrad GEMM."""
+    """Quantize a (tokens, features) gradient for a dgrad GEMM."""
     return RowwiseFp8(d, *quantize_rows_reference(d, GRADIENT_DTYPE))
 
 
@@ -111,7 +111,7 @@ def fp8_row_scale(amax, FP8_MAX: tl.constexpr):
 
 @triton.jit
 def store_rows_fp8(x, fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX: tl.constexpr):
-    """Quantise a tile of whole rows and store it with its scales."""
+    """Quantize a tile of whole rows and store it with its scales."""
     multiplier, scale = fp8_row_scale(tl.max(tl.abs(x), axis=1), FP8_MAX)
     tl.store(scale_ptr + row, scale, mask=row < rows)
     target = tl.max_contiguous(fp8_ptr + offset, [1, FP8_STORE_ELEMENTS])
@@ -131,7 +131,7 @@ def _quantize_rows_kernel(
 
 
 def empty_rowwise(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Uninitialised fp8 data (rows, width) and fp32 scales (rows, 1)."""
+    """Uninitialized fp8 data (rows, width) and fp32 scales (rows, 1)."""
     data = torch.empty(rows, width, dtype=dtype, device=device)
     return data, torch.empty(rows, 1, dtype=torch.float32, device=device)
 
@@ -161,7 +161,7 @@ def quantize_gradient_triton(d: Tensor) -> RowwiseFp8:
 def quantize_weight_reference_(
     data: Tensor, scale: Tensor, transposed: Tensor, transposed_scale: Tensor, amax: Tensor, weight: Tensor
 ) -> None:
-    """Quantise a (rows, columns) weight rowwise into `data`, and its transpose rowwise into `transposed`.
+    """Quantize a (rows, columns) weight rowwise into `data`, and its transpose rowwise into `transposed`.
 
     Scales are (1, rows) and (1, columns), as the second operand of a GEMM has them. `amax` is int32 workspace
     of rows + columns elements.
@@ -270,7 +270,7 @@ def tensor_scale(x: RowwiseFp8) -> Tensor:
 
 
 def pending_activation(x: Tensor, scale: Tensor) -> TensorwisePending:
-    """Mark an activation for quantisation in its wgrad GEMM; `scale` is its `tensor_scale`."""
+    """Mark an activation for quantization in its wgrad GEMM; `scale` is its `tensor_scale`."""
     return TensorwisePending(x, scale)
 
 
@@ -286,7 +286,7 @@ def padded_tokens(tokens: int) -> int:
 
 
 def transpose_quantize_reference(x: RowwiseFp8 | TensorwisePending, scale: Tensor) -> Tensor:
-    """Transpose a (tokens, features) matrix and quantise it to fp8 with one scale, as the wgrad GEMM needs.
+    """Transpose a (tokens, features) matrix and quantize it to fp8 with one scale, as the wgrad GEMM needs.
 
     Returns (features, padded_tokens); the padding is zero.
     """

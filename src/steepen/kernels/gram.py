@@ -1,4 +1,4 @@
-"""Gram matrices X Xᵀ and quadratic polynomials of them, batched, for Muon's orthogonalisation.
+"""Gram matrices X Xᵀ and quadratic polynomials of them, batched, for Muon's orthogonalization.
 
 Both results are symmetric, so the Triton kernel computes only the tiles on and below the diagonal and stores
 each one twice: half the FLOPs of a batched GEMM.

@@ -1,4 +1,4 @@
-"""Elementwise passes of the Muon optimizer: momentum, Frobenius normalisation, weight decay and update.
+"""Elementwise passes of the Muon optimizer: momentum, Frobenius normalization, weight decay and update.
 
 Each element of gradients, momentum and weights is read and written once.
 """

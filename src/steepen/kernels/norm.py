@@ -77,7 +77,7 @@ def _rms_norm_kernel(
     x_ptr, y_ptr, sum_ptr, n_ptr, rstd_ptr, fp8_ptr, scale_ptr, rows, width, eps,
     ADD: tl.constexpr, FP8_MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm of x, or with ADD of x + y; with FP8_MAX also quantised."""
+    """RMSNorm of x, or with ADD of x + y; with FP8_MAX also quantized."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < width)
@@ -102,7 +102,7 @@ def _rms_norm_backward_kernel(
     RESIDUAL: tl.constexpr, FACTOR: tl.constexpr, FP8_MAX: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of an RMSNorm's input; with FP8_MAX also quantised."""
+    """Gradient of an RMSNorm's input; with FP8_MAX also quantized."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < width)
@@ -169,13 +169,13 @@ def rms_norm_backward_triton(
 
 
 def rms_norm_fp8_reference(x: Tensor, eps: float) -> tuple[RowwiseFp8, Tensor]:
-    """`rms_norm_reference` with the output also quantised."""
+    """`rms_norm_reference` with the output also quantized."""
     n, rstd = rms_norm_reference(x, eps)
     return quantize_activation_reference(n), rstd
 
 
 def add_rms_norm_fp8_reference(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, RowwiseFp8, Tensor]:
-    """`add_rms_norm_reference` with the normed output also quantised."""
+    """`add_rms_norm_reference` with the normed output also quantized."""
     total, n, rstd = add_rms_norm_reference(x, y, eps)
     return total, quantize_activation_reference(n), rstd
 
@@ -183,7 +183,7 @@ def add_rms_norm_fp8_reference(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor
 def rms_norm_backward_fp8_reference(
     dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor | None = None
 ) -> RowwiseFp8:
-    """`rms_norm_backward_reference` with the result also quantised."""
+    """`rms_norm_backward_reference` with the result also quantized."""
     return quantize_gradient_reference(rms_norm_backward_reference(dn, n, rstd, residual_grad))
 
 

@@ -58,7 +58,7 @@ def rotate_norm_backward_reference(
 def rotate_norm_backward_fp8_reference(
     dq: Tensor, dk: Tensor, dv: Tensor, qkv: Tensor, rstd: Tensor, table: Tensor
 ) -> RowwiseFp8:
-    """`rotate_norm_backward_reference`, quantised; the unquantised gradient is not kept."""
+    """`rotate_norm_backward_reference`, quantized; the unquantized gradient is not kept."""
     d = rotate_norm_backward_reference(dq, dk, dv, qkv, rstd, table)
     return RowwiseFp8(None, *quantize_rows_reference(d, GRADIENT_DTYPE))
 

@@ -46,14 +46,14 @@ def swiglu_backward_reference_(gate_up: Tensor, dh: Tensor, h: Tensor | None = N
 
 
 def swiglu_fp8_reference(gate_up: Tensor) -> RowwiseFp8:
-    """`swiglu_reference`, quantised; the unquantised output is not kept, since backward recomputes it."""
+    """`swiglu_reference`, quantized; the unquantized output is not kept, since backward recomputes it."""
     return RowwiseFp8(None, *quantize_rows_reference(swiglu_reference(gate_up), ACTIVATION_DTYPE))
 
 
 def swiglu_backward_fp8_reference(
     gate_up: Tensor, dh: Tensor, h: None = None
 ) -> tuple[RowwiseFp8, RowwiseFp8]:
-    """`swiglu_backward_reference_` with gradient and output quantised only; both arguments are overwritten.
+    """`swiglu_backward_reference_` with gradient and output quantized only; both arguments are overwritten.
 
     The output is always recomputed, so h must be None.
     """

@@ -46,7 +46,7 @@ class TransformerBlock(nn.Module):
     `attention_flops`; without a `mask` argument, evaluation computes a shared prefix once per choice.
     """
 
-    # Parameters initialised to a constant; every other one is uniform (see init.py).
+    # Parameters initialized to a constant; every other one is uniform (see init.py).
     constant_init: ClassVar[dict[str, float]] = {"out": 0.0, "down": 0.0}
 
     def __init__(self, shape: Shape, multipliers: Multipliers, options: ModelOptions) -> None:

@@ -24,7 +24,7 @@ def identity(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     return e if h is None else h
 
 
-def normalise(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+def normalize(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     """Norm(h)."""
     return norm(e if h is None else h)
 
@@ -34,7 +34,7 @@ def inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     return _injected(e, alpha) if h is None else h + alpha * e
 
 
-def normalise_and_inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
+def normalize_and_inject(h: Tensor | None, e: Tensor, alpha: float, norm: Norm) -> Tensor:
     """BO(h, e) = Norm(h) + α·e (Equation "boundary-operator")."""
     return _injected(e, alpha) if h is None else norm(h) + alpha * e
 
@@ -45,9 +45,9 @@ def _injected(e: Tensor, alpha: float) -> Tensor:
 
 _BUILT_IN: dict[str, Boundary] = {
     "identity": identity,
-    "norm": normalise,
+    "norm": normalize,
     "inject": inject,
-    "norm+inject": normalise_and_inject,
+    "norm+inject": normalize_and_inject,
 }
 
 

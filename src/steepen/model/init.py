@@ -1,4 +1,4 @@
-"""Weight initialisation, all in one function.
+"""Weight initialization, all in one function.
 
 Every parameter has its own generator, seeded by the run's seed and the parameter's name, so its values do not
 depend on the other parameters or their order.
@@ -25,8 +25,8 @@ def name_seed(seed: int, name: str) -> int:
 
 
 @torch.no_grad()
-def initialise(network: Network, *, embedding_std: float, init_scale: float, seed: int) -> None:
-    """Initialise the weights as the paper states (Appendix "Architecture").
+def initialize(network: Network, *, embedding_std: float, init_scale: float, seed: int) -> None:
+    """Initialize the weights as the paper states (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
     projections are zero; input matrices are uniform with standard deviation `init_scale`/√fan_in (UIS).
@@ -56,12 +56,12 @@ def build_on_meta(
     *,
     passes: int | None = None,
 ) -> Network:
-    """Build a network on the meta device, without memory: to count, shard or materialise it."""
+    """Build a network on the meta device, without memory: to count, shard or materialize it."""
     with torch.device("meta"):
         return Network(shape, arm, multipliers, options, passes=passes)
 
 
-def materialise(
+def materialize(
     network: Network,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -70,8 +70,8 @@ def materialise(
     init_scale: float = 1.0,
     seed: int = 0,
 ) -> Network:
-    """Allocate a meta network on a device and initialise its weights."""
+    """Allocate a meta network on a device and initialize its weights."""
     network.to_empty(device=device).to(dtype)
     network.reset_rotary()
-    initialise(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
+    initialize(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
     return network

@@ -41,7 +41,7 @@ def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
 
 
 def allocate(network: Network, device: torch.device | str) -> Network:
-    """Allocate a meta network in fp32 on a device; weights are uninitialised."""
+    """Allocate a meta network in fp32 on a device; weights are uninitialized."""
     network = network.to_empty(device=device)
     network.to(torch.float32)
     network.reset_rotary()

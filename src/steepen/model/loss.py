@@ -45,7 +45,7 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Takes hidden states as (width, tokens), so that vocabulary reductions vectorise over tokens."""
+    """Takes hidden states as (width, tokens), so that vocabulary reductions vectorize over tokens."""
 
     @staticmethod
     def forward(

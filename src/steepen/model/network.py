@@ -13,7 +13,7 @@ from torch.nn import functional
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.block import call_custom_block, find_block, linear, rotary_table
-from steepen.model.boundary import Boundary, find_boundary, normalise_and_inject
+from steepen.model.boundary import Boundary, find_boundary, normalize_and_inject
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.loss import linear_cross_entropy
 from steepen.model.shape import Shape
@@ -39,7 +39,7 @@ class FusedForward(Protocol):
         ...
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
-        """`boundary.normalise_and_inject`."""
+        """`boundary.normalize_and_inject`."""
         ...
 
 
@@ -56,7 +56,7 @@ class Network(nn.Module):
 
     `passes` is given per call (default: the arm's count in the stage the network was built for), so growth,
     random recurrence and test-time passes need no other class. `init.build_on_meta` builds it without memory,
-    `init.materialise` gives it weights.
+    `init.materialize` gives it weights.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Network(nn.Module):
 
     def _apply_boundary(self, boundary: Boundary, h: Tensor | None, e: Tensor) -> Tensor:
         alpha = self.multipliers.injection
-        if self.fused is not None and h is not None and boundary is normalise_and_inject:
+        if self.fused is not None and h is not None and boundary is normalize_and_inject:
             return self.fused.norm_inject(h, e, alpha)
         return boundary(h, e, alpha, self.norm)
 

@@ -12,7 +12,7 @@ from steepen.utils.validate import require, require_positive
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Orthogonalisation = Literal["newton-schulz", "polar-express"]
+Orthogonalization = Literal["newton-schulz", "polar-express"]
 GrowthState = Literal["copy", "zero", "fresh"]
 VarianceReduction = Literal["none", "row", "row-or-column"]
 CautiousDecay = Literal["none", "matrices", "all"]
@@ -75,10 +75,10 @@ class OptimizerConfig:
     momentum_start: float | None = None  # rise linearly from here to `momentum`; None: constant
     momentum_warmup_steps: int = 300
     nesterov: bool = True
-    row_normalise: bool = False  # divide each row of the update direction by its norm (MuonEq-R)
-    orthogonalisation: Orthogonalisation = "newton-schulz"
-    orthogonalisation_steps: int = 5
-    # NorMuon: divide the orthogonalised update by its running RMS, keeping the matrix's Frobenius norm; per
+    row_normalize: bool = False  # divide each row of the update direction by its norm (MuonEq-R)
+    orthogonalization: Orthogonalization = "newton-schulz"
+    orthogonalization_steps: int = 5
+    # NorMuon: divide the orthogonalized update by its running RMS, keeping the matrix's Frobenius norm; per
     # row, or ("row-or-column") per row where rows ≥ columns and else per column.
     variance_reduction: VarianceReduction = "none"
     variance_beta2: float = 0.95
@@ -96,9 +96,9 @@ class OptimizerConfig:
             momentum_start: float | None = None,
             momentum_warmup_steps: int = 300,
             nesterov: bool = True,
-            row_normalise: bool = False,
-            orthogonalisation: Orthogonalisation = "newton-schulz",
-            orthogonalisation_steps: int = 5,
+            row_normalize: bool = False,
+            orthogonalization: Orthogonalization = "newton-schulz",
+            orthogonalization_steps: int = 5,
             variance_reduction: VarianceReduction = "none",
             variance_beta2: float = 0.95,
             cautious_decay: CautiousDecay = "none",
@@ -121,7 +121,7 @@ class OptimizerConfig:
         for name, choices in (("variance_reduction", VarianceReduction), ("cautious_decay", CautiousDecay)):
             value = getattr(self, name)
             require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
-        require_positive(self, ("orthogonalisation_steps", "momentum_warmup_steps"))
+        require_positive(self, ("orthogonalization_steps", "momentum_warmup_steps"))
         require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
 
     @staticmethod
@@ -152,8 +152,8 @@ class OptimizerConfig:
 # Momentum 0.95 from the first step, Newton–Schulz, plain decay at lr·wd.
 MUON = OptimizerConfig(
     momentum_start=None,
-    row_normalise=False,
-    orthogonalisation="newton-schulz",
+    row_normalize=False,
+    orthogonalization="newton-schulz",
     variance_reduction="none",
     cautious_decay="none",
     shape_scaled_decay=False,
@@ -164,8 +164,8 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
         momentum=0.95,
         momentum_start=0.85,
         momentum_warmup_steps=300,
-        row_normalise=True,
-        orthogonalisation="polar-express",
+        row_normalize=True,
+        orthogonalization="polar-express",
         variance_reduction="row-or-column",
         cautious_decay="matrices",
         shape_scaled_decay=True,

@@ -1,7 +1,7 @@
-"""Muon: momentum orthogonalised matrix by matrix, batched by shape.
+"""Muon: momentum orthogonalized matrix by matrix, batched by shape.
 
 `torch.optim.Muon` steps one 2-D tensor after another in bf16. A network with many equal matrices is several
-times faster in batched GEMMs, and stacks of logical matrices must be split before they are orthogonalised.
+times faster in batched GEMMs, and stacks of logical matrices must be split before they are orthogonalized.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ POLAR_EXPRESS = (
 # Polar Express needs every singular value at or below one, with a margin.
 NORM_SAFETY_FACTOR = {"newton-schulz": 1.0, "polar-express": 1.02}
 COEFFICIENTS = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
-# Added to the Frobenius norm: output projections are initialised to zero, so the first gradients of other
+# Added to the Frobenius norm: output projections are initialized to zero, so the first gradients of other
 # matrices are exactly zero.
 NORM_EPS = {"newton-schulz": 1e-7, "polar-express": 1e-6}
-ROW_NORM_MIN = 1e-7  # row normalisation divides by at least this
+ROW_NORM_MIN = 1e-7  # row normalization divides by at least this
 VARIANCE_MIN = 1e-10  # variance reduction: least second moment, and least Frobenius norm to divide by
 
 # Rows from which the Triton kernels for symmetric GEMMs are used: at 384 they are faster than torch.bmm
@@ -46,14 +46,14 @@ SYMMETRIC_MIN_ROWS = 256
 MAX_STREAMS = 6  # CUDA streams for the parameters of one shape; torch has 32 in all
 
 
-def orthogonalise(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, method: str = "newton-schulz", steps: int = 5) -> Tensor:
     """Approximate the polar factor UVᵀ of each matrix: (count, rows, columns) → same, rows ≤ columns."""
     x = kernels_for(matrices).frobenius_normalize(matrices, NORM_SAFETY_FACTOR[method], NORM_EPS[method])
-    return orthogonalise_normalised(x, method, steps)
+    return orthogonalize_normalized(x, method, steps)
 
 
-def orthogonalise_normalised(x: Tensor, method: str, steps: int) -> Tensor:
-    """`orthogonalise` for matrices whose Frobenius norm is at most 1 already."""
+def orthogonalize_normalized(x: Tensor, method: str, steps: int) -> Tensor:
+    """`orthogonalize` for matrices whose Frobenius norm is at most 1 already."""
     table = COEFFICIENTS[method]
     kernels = kernels_for(x) if x.shape[-2] >= SYMMETRIC_MIN_ROWS else REFERENCE
     gram = polynomial = None
@@ -161,19 +161,19 @@ class Muon:
         dtype = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
         batch = torch.empty(sum(counts), rows, columns, dtype=dtype, device=parameters[0].device)
         streams = self.streams[rows, columns] if parallel else None
-        method, steps = config.orthogonalisation, config.orthogonalisation_steps
+        method, steps = config.orthogonalization, config.orthogonalization_steps
         update_momentum = functools.partial(kernels.update_momentum, beta=momentum, nesterov=config.nesterov)
         directions = _split_batch(batch, counts, parameters)
-        if config.row_normalise:
+        if config.row_normalize:
             squares = [_empty_row_squares(batch, part) for part in parts]
             split = [each for x, part in zip(squares, parts, strict=True) for each in x.split(part.counts)]
             run_split(streams, update_momentum, directions, gradients, momenta, split)
             for part, row_squares in zip(parts, squares, strict=True):
-                normalise_rows_(kernels, batch[part.begin : part.end], row_squares, part.transposed, method)
-            batch = orthogonalise_normalised(batch, method, steps)
+                normalize_rows_(kernels, batch[part.begin : part.end], row_squares, part.transposed, method)
+            batch = orthogonalize_normalized(batch, method, steps)
         else:
             run_split(streams, update_momentum, directions, gradients, momenta)
-            batch = orthogonalise(batch, method, steps)
+            batch = orthogonalize(batch, method, steps)
         apply_update = functools.partial(
             kernels.apply_update,
             lr=lr,
@@ -202,7 +202,7 @@ class Muon:
     def _variance_factors(self, batch: Tensor, part: _Part) -> list[Tensor]:
         """NorMuon (Li et al., 2025): v^(−½) per row or column, scaled so that the Frobenius norm is kept.
 
-        Updates v, the running mean of squares, from one pass over the orthogonalised batch; the rest is
+        Updates v, the running mean of squares, from one pass over the orthogonalized batch; the rest is
         arithmetic on vectors. Returns factors of each parameter's update, of the shape of its v.
         """
         moments = [self.state[name]["second_moment"] for name in part.names]
@@ -222,7 +222,7 @@ class Muon:
         return [each.view_as(moment) for each, moment in pairs]
 
 
-def normalise_rows_(
+def normalize_rows_(
     kernels: Kernels, batch: Tensor, row_squares: Tensor, transposed: bool, method: str
 ) -> None:
     """Divide each row of each matrix by its norm, then each matrix by its Frobenius norm, in place.

@@ -1,7 +1,7 @@
 """Colours of arms and curves, distinguishable under every common colour blindness.
 
 Each colour has a light form (for print and light pages) and a dark form (for dark pages). The colours of the
-eight main arms maximise the minimum distance over all pairs in normal and simulated protan, deutan and tritan
+eight main arms maximize the minimum distance over all pairs in normal and simulated protan, deutan and tritan
 vision, within hues that have names, with a contrast of at least 3 to the background; tests measure it.
 """
 

@@ -46,7 +46,7 @@ class RunRecord:
     validation_scores: tuple[ValidationScore, ...]
     train_loss: float  # mean over the last steps
     tokens: int
-    flops: float  # realised, pass by pass
+    flops: float  # realized, pass by pass
     flops_by_term: dict[str, float]
     parameters: Parameters
     seconds_training: float  # without evaluation, compilation and checkpoints

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
-from steepen.model.init import build_on_meta, initialise, name_seed
+from steepen.model.init import build_on_meta, initialize, name_seed
 from steepen.model.load_weights import allocate, copy_weights
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
@@ -198,7 +198,7 @@ RunState = tuple[Network, Optimizer, TrainingState]
 def load_or_init(
     spec: RunSpec, folder: Path, device: torch.device, mode: ExecutionMode, say: Callable[[str], None]
 ) -> RunState:
-    """Load the newest valid checkpoint of a run, or initialise network and optimizer if there is none."""
+    """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none."""
     remove_partial(folder)
     candidates = list_checkpoints(folder)
     while candidates:
@@ -244,7 +244,7 @@ def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode) -> RunState:
     hyper = spec.hyperparameters
     # Custom blocks may draw random numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, "run"))
-    initialise(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
+    initialize(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
     return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 
 

@@ -38,7 +38,7 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until all work queued on the device is done, as timing needs."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from steepen.runs.spec import RunSpec
-from steepen.training.device import synchronise
+from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.trackers import Trackers
@@ -67,7 +67,7 @@ class MetricsFile:
 
 
 class MetricBuffer:
-    """Keeps losses and gradient norms on the device until `drain`, which synchronises and logs them."""
+    """Keeps losses and gradient norms on the device until `drain`, which synchronizes and logs them."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class MetricBuffer:
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
 
     def add(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Queue a step's loss and gradient norm (scalars on the device) without synchronising."""
+        """Queue a step's loss and gradient norm (scalars on the device) without synchronizing."""
         self.pending.append((step, loss, norm))
 
     def drain(self) -> None:
@@ -136,7 +136,7 @@ class MetricBuffer:
 
 
 class TrainingTimer:
-    """Accumulates training time. `lap` synchronises the device, so queued work is included."""
+    """Accumulates training time. `lap` synchronizes the device, so queued work is included."""
 
     def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
         self.device = device
@@ -146,14 +146,14 @@ class TrainingTimer:
     def start(self) -> None:
         """Start the timer if it is paused."""
         if self._since is None:
-            synchronise(self.device)
+            synchronize(self.device)
             self._since = time.perf_counter()
 
     def lap(self) -> float:
         """Seconds since the last lap or start; added to the total."""
         if self._since is None:
             return 0.0
-        synchronise(self.device)
+        synchronize(self.device)
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         self.seconds += seconds

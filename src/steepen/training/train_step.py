@@ -17,7 +17,7 @@ from steepen.model.loss import mean_loss
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.spec import RunSpec
-from steepen.training.device import process_age, synchronise
+from steepen.training.device import process_age, synchronize
 from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 
 
@@ -128,7 +128,7 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[st
         train_step.warmup_and_capture(tokens, tokens, passes)
     size = accumulator.micro_batch
     mean_loss(network, [(tokens[:size], tokens[:size])])
-    synchronise(device)
+    synchronize(device)
     age = process_age()
     since = "" if age is None else f", {age:.1f} s after the start"
     say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")

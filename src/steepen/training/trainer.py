@@ -119,7 +119,7 @@ class Trainer:
         self.device = device_info.find_device(options.device)
         on_gpu = self.device.type == "cuda"
         self.mode = execution_mode(spec, self.device, options)
-        # Reading losses synchronises the device, so short steps are read less often.
+        # Reading losses synchronizes the device, so short steps are read less often.
         self.log_every = options.log_every or (50 if self.mode.cuda_graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         self.schedule = build_schedule(spec)

@@ -5,7 +5,7 @@ One model covers every compute-law fit:
     loss_j = (irreducible · θ)_j + exp((constants · θ)_j − x_j · (exponents · θ)_j),   x = log(C / C0)
 
 A `Design` says which parameters each point uses, so nested hypotheses differ only in three small matrices.
-The solver is a damped Gauss–Newton (Levenberg–Marquardt) method vectorised over data sets: bootstrap draws,
+The solver is a damped Gauss–Newton (Levenberg–Marquardt) method vectorized over data sets: bootstrap draws,
 simulated ladders, ladders with a rung left out, starting points.
 """
 
@@ -104,7 +104,7 @@ def solve(
     huber: float | None = None,
     iterations: int = 200,
 ) -> Solution:
-    """Minimise the weighted sum of squares (or Huber loss) of each row of `y` from each row of `start`.
+    """Minimize the weighted sum of squares (or Huber loss) of each row of `y` from each row of `start`.
 
     `log` fits log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters held at
     their start. E is bounded by 0 and the highest loss. All arrays broadcast to (data sets, …).

@@ -164,7 +164,7 @@ def _design(group: np.ndarray, count: int, *, shared_e: bool) -> Design:
 
 
 def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -> list[str]:
-    """Rungs with an externally studentised residual beyond 1%, Bonferroni-corrected over the table."""
+    """Rungs with an externally studentized residual beyond 1%, Bonferroni-corrected over the table."""
     x, y, w, group = _stacked(ladders, fit.c0)
     design = _design(group, len(ladders), shared_e=free is None)
     theta = fit.theta if free is None else free

@@ -7,7 +7,7 @@
     free         separate A, γ and E                        6
 
 All are fitted by least squares to both ladders at once, so nested models are compared by F-tests, which
-are valid for small samples too. Everything is vectorised over data sets: measurements,
+are valid for small samples too. Everything is vectorized over data sets: measurements,
 bootstrap draws, simulated ladders and ladders with a rung left out go through the same code.
 """
 
