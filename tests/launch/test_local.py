@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 from steepen.launch import local as local_module
 from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext, Outcome
 from steepen.launch.local import LocalLauncher
-from steepen.launch.worker import TrainProcess, python_path
+from steepen.launch.worker import Worker, python_path
 from steepen.runs.spec import RunSpec
 
 Spec = Callable[..., RunSpec]
@@ -221,7 +222,7 @@ def test_device_cuda_n_uses_only_that_gpu(
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
     launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda:1")), 2)
     assert launcher.devices == ["7", "7"]
-    assert launcher.context.train_command(spec(1)).argv[-2:] == ["--device", "cuda"]
+    assert launcher.context.train_command(spec(1)).program_arguments[-2:] == ["--device", "cuda"]
     launcher = LocalLauncher(LaunchContext(context.data, context.store, ("--device", "cuda")))
     assert launcher.devices == ["4", "7"]
 
@@ -231,12 +232,71 @@ def test_a_training_process_sees_only_its_gpu_and_threads(
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("7", "H100")])
     seen: list[dict[str, str]] = []
-    start = TrainProcess.__init__
+    start = Worker.__init__
 
-    def note(self: TrainProcess, task: object) -> None:
-        seen.append(task.environment)  # type: ignore[attr-defined]
-        start(self, task)  # type: ignore[arg-type]
+    def note(self: Worker, environment: dict[str, str]) -> None:
+        seen.append(environment)
+        start(self, environment)
 
-    monkeypatch.setattr(TrainProcess, "__init__", note)
+    monkeypatch.setattr(Worker, "__init__", note)
     list(LocalLauncher(context, 2).launch([spec(1), spec(2)]))
     assert seen == [{"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "7"}] * 2
+
+
+PID_SCRIPT = """
+import json, os, pathlib, sys
+spec = pathlib.Path(sys.argv[sys.argv.index('--spec') + 1])
+(spec.parent / 'pid').write_text(str(os.getpid()))
+print('seed', json.loads(spec.read_text())['seed'])
+sys.exit(1 if json.loads(spec.read_text())['seed'] == 13 else 0)
+"""
+
+
+def pids(launcher: LocalLauncher, specs: list[RunSpec]) -> list[int]:
+    list(launcher.launch(specs))
+    return [int((launcher.context.store.run(one).path / "pid").read_text()) for one in specs]
+
+
+@pytest.fixture
+def in_turn(context: LaunchContext, tmp_path: Path) -> Iterator[LocalLauncher]:
+    """A launcher of one run at a time, whose runs write down the process that they ran in."""
+    script = tmp_path / "pid.py"
+    script.write_text(PID_SCRIPT)
+    launcher = LocalLauncher(LaunchContext(context.data, context.store, program=(str(script),)), 1)
+    yield launcher
+    launcher.close()
+
+
+def test_runs_share_a_process_until_one_fails(in_turn: LocalLauncher, spec: Spec) -> None:
+    first, second, failed, after = pids(in_turn, [spec(1), spec(2), spec(13), spec(3)])
+    assert first == second == failed != after
+    # Also from one batch of runs to the next.
+    assert pids(in_turn, [spec(4)]) == [after]
+
+
+def test_each_run_of_a_shared_process_has_its_own_log(in_turn: LocalLauncher, spec: Spec) -> None:
+    pids(in_turn, [spec(1), spec(2)])
+    for seed in (1, 2):
+        log = in_turn.context.store.run(spec(seed)).path / "log.txt"
+        assert log.read_text() == f"seed {seed}\n"
+
+
+def test_changed_custom_code_gets_a_new_process(in_turn: LocalLauncher, spec: Spec) -> None:
+    found = pids(
+        in_turn, [spec(1), spec(2, code="a" * 64), spec(3), spec(4, code="a" * 64), spec(5, code="b" * 64)]
+    )
+    assert found[0] == found[1] == found[2] == found[3] != found[4]
+
+
+def test_an_idle_worker_that_dies_is_replaced(in_turn: LocalLauncher, spec: Spec) -> None:
+    (first,) = pids(in_turn, [spec(1)])
+    os.kill(first, signal.SIGKILL)
+    (second,) = pids(in_turn, [spec(2)])
+    assert first != second
+
+
+def test_close_ends_the_worker_processes(in_turn: LocalLauncher, spec: Spec) -> None:
+    (pid,) = pids(in_turn, [spec(1)])
+    in_turn.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

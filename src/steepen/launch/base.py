@@ -78,6 +78,7 @@ class LaunchContext:
             self.arguments,
             environment or {},
             self.program,
+            spec.code,
         )
 
 
@@ -117,6 +118,10 @@ class LauncherBase(ABC):
     @abstractmethod
     def stop(self, running: Sequence[Job]) -> None:
         """Make all attempts save a checkpoint and stop, and wait until they have ended."""
+
+    def close(self) -> None:
+        """End what the launcher keeps between batches of runs; it can be used again."""
+        return
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
         """Run specs and yield outcomes as runs end."""

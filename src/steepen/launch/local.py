@@ -1,4 +1,4 @@
-"""Runs on this machine: one process per run, one run per GPU or CPU core by default."""
+"""Runs on this machine: worker processes that train run after run, one per GPU or CPU core by default."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.worker import Attempt, TrainProcess
+from steepen.launch.worker import Attempt, TrainProcess, Worker
 
 _GRACE_SECONDS = 60.0  # for a run to save before it is killed
 
@@ -38,8 +38,16 @@ def visible_gpus() -> list[tuple[str, str]]:
     return [(word, found[word]) for word in (part.strip() for part in visible.split(",")) if word in found]
 
 
+@dataclass
+class Slot:
+    """Room for one run at a time: its GPU (None: the CPU) and the worker process of its last run."""
+
+    device: str | None
+    worker: Worker | None = None
+
+
 class LocalLauncher(LauncherBase):
-    """A queue of local processes: each run sees one GPU, or uses `threads` CPU threads.
+    """A queue of local worker processes: each run sees one GPU, or uses `threads` CPU threads.
 
     The number of threads does not depend on the number of jobs: it changes the order of sums, and a run's
     result must not depend on what runs beside it.
@@ -65,34 +73,36 @@ class LocalLauncher(LauncherBase):
         elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
             self.devices = [devices[i % len(devices)] for i in range(jobs)]
         self.threads = threads
-        self.free_devices = list(self.devices)
+        self.free_slots = [Slot(device) for device in self.devices]
         super().__init__(context, len(self.devices))
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Start a process for each job."""
+        """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
         for job in jobs:
-            device = self.free_devices.pop(0)
+            slot = self.free_slots.pop(0)
             environment = {"OMP_NUM_THREADS": str(self.threads)}
-            if device is not None:
-                environment["CUDA_VISIBLE_DEVICES"] = device
-            job.handle = (TrainProcess(self.context.train_command(job.spec, environment)), device)
+            if slot.device is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = slot.device
+            process = TrainProcess(self.context.train_command(job.spec, environment), slot.worker)
+            slot.worker = process.worker
+            job.handle = (process, slot)
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs whose process has ended."""
+        """Jobs that have ended."""
         done: list[tuple[Job, Attempt]] = []
         for job in running:
-            process, device = job.handle
+            process, slot = job.handle
             if (attempt := process.poll()) is not None:
-                self.free_devices.append(device)
+                self.free_slots.insert(0, slot)  # first, so that a warm worker is used before a cold slot
                 done.append((job, attempt))
         if not done:
-            time.sleep(0.05)
+            time.sleep(0.02)
         return done
 
     def stop(self, running: Sequence[Job]) -> None:
         """Make all save and stop; kill what has not within a minute, or at a second Ctrl-C."""
         processes: list[TrainProcess] = [job.handle[0] for job in running]
-        self.free_devices = list(self.devices)
+        self.free_slots += [job.handle[1] for job in running]
         try:
             for process in processes:
                 process.terminate()
@@ -102,6 +112,13 @@ class LocalLauncher(LauncherBase):
         finally:
             for process in processes:
                 process.kill()
+
+    def close(self) -> None:
+        """End the idle worker processes. The end of this process does the same."""
+        for slot in self.free_slots:
+            if slot.worker is not None:
+                slot.worker.close()
+                slot.worker = None
 
 
 def _device_argument(arguments: Sequence[str]) -> str:

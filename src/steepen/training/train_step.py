@@ -130,5 +130,5 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[st
     mean_loss(network, [(tokens[:size], tokens[:size])])
     synchronize(device)
     age = process_age()
-    since = "" if age is None else f", {age:.1f} s after the start"
+    since = "" if age is None else f", {age:.1f} s after the process started"
     say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from steepen.launch.base import LaunchContext, Launcher
+from steepen.launch.base import LaunchContext, Launcher, LauncherBase
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget
 from steepen.launch.cost_estimate import Speed, local_hardware_name
@@ -101,13 +101,17 @@ def launch_study(
     """
     launcher = settings.make_launcher()
     speed = settings.speed()
-    return drive(
-        make_study(),
-        settings.store,
-        launcher,
-        journal=Journal.open(studies, name, options, settings.runs),
-        budget=budget,
-        accept_diverged=accept_diverged,
-        retry_diverged=retry_diverged,
-        progress=BatchProgress(settings.store, speed=speed),
-    )
+    try:
+        return drive(
+            make_study(),
+            settings.store,
+            launcher,
+            journal=Journal.open(studies, name, options, settings.runs),
+            budget=budget,
+            accept_diverged=accept_diverged,
+            retry_diverged=retry_diverged,
+            progress=BatchProgress(settings.store, speed=speed),
+        )
+    finally:
+        if isinstance(launcher, LauncherBase):
+            launcher.close()
