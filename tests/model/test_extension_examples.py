@@ -89,7 +89,7 @@ def test_custom_optimizer_steps_the_block_matrices(mylab: Any) -> None:
 
 def test_custom_optimizer_state_is_saved_restored_and_grown(mylab: Any) -> None:
     arm = find_arm("untied-grow")
-    config = OptimizerConfig(mylab.lion)
+    config = OptimizerConfig(mylab.lion, growth_state="copy")
     network, copy = (
         materialize(build_on_meta(arm.shape(3, SCALE), arm), embedding_std=0.1) for _ in range(2)
     )

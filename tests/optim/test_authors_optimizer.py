@@ -31,7 +31,7 @@ from . import authors_step as authors
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=16, vocabulary=40)
 ARMS = ["vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"]
 STEPS, WARMUP, WARMDOWN, MOMENTUM_WARMUP, GROWTH, REWARM = 16, 3, 0.6, 5, 9, 4
-CONFIG = replace(OptimizerConfig.named("authors"), momentum_warmup_steps=MOMENTUM_WARMUP)
+CONFIG = OptimizerConfig(momentum_warmup_steps=MOMENTUM_WARMUP)  # a run too short for 300 steps
 
 
 def make_spec(name: str) -> RunSpec:
@@ -45,8 +45,14 @@ def make_spec(name: str) -> RunSpec:
         hyperparameters=hyper,
         schedule=schedule,
         steps=STEPS,
-        lr_schedule=LearningRateConfig(decay_to_zero=True, rewarm_steps=REWARM),
+        lr_schedule=LearningRateConfig(rewarm_steps=REWARM),
     )
+
+
+def make_default(name: str) -> RunSpec:
+    """A spec that names neither optimizer nor schedule."""
+    arm = find_arm(name)
+    return RunSpec.of(recipe_of(arm).at(arm, 8), DataConfig("d" * 64))
 
 
 def make_network(spec: RunSpec) -> Network:
@@ -159,20 +165,44 @@ def test_the_second_moment_is_by_row_except_for_the_down_projection() -> None:
 
 
 def test_momentum_rises_linearly_and_then_stays() -> None:
-    config = OptimizerConfig.named("authors")
+    config = OptimizerConfig()
     values = {0: 0.85, 150: 0.90, 299: 0.85 + 0.1 * 299 / 300, 300: 0.95, 10_000: 0.95}
     for step, value in values.items():
         assert config.momentum_at(step) == pytest.approx(value, abs=1e-15)
         assert config.momentum_at(step) == pytest.approx(authors.muon_momentum(step), abs=1e-15)
-    assert OptimizerConfig(momentum=0.9).momentum_at(0) == 0.9
+    assert replace(OptimizerConfig.named("muon"), momentum=0.9).momentum_at(0) == 0.9
+
+
+def test_the_default_is_the_authors_optimizer_and_schedule() -> None:
+    config = OptimizerConfig()
+    assert config == OptimizerConfig.named("authors") == make_default("untied-grow").optimizer
+    assert (config.momentum_start, config.momentum, config.momentum_warmup_steps) == (0.85, 0.95, 300)
+    assert config.kind == "muon" and config.nesterov and config.row_normalize and config.clip is None
+    assert (config.orthogonalization, config.orthogonalization_steps) == ("polar-express", 5)
+    assert (config.variance_reduction, config.variance_beta2) == ("row-or-column", 0.95)
+    assert config.cautious_decay == "matrices" and config.shape_scaled_decay
+    assert config.growth_state == "fresh"
+    assert LearningRateConfig() == LearningRateConfig(decay_to_zero=True, rewarm_steps=40)
+
+
+def test_the_settings_of_version_2_are_reachable() -> None:
+    """The line in docs/training.md that gives plain Muon, its schedule and its growth."""
+    settings = ["optimizer=muon", "lr_schedule.decay_to_zero=false", "lr_schedule.rewarm_steps=0"]
+    spec = override(make_default("untied-grow"), settings)
+    assert spec.lr_schedule == LearningRateConfig(decay_to_zero=False, rewarm_steps=0)
+    assert spec.optimizer == OptimizerConfig(
+        kind="muon", momentum=0.95, momentum_start=None, nesterov=True, row_normalize=False,
+        orthogonalization="newton-schulz", variance_reduction="none", cautious_decay="none",
+        shape_scaled_decay=False, clip=None, growth_state="copy",
+    )  # fmt: skip
 
 
 def test_named_optimizers_are_whole_configurations() -> None:
     spec = make_spec("vanilla")
     for name in ("authors", "muon", "normuon", "adamw"):
         assert override(spec, [f"optimizer={name}"]).optimizer == OptimizerConfig.named(name)
-    changed = override(spec, ["optimizer=authors", "optimizer.momentum=0.9", "cautious_decay=none"]).optimizer
-    assert changed == replace(OptimizerConfig.named("authors"), momentum=0.9, cautious_decay="none")
+    changed = override(spec, ["optimizer=normuon", "optimizer.momentum=0.9", "cautious_decay=all"]).optimizer
+    assert changed == replace(OptimizerConfig.named("normuon"), momentum=0.9, cautious_decay="all")
     with pytest.raises(UsageError, match="normuon"):
         override(spec, ["optimizer=normuo"])
     with pytest.raises(UsageError, match="variance_reduction"):

@@ -25,23 +25,24 @@ from steepen.recipe.paper_tables import BASE
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=8, vocabulary=32)
 HYPER = replace(BASE["untied-2"], weight_decay=0.3)
 
+MUON = OptimizerConfig.named("muon")  # without the pieces that the authors add
 VARIANTS = {
-    "newton-schulz": OptimizerConfig(),
-    "polar-express": OptimizerConfig(orthogonalization="polar-express"),
-    "no nesterov": OptimizerConfig(nesterov=False),
-    "row normalized": OptimizerConfig(row_normalize=True),
-    "row normalized polar-express": OptimizerConfig(row_normalize=True, orthogonalization="polar-express"),
-    "momentum warm-up": OptimizerConfig(momentum_start=0.6, momentum_warmup_steps=2),
-    "variance by row": OptimizerConfig(variance_reduction="row", variance_beta2=0.7),
-    "variance by row or column": OptimizerConfig(variance_reduction="row-or-column"),
-    "cautious": OptimizerConfig(cautious_decay="all"),
-    "cautious matrices": OptimizerConfig(cautious_decay="matrices"),
-    "shape-scaled decay": OptimizerConfig(shape_scaled_decay=True),
+    "newton-schulz": MUON,
+    "polar-express": replace(MUON, orthogonalization="polar-express"),
+    "no nesterov": replace(MUON, nesterov=False),
+    "row normalised": replace(MUON, row_normalize=True),
+    "row normalised polar-express": replace(MUON, row_normalize=True, orthogonalization="polar-express"),
+    "momentum warm-up": replace(MUON, momentum_start=0.6, momentum_warmup_steps=2),
+    "variance by row": replace(MUON, variance_reduction="row", variance_beta2=0.7),
+    "variance by row or column": replace(MUON, variance_reduction="row-or-column"),
+    "cautious": replace(MUON, cautious_decay="all"),
+    "cautious matrices": replace(MUON, cautious_decay="matrices"),
+    "shape-scaled decay": replace(MUON, shape_scaled_decay=True),
     "authors": OptimizerConfig.named("authors"),
-    "clipped": OptimizerConfig(clip=0.1),
-    "adamw": OptimizerConfig(kind="adamw"),
-    "cautious adamw": OptimizerConfig(kind="adamw", cautious_decay="all"),
-    "cautious adamw matrices": OptimizerConfig(kind="adamw", cautious_decay="matrices"),
+    "clipped": replace(MUON, clip=0.1),
+    "adamw": OptimizerConfig.named("adamw"),
+    "cautious adamw": replace(MUON, kind="adamw", cautious_decay="all"),
+    "cautious adamw matrices": replace(MUON, kind="adamw", cautious_decay="matrices"),
 }
 
 
@@ -197,7 +198,7 @@ def test_muon_agrees_with_torch_muon_on_one_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(24, 16, generator=generator)
     ours, theirs = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
-    muon = Muon({"w": ours}, OptimizerConfig())
+    muon = Muon({"w": ours}, MUON)
     torch_muon = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.2, momentum=0.95, nesterov=True)
     for _ in range(3):
         ours.grad = torch.randn(24, 16, generator=generator)

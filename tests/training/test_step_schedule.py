@@ -20,7 +20,7 @@ from steepen.training.step_schedule import build_schedule, learning_rate_factors
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))
 def test_learning_rate_warms_up_stays_constant_and_warms_down(steps: int, warmup: int, share: float) -> None:
-    factors = learning_rate_factors(steps, warmup, share)
+    factors = learning_rate_factors(steps, warmup, share, decay_to_zero=False)
     down = round(share * steps)
     assert len(factors) == steps and (factors > 0).all() and (factors <= 1).all()
     for step, factor in enumerate(factors):
@@ -31,7 +31,7 @@ def test_learning_rate_warms_up_stays_constant_and_warms_down(steps: int, warmup
 
 @given(st.integers(1, 300), st.integers(0, 50), st.floats(0, 1))
 def test_the_rate_falls_from_exactly_one_to_exactly_zero(steps: int, warmup: int, share: float) -> None:
-    factors = learning_rate_factors(steps, warmup, share, decay_to_zero=True)
+    factors = learning_rate_factors(steps, warmup, share)
     start, last = max(warmup, steps - round(share * steps)), steps - 1
     for step, factor in enumerate(factors):
         if step < warmup:
@@ -45,19 +45,27 @@ def test_the_rate_falls_from_exactly_one_to_exactly_zero(steps: int, warmup: int
 
 def test_the_rate_is_one_twice_where_the_whole_run_decays() -> None:
     """Warm-up 40 and warm-down over the whole run, as in the recipes of Loop-2 and Untied-2."""
-    factors = learning_rate_factors(1370, 40, 1.0, decay_to_zero=True)
+    factors = learning_rate_factors(1370, 40, 1.0)
     assert factors[39] == factors[40] == 1 and factors[38] < 1 and factors[41] < 1 and factors[1369] == 0
 
 
 def test_every_rate_rises_from_zero_again_after_growth(make_spec: Callable[..., RunSpec]) -> None:
     for arm in ("untied-grow", "loop-grow"):
         spec = make_spec(arm, steps=20)
-        before = build_schedule(spec).lr_factor
+        before = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=0))).lr_factor
         after = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=4))).lr_factor
         assert (after[:10] == before[:10]).all() and (after[14:] == before[14:]).all()
         np.testing.assert_allclose(after[10:14], before[10:14] * [0, 0.25, 0.5, 0.75], rtol=1e-15)
-    spec = replace(make_spec("untied-2", steps=20), lr_schedule=LearningRateConfig(rewarm_steps=4))
-    assert (build_schedule(spec).lr_factor > 0).all()  # nothing grows
+    assert (build_schedule(make_spec("untied-2", steps=20)).lr_factor[:-1] > 0).all()  # nothing grows
+
+
+def test_a_growth_phase_shorter_than_the_default_rewarm_never_reaches_the_scheduled_rate(
+    make_spec: Callable[..., RunSpec],
+) -> None:
+    spec = make_spec("untied-grow", steps=20)
+    before = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=0))).lr_factor
+    after = build_schedule(spec).lr_factor
+    np.testing.assert_allclose(after[10:], before[10:] * np.arange(10) / 40, rtol=1e-15)
 
 
 def test_growth_changes_the_passes_in_the_schedule(make_spec: Callable[..., RunSpec]) -> None:

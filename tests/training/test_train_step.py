@@ -27,9 +27,9 @@ SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40
 DEFAULT = OptimizerConfig()
 CHOICES = [
     DEFAULT,
-    OptimizerConfig(variance_reduction="row"),
+    OptimizerConfig.named("muon"),
+    OptimizerConfig.named("normuon"),
     OptimizerConfig(cautious_decay="all", clip=0.5),
-    OptimizerConfig.named("authors"),
 ]
 
 

@@ -97,7 +97,7 @@ def train(
         typer.Option(
             "--set",
             help="Change a hyperparameter or option, by name or the paper's code: --set learning_rate=0.03, "
-            "--set GLR=0.03, --set optimizer.kind=adamw (repeatable).",
+            "--set GLR=0.03, --set optimizer=adamw (repeatable).",
             rich_help_panel=RUN,
         ),
     ] = None,

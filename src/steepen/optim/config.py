@@ -65,27 +65,28 @@ class OptimizerHyperparameters(Protocol):
 class OptimizerConfig:
     """Which optimizer steps the block matrices, and settings of it that the paper leaves open.
 
-    `kind` is "muon", "adamw" (block matrices too: the paper's Adam ladders), or a custom optimizer: the
-    "module:attribute" of a factory, or the factory itself (see `steepen.optim.custom_optimizer`). `named`
-    returns whole configurations: the paper authors' optimizer, plain Muon, NorMuon, AdamW.
+    The defaults are the optimizer of the paper's authors; the paper only says "Muon". `kind` is "muon",
+    "adamw" (block matrices too: the paper's Adam ladders), or a custom optimizer: the "module:attribute" of a
+    factory, or the factory itself (see `steepen.optim.custom_optimizer`). `named` returns whole
+    configurations: the authors' optimizer, plain Muon, NorMuon, AdamW.
     """
 
     kind: str = "muon"
     momentum: float = 0.95
-    momentum_start: float | None = None  # rise linearly from here to `momentum`; None: constant
+    momentum_start: float | None = 0.85  # rise linearly from here to `momentum`; None: constant
     momentum_warmup_steps: int = 300
     nesterov: bool = True
-    row_normalize: bool = False  # divide each row of the update direction by its norm (MuonEq-R)
-    orthogonalization: Orthogonalization = "newton-schulz"
+    row_normalize: bool = True  # divide each row of the update direction by its norm (MuonEq-R)
+    orthogonalization: Orthogonalization = "polar-express"
     orthogonalization_steps: int = 5
     # NorMuon: divide the orthogonalized update by its running RMS, keeping the matrix's Frobenius norm; per
     # row, or ("row-or-column") per row where rows ≥ columns and else per column.
-    variance_reduction: VarianceReduction = "none"
+    variance_reduction: VarianceReduction = "row-or-column"
     variance_beta2: float = 0.95
-    cautious_decay: CautiousDecay = "none"  # decay a weight only where the update already shrinks it
-    shape_scaled_decay: bool = False  # Muon: decay at lr·max(1, rows/columns)^½, as the update, instead of lr
+    cautious_decay: CautiousDecay = "matrices"  # decay a weight only where the update already shrinks it
+    shape_scaled_decay: bool = True  # Muon: decay at lr·max(1, rows/columns)^½, as the update, instead of lr
     clip: float | None = None  # gradient norm to clip at; off in the paper
-    growth_state: GrowthState = "copy"  # optimizer state of the cores that growth adds
+    growth_state: GrowthState = "fresh"  # optimizer state of the cores that growth adds
 
     if TYPE_CHECKING:
 
@@ -93,18 +94,18 @@ class OptimizerConfig:
             self,
             kind: str | Callable[..., Any] = "muon",
             momentum: float = 0.95,
-            momentum_start: float | None = None,
+            momentum_start: float | None = 0.85,
             momentum_warmup_steps: int = 300,
             nesterov: bool = True,
-            row_normalize: bool = False,
-            orthogonalization: Orthogonalization = "newton-schulz",
+            row_normalize: bool = True,
+            orthogonalization: Orthogonalization = "polar-express",
             orthogonalization_steps: int = 5,
-            variance_reduction: VarianceReduction = "none",
+            variance_reduction: VarianceReduction = "row-or-column",
             variance_beta2: float = 0.95,
-            cautious_decay: CautiousDecay = "none",
-            shape_scaled_decay: bool = False,
+            cautious_decay: CautiousDecay = "matrices",
+            shape_scaled_decay: bool = True,
             clip: float | None = None,
-            growth_state: GrowthState = "copy",
+            growth_state: GrowthState = "fresh",
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -149,7 +150,7 @@ class OptimizerConfig:
         return STATE_BYTES.get(self.kind, CUSTOM_STATE_BYTES)
 
 
-# Momentum 0.95 from the first step, Newton–Schulz, plain decay at lr·wd.
+# Momentum 0.95 from the first step, Newton–Schulz, plain decay at lr·wd, growth that copies state.
 MUON = OptimizerConfig(
     momentum_start=None,
     row_normalize=False,
@@ -157,20 +158,10 @@ MUON = OptimizerConfig(
     variance_reduction="none",
     cautious_decay="none",
     shape_scaled_decay=False,
+    growth_state="copy",
 )
 OPTIMIZERS: dict[str, OptimizerConfig] = {
-    # What the paper's numbers were made with; the paper only says "Muon".
-    "authors": OptimizerConfig(
-        momentum=0.95,
-        momentum_start=0.85,
-        momentum_warmup_steps=300,
-        row_normalize=True,
-        orthogonalization="polar-express",
-        variance_reduction="row-or-column",
-        cautious_decay="matrices",
-        shape_scaled_decay=True,
-        growth_state="fresh",
-    ),
+    "authors": OptimizerConfig(),  # the default
     "muon": MUON,
     "normuon": replace(MUON, variance_reduction="row"),
     "adamw": replace(MUON, kind="adamw"),
@@ -181,13 +172,13 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
 class LearningRateConfig:
     """The ends of the learning-rate schedule; warm-up and warm-down lengths are tuned hyperparameters.
 
-    With `decay_to_zero` the warm-down falls from exactly 1 at its first step to exactly 0 at the last step;
-    without, the last step has 1/(warm-down steps) of the peak. For `rewarm_steps` steps from growth on, every
-    rate is multiplied by (steps since growth)/rewarm_steps.
+    The defaults are those of the paper's authors. With `decay_to_zero` the warm-down falls from exactly 1 at
+    its first step to exactly 0 at the last step; without, the last step has 1/(warm-down steps) of the peak.
+    For `rewarm_steps` steps from growth on, every rate is multiplied by (steps since growth)/rewarm_steps.
     """
 
-    decay_to_zero: bool = False
-    rewarm_steps: int = 0
+    decay_to_zero: bool = True
+    rewarm_steps: int = 40
 
     def __post_init__(self) -> None:
         steps = self.rewarm_steps

@@ -7,6 +7,7 @@ network instead; tests compare the two.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from steepen.errors import UsageError
@@ -110,6 +111,7 @@ def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]
 
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
-    """First step of each stage in a run of `steps` steps."""
+    """First step of each stage in a run of `steps` steps: ⌊start·steps⌋, as in the authors' code."""
     stage_fractions(schedule)  # raises UsageError where a start is left to the recipe
-    return tuple(round((stage.start or 0.0) * steps) for stage in schedule.stages)
+    # The guard keeps g where start is g/steps, or 1 − ρ with a last digit that is rounded down.
+    return tuple(math.floor((stage.start or 0.0) * steps + 1e-9) for stage in schedule.stages)

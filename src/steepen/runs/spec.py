@@ -30,7 +30,7 @@ from steepen.utils.source_digest import source_digest
 from steepen.utils.validate import require, require_positive
 from steepen.utils.yaml_io import load_yaml
 
-SPEC_VERSION = 2  # part of every hash
+SPEC_VERSION = 3  # part of every hash
 # Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs,
 # except for the LM head's wgrad.
 Precision = Literal["fp32", "bf16", "fp8"]

@@ -106,6 +106,7 @@ class StudyContext:
             DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times),
             seed=self.seed if seed is None else seed,
             optimizer=optimizer or OptimizerConfig(),
+            lr_schedule=self.preset.lr_schedule,
             precision=self.preset.precision,
             validation_tokens=self.validation_tokens,
         )

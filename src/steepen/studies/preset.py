@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
+from steepen.optim.config import LearningRateConfig
 from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
@@ -105,6 +106,7 @@ class Preset:
     seeds: tuple[int, ...] = (0,)
     validation_tokens: int = 1_048_576
     precision: Precision = "bf16"
+    lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"

@@ -73,16 +73,16 @@ def learning_rate_factors(
     warmup: int,
     warmdown_fraction: float,
     *,
-    decay_to_zero: bool = False,
-    rewarm_steps: int = 0,
+    decay_to_zero: bool = True,
+    rewarm_steps: int = 40,
     growth_steps: Sequence[int] = (),
 ) -> npt.NDArray[np.float64]:
     """Linear warm-up over `warmup` steps, constant, linear warm-down over the last fraction of steps.
 
-    The first step has 1/warmup of the peak and the last 1/warmdown_steps; where they overlap, the smaller.
-    With `decay_to_zero` the warm-down starts after the warm-up, falls from exactly 1 and reaches exactly 0 at
-    the last step. For `rewarm_steps` steps from each of `growth_steps` the factor is multiplied by
-    (steps since growth)/rewarm_steps.
+    The first step has 1/warmup of the peak. The warm-down starts after the warm-up, falls from exactly 1 and
+    reaches exactly 0 at the last step. Without `decay_to_zero` it may overlap with the warm-up, where the
+    smaller factor counts, and the last step has 1/warmdown_steps. For `rewarm_steps` steps from each of
+    `growth_steps` the factor is multiplied by (steps since growth)/rewarm_steps.
     """
     step = np.arange(steps, dtype=np.float64)
     up = (step + 1) / warmup if warmup else np.ones(steps)

@@ -106,7 +106,7 @@ def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[L
             muon.arm,
             replace(muon.recipe, base=base, learning_rate_base=None),
             muon.depths,
-            OptimizerConfig(kind="adamw"),
+            OptimizerConfig.named("adamw"),
             variant="adamw",
         )
         found[f"optimizer, {regime}"] = [muon, adam]
