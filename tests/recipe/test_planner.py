@@ -53,10 +53,11 @@ def test_flops_match_the_papers_budgets(
 def test_untied_grow_d26_is_set_by_its_reference_budget() -> None:
     rung = PAPER["untied-grow"].at(ARMS["untied-grow"], 26)
     assert rung.initial_stored_parameters == 5_016_387_584
-    reference = 8 * 5_016_387_584 * flops_per_token(rung.arm, rung.shape, 2).total
-    assert reference == pytest.approx(1.2250e21, rel=5e-5)
+    per_token = flops_per_token(rung.arm, rung.shape, 2)
+    # The paper's 1.2250e21 is the budget without growth; growth keeps its matrix FLOPs, not its attention.
+    assert 8 * 5_016_387_584 * per_token.total == pytest.approx(1.2250e21, rel=5e-5)
     # Whole steps and a whole growth step move the budget by less than a step's worth.
-    assert rung.flops.total == pytest.approx(reference, rel=2 / rung.steps)
+    assert rung.flops.matrix == pytest.approx(8 * 5_016_387_584 * per_token.matrix, rel=2 / rung.steps)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +65,15 @@ def test_untied_grow_d26_is_set_by_its_reference_budget() -> None:
 )
 def test_growth_fractions_at_d8(arm: str, rho: float) -> None:
     rung = PAPER[arm].at(ARMS[arm], 8)
-    assert rung.rho is not None and rung.rho == pytest.approx(rho, abs=0.005)
-    assert rung.growth_step == math.floor((1 - rung.rho) * rung.steps)
+    assert rung.rho == rho
+    assert rung.growth_step == math.floor((1 - rho) * rung.steps)
 
 
 def test_growth_law_inverts_the_affine_law_of_tokens() -> None:
     for law, name in ((TIED_GROWTH, "loop-grow"), (UNTIED_GROWTH, "untied-grow")):
         arm = ARMS[name]
         shape = arm.shape(9)
-        for tpp in (4.0, 7.0, 12.0):
+        for tpp in (4.5, 7.0, 12.0):
             rho = law.rho(arm, shape, tpp)
             two, four = (compute_active_parameters(arm, shape, passes) for passes in (2, 4))
             grown_tpp = tpp * two / ((1 - rho) * two + rho * four)  # Equation "growth-tpp-expansion"
@@ -101,7 +102,7 @@ def test_tokens_per_parameter_at_equal_compute_follow_the_papers_identity(family
 
 def test_growth_law_outside_its_range_is_refused() -> None:
     with pytest.raises(UsageError, match="rho"):
-        TIED_GROWTH.rho(ARMS["loop-grow"], ARMS["loop-grow"].shape(8), 1.0)
+        replace(TIED_GROWTH, measured_tpp=None).rho(ARMS["loop-grow"], ARMS["loop-grow"].shape(8), 1.0)
 
 
 def test_learning_rate_rule_is_anchored_at_d8() -> None:
@@ -128,7 +129,7 @@ def test_base_table_has_14_columns_and_growth_arms_inherit_it() -> None:
     assert PAPER["untied-grow"].base is BASE["untied-2"]
     assert PAPER["loop-grow"].base is BASE["loop-2"]
     assert PAPER["deep-vanilla-grow"].base is BASE["deep-vanilla"]
-    assert BASE["operator-1"].embedding_lr == pytest.approx(0.04 * 0.905)
+    assert BASE["operator-1"].embedding_lr == pytest.approx(0.04 * 0.905, rel=1e-3)
     assert (INITIAL.learning_rate, INITIAL.warmdown_fraction, INITIAL.warmup_steps) == (0.04, 0.4, 40)
 
 
@@ -227,7 +228,7 @@ def test_plan_names_the_largest_micro_batch_that_fits(
 
 def test_extrapolated_rules_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(
-        "outside d6-d18" in w for w in plan_json(capsys, "--arm", "untied-grow", "--depth", "26")["warnings"]
+        "outside d6-d26" in w for w in plan_json(capsys, "--arm", "untied-grow", "--depth", "30")["warnings"]
     )
     assert plan_json(capsys, "--arm", "vanilla", "--depth", "10")["warnings"] == []
     assert any("25%" in w for w in make_plan(ARMS["vanilla"], depth=8, tokens=1e10).warnings)

@@ -121,7 +121,8 @@ class PassSchedule:
         # With ρ = 1 the second stage is the whole run.
         if rho == 1.0:
             return PassSchedule((Stage(self.stages[-1].passes, 0.0),))
-        return PassSchedule((self.stages[0], Stage(self.stages[1].passes, 1.0 - rho)))
+        start = round(1.0 - rho, 12)  # 1 − 0.18 is 0.82, without an error in the last binary digit
+        return PassSchedule((self.stages[0], Stage(self.stages[1].passes, start)))
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class TransformerBlock(nn.Module):
 
     @staticmethod
     def attention_flops(shape: Shape, context: int) -> int:
-        """Attention FLOPs per token (scores and values), forward and backward, causal."""
-        return 6 * shape.width * context
+        """Attention FLOPs per token (scores and values), forward and backward, over (context + 1)/2 keys."""
+        return 6 * shape.width * (context + 1)
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
         """Add attention and MLP to the residual stream: (batch, time, width) → the same shape.

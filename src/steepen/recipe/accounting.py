@@ -1,23 +1,27 @@
 """Parameters and FLOPs in closed form, by every convention (Appendix "TPP Relations…").
 
-FLOPs per token = 6·(block matrices once per application + lm_head) + 6·L_exec·w·context. The input embedding
-costs nothing; attention is causal, so half the square is counted. `model.count` counts the modules of a
-network instead; tests compare the two.
+FLOPs per token = 6·(block matrices once per application + lm_head) + 12·L_exec·w·(context + 1)/2. The input
+embedding costs nothing; attention is causal, so a query sees (context + 1)/2 keys on average. This gives the
+FLOPs of the paper's published ladders to the last digit; its sweeps leave attention out (`Flops.matrix`).
+`model.count` counts the modules of a network instead; tests compare the two.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.shape import Shape
 
+FlopCount = Literal["total", "matrix"]  # what a budget counts: everything, or all but attention
+
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs by term, of one token or of a whole run."""
+    """FLOPs by term, of one token or of a whole run; whole numbers stay exact."""
 
     matmul: float  # block matrices
     attention: float
@@ -26,7 +30,16 @@ class Flops:
     @property
     def total(self) -> float:
         """All terms together."""
-        return self.matmul + self.attention + self.head
+        return float(self.matmul + self.attention + self.head)
+
+    @property
+    def matrix(self) -> float:
+        """FLOPs of the matrices (blocks and head), without attention, as in the paper's sweeps."""
+        return float(self.matmul + self.head)
+
+    def counted(self, count: FlopCount) -> float:
+        """The total, or the FLOPs of the matrices only."""
+        return self.total if count == "total" else self.matrix
 
     def __add__(self, other: Flops) -> Flops:
         return Flops(self.matmul + other.matmul, self.attention + other.attention, self.head + other.head)
@@ -36,7 +49,8 @@ class Flops:
 
     def to_dict(self) -> dict[str, float]:
         """The terms and their total."""
-        return {"matmul": self.matmul, "attention": self.attention, "head": self.head, "total": self.total}
+        terms = {"matmul": self.matmul, "attention": self.attention, "head": self.head, "total": self.total}
+        return {name: float(value) for name, value in terms.items()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ def block_cost(arm: Arm, shape: Shape) -> BlockCost:
     if arm.block == "transformer":
         # Q, K, V, O and the three SwiGLU matrices
         parameters = 4 * shape.width**2 + 3 * shape.width * shape.mlp_width
-        return BlockCost(parameters, parameters, 6 * shape.width * shape.context)
+        return BlockCost(parameters, parameters, 6 * shape.width * (shape.context + 1))
     from steepen.model.count import count_block
 
     return BlockCost(*count_block(arm.block, shape))
@@ -85,6 +99,18 @@ def flops_per_token(arm: Arm, shape: Shape, passes: int) -> Flops:
         attention=block.attention_flops * executed,
         head=6 * head_parameters(shape),
     )
+
+
+def run_flops(arm: Arm, shape: Shape, schedule: PassSchedule, steps: int, batch_tokens: int) -> Flops:
+    """FLOPs of a run by whole steps of each stage; for random pass counts, the mean over the draws."""
+    starts = [*stage_starts(schedule, steps), steps]
+    total = Flops(0, 0, 0)
+    for stage, start, end in zip(schedule.stages, starts, starts[1:], strict=False):
+        tokens = (end - start) * batch_tokens
+        for passes in stage.passes:
+            fraction = tokens if len(stage.passes) == 1 else tokens / len(stage.passes)
+            total += flops_per_token(arm, shape, passes) * fraction
+    return total
 
 
 def mean_flops_per_token(arm: Arm, shape: Shape, schedule: PassSchedule) -> Flops:

@@ -16,13 +16,23 @@ class GrowthLaw:
 
     a: float
     b: float
+    measured_tpp: tuple[float, float] | None = None  # TPP without growth of the optima it was fitted to
 
     def expansion(self, tpp: float) -> float:
         """E_ρ*/E_2: the compute per token of the best transition over that without growth."""
         return tpp / (self.a * tpp + self.b)
 
+    def tpp_without_growth(self, tpp: float) -> float:
+        """TPP without growth at the compute that `tpp` tokens per parameter cost with the best growth."""
+        return (tpp - self.b) / self.a
+
     def rho(self, arm: Arm, shape: Shape, tpp: float) -> float:
-        """ρ*: the fraction of tokens after growth, for this shape's block allocation."""
+        """ρ*: the fraction of tokens after growth, for this shape's block allocation.
+
+        `tpp` is without growth. Below the lowest measured TPP the law ends: its value there is returned.
+        """
+        if self.measured_tpp is not None:
+            tpp = max(tpp, self.measured_tpp[0])
         first, last = arm.passes.initial, arm.passes.final
         full = compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
         rho = (self.expansion(tpp) - 1.0) / (full - 1.0)
@@ -34,5 +44,6 @@ class GrowthLaw:
         return rho
 
 
-TIED_GROWTH = GrowthLaw(0.902, 0.216)
-UNTIED_GROWTH = GrowthLaw(0.883, 0.103)
+# TPP of the interior optima in the authors' sweeps, to which the paper fits its two laws.
+TIED_GROWTH = GrowthLaw(0.902, 0.216, measured_tpp=(3.35, 21.6))
+UNTIED_GROWTH = GrowthLaw(0.883, 0.103, measured_tpp=(4.37, 22.6))

@@ -8,19 +8,48 @@ from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.recipe import Recipe
 
-# Table "Base-tuned hyperparameters by architecture". The paper prints a dash for α where nothing is injected;
-# the 1 here has no effect.
+# Table "Base-tuned hyperparameters by architecture", with the digits of the authors' command lines: powers of
+# √2 times the values that chain tuning starts from. The paper prints three decimals, and a dash for α where
+# nothing is injected; the 1 here has no effect.
 BASE: dict[str, Hyperparameters] = {
-    #                                GLR  ELRM   HLRM   RM    OM   α      WD     WTE    UIS    WU  WDR  β1   β2    ε
-    "vanilla": Hyperparameters(0.04, 0.453, 0.113, 0.25, 0.5, 1.0, 0.071, 0.007, 0.063, 40, 0.6, 0.8, 0.95, 1e-10),
-    "deep-vanilla": Hyperparameters(0.04, 0.16, 0.057, 0.5, 1.0, 1.0, 0.1, 0.005, 0.5, 5, 0.8, 0.8, 0.99, 1e-8),
-    "operator-1": Hyperparameters(0.04, 0.905, 0.08, 0.5, 1.0, 1.0, 0.05, 0.113, 0.354, 0, 0.8, 0.8, 0.98, 1e-10),
-    "loop-2": Hyperparameters(0.04, 0.32, 0.113, 0.25, 1.0, 0.707, 0.05, 0.02, 0.044, 40, 1.0, 0.8, 0.95, 1e-10),
-    "untied-2": Hyperparameters(0.04, 0.16, 0.16, 0.25, 1.0, 1.0, 0.071, 0.01, 0.354, 40, 1.0, 0.8, 0.99, 1e-8),
+    "vanilla": Hyperparameters(
+        learning_rate=0.04, embedding_lr_multiplier=0.452548339959, head_lr_multiplier=0.11313708499,
+        residual_multiplier=0.25, output_multiplier=0.5, injection_weight=1.0, weight_decay=0.0707106781187,
+        embedding_init_std=0.00707106781187, init_scale=0.0625, warmup_steps=40, warmdown_fraction=0.6,
+        beta1=0.8, beta2=0.95, adam_eps=1e-10,
+    ),
+    "deep-vanilla": Hyperparameters(
+        learning_rate=0.04, embedding_lr_multiplier=0.16, head_lr_multiplier=0.0565685425,
+        residual_multiplier=0.5, output_multiplier=1.0, injection_weight=1.0, weight_decay=0.1,
+        embedding_init_std=0.005, init_scale=0.5, warmup_steps=5, warmdown_fraction=0.8,
+        beta1=0.8, beta2=0.99, adam_eps=1e-8,
+    ),
+    "operator-1": Hyperparameters(
+        learning_rate=0.04, embedding_lr_multiplier=0.905096679919, head_lr_multiplier=0.08,
+        residual_multiplier=0.5, output_multiplier=1.0, injection_weight=1.0, weight_decay=0.05,
+        embedding_init_std=0.11313708499, init_scale=0.353553390593, warmup_steps=0, warmdown_fraction=0.8,
+        beta1=0.8, beta2=0.98, adam_eps=1e-10,
+    ),
+    "loop-2": Hyperparameters(
+        learning_rate=0.04, embedding_lr_multiplier=0.32, head_lr_multiplier=0.11313708499,
+        residual_multiplier=0.25, output_multiplier=1.0, injection_weight=0.707106781187, weight_decay=0.05,
+        embedding_init_std=0.02, init_scale=0.0441941738242, warmup_steps=40, warmdown_fraction=1.0,
+        beta1=0.8, beta2=0.95, adam_eps=1e-10,
+    ),
+    "untied-2": Hyperparameters(
+        learning_rate=0.04, embedding_lr_multiplier=0.16, head_lr_multiplier=0.16,
+        residual_multiplier=0.25, output_multiplier=1.0, injection_weight=1.0, weight_decay=0.0707106781187,
+        embedding_init_std=0.01, init_scale=0.353553390593, warmup_steps=40, warmdown_fraction=1.0,
+        beta1=0.8, beta2=0.99, adam_eps=1e-8,
+    ),
 }  # fmt: skip
 
 # Where chain tuning starts (Table "Tuning Grid for Chain Tuning", column "Initial HP").
 INITIAL = Hyperparameters(0.04, 0.02, 0.02, 0.5, 1.0, 1.0, 0.1, 0.08, 0.25, 40, 0.4, 0.8, 0.95, 1e-10)
+
+# ρ at each depth of the reported growth ladders, from the authors' command lines (the paper prints its law).
+UNTIED_GROW_RHO = ((6, 0.40), (8, 0.29), (10, 0.25), (12, 0.27), (14, 0.24), (16, 0.23), (18, 0.25), (26, 0.23))
+LOOP_GROW_RHO = ((6, 0.25), (8, 0.18), (10, 0.14), (12, 0.15), (14, 0.14), (16, 0.12), (18, 0.13))
 
 # Table "Recipes used for the reported ladders". The growth arms inherit their fixed arm's base values.
 PAPER: dict[str, Recipe] = {
@@ -33,19 +62,32 @@ PAPER: dict[str, Recipe] = {
         BASE["deep-vanilla"], learning_rate_exponent=-0.8, tpp=6, measured=(6, 18), rho=0.5, learning_rate_base=0.036
     ),
     "untied-grow": Recipe(
-        BASE["untied-2"], learning_rate_exponent=-0.6, tpp=8, measured=(6, 18), growth_law=UNTIED_GROWTH
+        BASE["untied-2"], learning_rate_exponent=-0.6, tpp=8, measured=(6, 26),
+        listed_rho=UNTIED_GROW_RHO, growth_law=UNTIED_GROWTH,
     ),
     "loop-grow": Recipe(
-        BASE["loop-2"], learning_rate_exponent=-0.5, tpp=7, measured=(6, 18), growth_law=TIED_GROWTH
+        BASE["loop-2"], learning_rate_exponent=-0.5, tpp=7, measured=(6, 18),
+        listed_rho=LOOP_GROW_RHO, growth_law=TIED_GROWTH,
     ),
 }  # fmt: skip
 
+# Tokens per parameter of ablation ladders that differ from their parent's, from the authors' measurements.
+ABLATION_TPP = {
+    "loop-2-no-coda-injection": 7.0,
+    "loop-2-2-c-3": 7.0,
+    "untied-2-norm-only": 7.0,
+    "deeper-vanilla": 8.0,
+    "width-only-deep-vanilla": 7.0,
+    "width-only-untied-2": 7.0,
+}
+
 
 def recipe_of(arm: Arm) -> Recipe:
-    """The paper's recipe for an arm (an ablation follows its parent's)."""
+    """The paper's recipe for an arm; an ablation follows its parent's, at its own tokens per parameter."""
     if arm.recipe not in PAPER:
         raise UsageError(
             f"arm {arm.name!r} follows the recipe of {arm.recipe!r}, which the paper does not give; "
             f"the nearest are {nearest(arm.recipe, PAPER)}."
         )
-    return PAPER[arm.recipe]
+    recipe = PAPER[arm.recipe]
+    return recipe.with_tpp(ABLATION_TPP.get(arm.name, recipe.tpp))

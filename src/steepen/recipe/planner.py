@@ -113,6 +113,7 @@ class Plan:
             "growth_step": rung.growth_step,
             "rho": rung.rho,
             "flops": flops.total,
+            "matrix_flops": flops.matrix,
             "flops_by_term": flops.to_dict(),
             "hyperparameters": rung.hyperparameters.to_dict(),
             "cluster": {
@@ -173,7 +174,7 @@ def make_plan(
     else:
         rung = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops)))
+    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops, rho)))
 
 
 def nearest_depth(
@@ -202,7 +203,9 @@ def nearest_depth(
     raise UsageError(f"the budget is beyond depth {MAX_DEPTH}, the limit of this planner.")
 
 
-def _warnings(rung: Rung, recipe: Recipe, size_rule: SizeRule, budget: float | None) -> list[str]:
+def _warnings(
+    rung: Rung, recipe: Recipe, size_rule: SizeRule, budget: float | None, rho: float | None
+) -> list[str]:
     """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = rung.shape.depth
@@ -225,14 +228,23 @@ def _warnings(rung: Rung, recipe: Recipe, size_rule: SizeRule, budget: float | N
             f"at d{depth} it is extrapolated."
         )
     tpp = rung.tokens / rung.initial_stored_parameters
-    growth = 1.0 if rung.rho is None else (rung.flops.total / rung.tokens) / rung.stage_flops[0].total
+    growth = 1.0 if rung.rho is None else (rung.flops.matrix / rung.tokens) / rung.stage_flops[0].matrix
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
             f"{recipe.tpp:g}: this run is not compute-optimal by it."
         )
-    if rung.rho is not None and recipe.growth_law is not None and not 8 <= depth <= 10:
-        found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
+    law = recipe.growth_law
+    listed = rung.rho == recipe.listed_fraction(rung.arm, rung.shape)
+    if rung.rho is not None and law is not None and rho is None and recipe.rho is None and not listed:
+        if not 8 <= depth <= 10:
+            found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
+        if law.measured_tpp is not None and not law.measured_tpp[0] <= tpp * growth <= law.measured_tpp[1]:
+            low, high = law.measured_tpp
+            found.append(
+                f"the growth law was fitted at {low:g} to {high:g} tokens per parameter without growth; this "
+                f"run has {tpp * growth:.3g}."
+            )
     if rung.arm.name != rung.arm.recipe:
         found.append(f"{rung.arm.name} has no recipe in the paper: it follows {rung.arm.recipe}'s.")
     return found

@@ -8,9 +8,11 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.accounting import (
+    FlopCount,
     Flops,
     flops_per_token,
     mean_flops_per_token,
+    run_flops,
     stage_starts,
     stored_parameters,
 )
@@ -24,7 +26,7 @@ class Recipe:
     """How one arm is trained at any depth.
 
     `tpp` is tokens per initially stored parameter. For a growing arm, that many tokens without growth define
-    the FLOP budget (t_ref and N_ref in the paper); the tokens then follow from the budget and from ρ.
+    the budget of matrix FLOPs (t_ref and N_ref in the paper); the tokens then follow from it and from ρ.
     """
 
     base: Hyperparameters
@@ -34,7 +36,9 @@ class Recipe:
     base_depth: int = 8
     learning_rate_base: float | None = None  # where it differs from the base table's
     rho: float | None = None  # fraction of tokens after growth, if fixed
-    growth_law: GrowthLaw | None = None  # law that gives rho otherwise
+    # ρ by depth, for the paper's sizes at `tpp` tokens per parameter
+    listed_rho: tuple[tuple[int, float], ...] = ()
+    growth_law: GrowthLaw | None = None  # law that gives rho at every other size and budget
     batch_tokens: int = 524_288
     measured: tuple[int, int] | None = None  # the depths its ladder was measured at
 
@@ -44,39 +48,59 @@ class Recipe:
         require(
             self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
         )
+        inside = all(depth >= 1 and 0 < rho <= 1 for depth, rho in self.listed_rho)
+        require(inside, "Recipe", "listed_rho", self.listed_rho, "pairs of a depth and a fraction in (0, 1]")
 
     def learning_rate(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""
         anchor = self.base.learning_rate if self.learning_rate_base is None else self.learning_rate_base
         size = stored_parameters(arm, arm.shape(depth, size_rule), arm.passes.initial)
         base = stored_parameters(arm, arm.shape(self.base_depth, size_rule), arm.passes.initial)
-        return anchor * (size / base) ** self.learning_rate_exponent
+        return anchor * (base / size) ** -self.learning_rate_exponent  # the authors' order of operations
 
     def hyperparameters(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> Hyperparameters:
         """The base values with the learning rate of this depth."""
         return replace(self.base, learning_rate=self.learning_rate(arm, depth, size_rule))
 
-    def growth_fraction(self, arm: Arm, shape: Shape) -> float | None:
-        """ρ for this shape: None if the arm does not grow or its schedule gives every start."""
+    def with_tpp(self, tpp: float) -> Recipe:
+        """The recipe at other tokens per parameter; ρ listed for its own no longer applies."""
+        return self if tpp == self.tpp else replace(self, tpp=tpp, listed_rho=())
+
+    def listed_fraction(self, arm: Arm, shape: Shape) -> float | None:
+        """ρ as listed for this shape; None where it is not one of the paper's sizes."""
+        listed = dict(self.listed_rho).get(shape.depth)
+        return listed if listed is not None and shape == arm.shape(shape.depth) else None
+
+    def growth_fraction(self, arm: Arm, shape: Shape, tpp: float | None = None) -> float | None:
+        """ρ for this shape: None if the arm does not grow or its schedule gives every start.
+
+        `tpp`: tokens per parameter without growth of a budget that is not the recipe's; ρ then follows the
+        growth law there.
+        """
         if all(stage.start is not None for stage in arm.passes.stages):
             return None
         if self.rho is not None:
             return self.rho
+        listed = self.listed_fraction(arm, shape) if tpp is None else None
+        if listed is not None:
+            return listed
         if self.growth_law is None:
             raise UsageError(
                 f"the recipe for {arm.name} does not say when it grows: give rho, or a law for it."
             )
-        return self.growth_law.rho(arm, shape, self.tpp)
+        return self.growth_law.rho(arm, shape, self.tpp if tpp is None else tpp)
 
     def at(
         self, arm: Arm, depth: int, size_rule: SizeRule | None = None, *, rho: float | None = None
     ) -> Rung:
-        """The compute-optimal run of this arm at a depth."""
+        """The compute-optimal run of this arm at a depth: growth keeps the FLOPs of the matrices."""
         shape = arm.shape(depth, size_rule)
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
+        schedule = arm.passes.resolve(fraction)
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
-        flops = reference * flops_per_token(arm, shape, arm.passes.initial).total
-        return self.at_budget(arm, depth, size_rule, flops=flops, rho=fraction)
+        without = flops_per_token(arm, shape, arm.passes.initial).matrix
+        tokens = reference * without / mean_flops_per_token(arm, shape, schedule).matrix
+        return self._rung(arm, shape, size_rule, schedule, fraction, tokens)
 
     def at_budget(
         self,
@@ -87,25 +111,51 @@ class Recipe:
         flops: float | None = None,
         tokens: float | None = None,
         rho: float | None = None,
+        count: FlopCount = "total",
     ) -> Rung:
-        """A run at a depth whose length is set by compute or by tokens instead of by TPP."""
+        """A run at a depth whose length is set by compute or by tokens instead of by TPP.
+
+        `count` says what `flops` counts: with "matrix", attention is left out.
+        """
         if (flops is None) == (tokens is None):
             raise UsageError("give either flops or tokens to set the length of a run.")
         shape = arm.shape(depth, size_rule)
-        fraction = self.growth_fraction(arm, shape) if rho is None else rho
-        schedule = arm.passes.resolve(fraction)
+        if rho is None:
+            rho = self.growth_fraction(arm, shape, self._tpp_without_growth(arm, shape, flops, tokens, count))
+        schedule = arm.passes.resolve(rho)
         if tokens is None:
             assert flops is not None
-            tokens = flops / mean_flops_per_token(arm, shape, schedule).total
-        steps = max(1, round(tokens / self.batch_tokens))
+            tokens = flops / mean_flops_per_token(arm, shape, schedule).counted(count)
+        return self._rung(arm, shape, size_rule, schedule, rho, tokens)
+
+    def _tpp_without_growth(
+        self, arm: Arm, shape: Shape, flops: float | None, tokens: float | None, count: FlopCount
+    ) -> float:
+        """Tokens per parameter that a budget would buy without growth."""
+        stored = stored_parameters(arm, shape, arm.passes.initial)
+        if tokens is None:
+            assert flops is not None
+            return flops / flops_per_token(arm, shape, arm.passes.initial).counted(count) / stored
+        tpp = tokens / stored
+        return tpp if self.growth_law is None else self.growth_law.tpp_without_growth(tpp)
+
+    def _rung(
+        self,
+        arm: Arm,
+        shape: Shape,
+        size_rule: SizeRule | None,
+        schedule: PassSchedule,
+        rho: float | None,
+        tokens: float,
+    ) -> Rung:
         return Rung(
             arm=arm,
             shape=shape,
             schedule=schedule,
-            rho=fraction,
-            hyperparameters=self.hyperparameters(arm, depth, size_rule),
+            rho=rho,
+            hyperparameters=self.hyperparameters(arm, shape.depth, size_rule),
             batch_tokens=self.batch_tokens,
-            steps=steps,
+            steps=max(1, round(tokens / self.batch_tokens)),
         )
 
 
@@ -147,11 +197,7 @@ class Rung:
     @property
     def flops(self) -> Flops:
         """Expected FLOPs of the whole run, stage by stage at its whole steps."""
-        ends = [*self.starts[1:], self.steps]
-        total = Flops(0.0, 0.0, 0.0)
-        for start, end, per_token in zip(self.starts, ends, self.stage_flops, strict=True):
-            total += per_token * ((end - start) * self.batch_tokens)
-        return total
+        return run_flops(self.arm, self.shape, self.schedule, self.steps, self.batch_tokens)
 
     @property
     def stored_parameters(self) -> int:

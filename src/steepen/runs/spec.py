@@ -21,7 +21,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LearningRateConfig, OptimizerConfig
-from steepen.recipe.accounting import Flops, flops_per_token, stage_fractions, stage_starts
+from steepen.recipe.accounting import run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
@@ -169,13 +169,7 @@ def hash_content(value: Any) -> Any:
 
 def expected_flops(spec: RunSpec) -> float:
     """FLOPs of the whole run: exact, except for random recurrence, where it is the mean over the draws."""
-    starts = [*stage_starts(spec.schedule, spec.steps), spec.steps]
-    total = Flops(0.0, 0.0, 0.0)
-    for stage, begin, end in zip(spec.schedule.stages, starts, starts[1:], strict=False):
-        tokens = (end - begin) * spec.batch_tokens
-        for passes in stage.passes:
-            total += flops_per_token(spec.arm, spec.shape, passes) * (tokens / len(stage.passes))
-    return total.total
+    return run_flops(spec.arm, spec.shape, spec.schedule, spec.steps, spec.batch_tokens).total
 
 
 def read_spec(path: Path) -> RunSpec:

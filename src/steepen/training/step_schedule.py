@@ -40,7 +40,7 @@ class StepSchedule:
 
     def flops(self, arm: Arm, shape: Shape, batch_tokens: int, stop: int | None = None) -> Flops:
         """FLOPs of the first `stop` steps, by term, from the passes each step runs."""
-        total = Flops(0.0, 0.0, 0.0)
+        total = Flops(0, 0, 0)
         counts, steps = np.unique(self.passes[:stop], return_counts=True)
         for passes, number in zip(counts.tolist(), steps.tolist(), strict=True):
             total += flops_per_token(arm, shape, passes) * (number * batch_tokens)
