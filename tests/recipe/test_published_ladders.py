@@ -66,7 +66,7 @@ def test_all_52_published_command_lines_are_planned_exactly(reference_data: Find
         assert rung.initial_stored_parameters == int(row["params_for_lr"]), name
         values = rung.hyperparameters.to_dict()
         for column in (*Hyperparameters.__dataclass_fields__, *renamed):
-            if column in row and row[column]:
+            if row.get(column):
                 assert values[renamed.get(column, column)] == float(row[column]), (name, column)
         rate = float(row["learning_rate"])
         assert rung.hyperparameters.embedding_lr == rate * float(row["embedding_lr_multiplier"]), name
@@ -129,7 +129,9 @@ def test_rho_off_the_list_follows_the_law_at_the_actual_tokens_per_parameter() -
         by_flops = recipe.at_budget(arm, 9, flops=flops, count="matrix")
         assert by_flops.rho == pytest.approx(law.rho(arm, arm.shape(9), tpp), rel=1e-12)
         # The same run given by its tokens has the same rho.
-        by_tokens = recipe.at_budget(arm, 9, tokens=(law.a * tpp + law.b) * by_flops.initial_stored_parameters)
+        by_tokens = recipe.at_budget(
+            arm, 9, tokens=(law.a * tpp + law.b) * by_flops.initial_stored_parameters
+        )
         assert by_tokens.rho == pytest.approx(by_flops.rho, rel=1e-9)
         assert by_tokens.steps == by_flops.steps
 

@@ -46,12 +46,12 @@ def pinned() -> dict[str, RunSpec]:
 # Runs on disk are found under these names. If one of them changes, so does the name of every finished run.
 # `PYTHONPATH=src .venv/bin/python tests/runs/test_run_identity.py` prints HASHES and DEFAULTS as of now.
 HASHES: dict[str, str] = {
-    "vanilla d8": "a89fb3b5ed79255b",
-    "untied-grow d8": "03e53f1746e7b77a",
-    "ablation": "dc824c07fb34e539",
-    "custom optimizer config": "942afe454467247a",
-    "pooled data": "75c7443ae72d2a66",
-    "options and seed": "cd1ff87ade4d150b",
+    "vanilla d8": "0ca28bb5094fadd4",
+    "untied-grow d8": "3d7a3b304af5da53",
+    "ablation": "38770d9c1bd6f50c",
+    "custom optimizer config": "a7e9b7523511b401",
+    "pooled data": "f62a88fb1e1b3ba1",
+    "options and seed": "dd7579e5bbdad567",
 }
 
 # The hash leaves out fields that have their default, so a changed default would give an existing hash another

@@ -192,7 +192,7 @@ def test_growth_target_finds_the_best_target_at_equal_compute(paper: StudyContex
     by_budget: dict[float, list[float]] = {}
     for cell, spec in zip(answer.values["cells"], formula.specs, strict=True):
         if not cell["fixed"]:
-            by_budget.setdefault(cell["budget"], []).append(expected_flops(spec))
+            by_budget.setdefault(cell["budget"], []).append(expected_flops(spec, "matrix"))
     assert all(max(costs) / min(costs) < 1.005 for costs in by_budget.values())
     assert len(by_budget) == 3
 
@@ -206,7 +206,9 @@ def test_growth_target_uses_only_finished_runs(paper: StudyContext) -> None:
 
     def fragile(spec: RunSpec, lost: int) -> float:
         top = budgets[lost - 1] if lost else 0.0
-        return math.nan if spec.arm.passes.grows and expected_flops(spec) < 1.01 * top else bowl(spec)
+        return (
+            math.nan if spec.arm.passes.grows and expected_flops(spec, "matrix") < 1.01 * top else bowl(spec)
+        )
 
     for lost, told in (
         (0, "loop-grow: growing to 6 passes has the lowest loss at every budget."),
@@ -223,7 +225,7 @@ def test_growth_target_uses_only_finished_runs(paper: StudyContext) -> None:
 def test_allocation_recovers_a_core_fraction_without_drift(paper: StudyContext) -> None:
     def bowl(spec: RunSpec) -> float:
         core = spec.shape.allocation.core / spec.shape.allocation.blocks
-        return (expected_flops(spec) / 1e18) ** -0.05 * 3.2 + 0.2 * (core - 0.4) ** 2
+        return (expected_flops(spec, "matrix") / 1e18) ** -0.05 * 3.2 + 0.2 * (core - 0.4) ** 2
 
     formula = Formula(bowl)
     answer = formula.answer(allocation(paper))
@@ -239,8 +241,14 @@ def test_passes_recovers_the_power_laws_of_a_synthetic_surface(paper: StudyConte
         one = find_arm("operator-1")
         depth, k = spec.shape.depth, spec.schedule.final
         if spec.tokens == round(1e9 / 524_288) * 524_288:
-            return 3.2 * (expected_flops(spec) / 1e18) ** -0.05 * math.exp(0.01 * math.log(k / 1.5) ** 2)
-        tpp = expected_flops(spec) / (paper.flops_per_token(one, depth) * paper.stored_parameters(one, depth))
+            return (
+                3.2
+                * (expected_flops(spec, "matrix") / 1e18) ** -0.05
+                * math.exp(0.01 * math.log(k / 1.5) ** 2)
+            )
+        tpp = expected_flops(spec, "matrix") / (
+            paper.flops_per_token(one, depth) * paper.stored_parameters(one, depth)
+        )
         per_pass = paper.flops_per_token(find_arm("loop-2"), depth) / paper.flops_per_token(one, depth) - 1
         best = 1 + (0.82 * tpp**0.15 - 1) / per_pass
         return 3.2 * math.exp(0.01 * math.log(k / max(best, 0.5)) ** 2)

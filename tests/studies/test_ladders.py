@@ -12,6 +12,7 @@ import pytest
 
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
+from steepen.recipe.paper_tables import BASE
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
@@ -32,6 +33,8 @@ LAWS = {
     "loop-2": (0.1010, 1.02, 1.70),
     "untied-2": (0.1113, 1.25, 1.66),
 }
+
+VANILLA_ELRM = BASE["vanilla"].embedding_lr_multiplier
 
 
 def law(spec: RunSpec, noise: float = 5e-5) -> float:
@@ -230,7 +233,9 @@ def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContex
     formula = Formula(
         lambda spec: (
             law(spec)
-            + 0.0078 * (spec.hyperparameters.embedding_lr_multiplier == 0.453) * (spec.arm.name != "vanilla")
+            + 0.0078
+            * (spec.hyperparameters.embedding_lr_multiplier == VANILLA_ELRM)
+            * (spec.arm.name != "vanilla")
         )
     )
     answer = formula.answer(transfer(paper, arms=["operator-1"]))
@@ -239,12 +244,12 @@ def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContex
     transferred = [
         s
         for s in formula.batches[0][4:]
-        if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier == 0.453
+        if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier == VANILLA_ELRM
     ]
     own = [
         s
         for s in formula.batches[0][4:]
-        if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier != 0.453
+        if s.arm.name == "operator-1" and s.hyperparameters.embedding_lr_multiplier != VANILLA_ELRM
     ]
     assert len(transferred) == len(own) == 8
     assert [s.steps for s in transferred] == [s.steps for s in own]
@@ -254,7 +259,8 @@ def test_transferred_recipe_keeps_the_arms_tokens_and_lr_rule(paper: StudyContex
 
 
 @pytest.mark.parametrize(
-    ("source", "arm", "alpha"), [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", 0.707)]
+    ("source", "arm", "alpha"),
+    [("vanilla", "loop-2", 1.0), ("loop-2", "untied-2", BASE["loop-2"].injection_weight)],
 )
 def test_transferred_recipe_has_the_default_injection_unless_the_source_injects(
     paper: StudyContext, source: str, arm: str, alpha: float
@@ -269,7 +275,7 @@ def test_transferred_recipe_has_the_default_injection_unless_the_source_injects(
 
 def test_better_transferred_recipe_is_reported_as_a_gain_with_a_warning(paper: StudyContext) -> None:
     answer = Formula(
-        lambda spec: 3.0 - 0.03 * (spec.hyperparameters.embedding_lr_multiplier == 0.453)
+        lambda spec: 3.0 - 0.03 * (spec.hyperparameters.embedding_lr_multiplier == VANILLA_ELRM)
     ).answer(transfer(paper, arms=["operator-1"], parts=["probe"]))
     assert answer.findings == ("operator-1 with vanilla's recipe gains 0.0300 nats at the base size.",)
     (warning,) = answer.warnings

@@ -6,11 +6,13 @@ import json
 import math
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
+from steepen.recipe.accounting import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
@@ -187,7 +189,7 @@ def test_tpp_detects_drift_with_scale_and_its_absence(paper: StudyContext) -> No
 def test_tpp_gives_every_size_the_same_compute(paper: StudyContext) -> None:
     driver = Formula(lambda spec: 3.0 + abs(math.log(tokens_per_parameter(spec) / 6)))
     driver.answer(tpp(paper))
-    first = [expected_flops(spec) for spec in driver.batches[0][:5]]
+    first = [expected_flops(spec, "matrix") for spec in driver.batches[0][:5]]
     assert max(first) / min(first) < 1.003
     assert [spec.shape.depth for spec in driver.batches[0][:5]] == [6, 7, 8, 9, 10]
     assert len(driver.specs) == 25
@@ -206,7 +208,7 @@ def test_growth_fraction_recovers_rho_to_one_decimal(
     assert found["rho"] == adopted
     by_depth = {spec.shape.depth: [] for spec in driver.specs}
     for spec in driver.specs:
-        by_depth[spec.shape.depth].append(expected_flops(spec))
+        by_depth[spec.shape.depth].append(expected_flops(spec, "matrix"))
     assert sorted(by_depth) == [8, 9, 10]
     assert all(max(costs) / min(costs) < 1.003 for costs in by_depth.values())
 
@@ -412,3 +414,19 @@ def test_a_measured_chain_is_replayed_by_the_rule_of_adoption() -> None:
     whole = replay_chain(sweeps)
     assert whole.adopted[-1] == (2, "adam", {"beta2": 1, "beta1": 2})
     assert math.isinf(whole.loss)  # two at once: nothing has measured them together
+
+
+@pytest.mark.parametrize("count", ["matrix", "total"])
+def test_sweeps_hold_the_flops_that_the_preset_counts(paper: StudyContext, count: FlopCount) -> None:
+    context = replace(paper, preset=replace(paper.preset, sweep_flops=count))
+    driver = Formula(lambda spec: 3.0 + (growth_fraction_of(spec) - 0.3) ** 2)
+    answer = driver.answer(growth_fraction(context, arms=["untied-grow"]))
+    own = [spec for spec in driver.specs if spec.shape.depth == 8]
+    spread = {
+        name: max(costs) / min(costs)
+        for name in get_args(FlopCount)
+        if (costs := [expected_flops(spec, name) for spec in own])
+    }
+    other = "total" if count == "matrix" else "matrix"
+    assert spread[count] < 1.001 < 1.005 < spread[other]
+    assert any("attention" in sentence for sentence in answer.method)

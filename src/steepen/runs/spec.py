@@ -21,7 +21,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LearningRateConfig, OptimizerConfig
-from steepen.recipe.accounting import run_flops, stage_fractions
+from steepen.recipe.accounting import FlopCount, run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import Rung
 from steepen.utils.codec import from_builtins, to_builtins
@@ -167,9 +167,9 @@ def hash_content(value: Any) -> Any:
     return value
 
 
-def expected_flops(spec: RunSpec) -> float:
+def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
     """FLOPs of the whole run: exact, except for random recurrence, where it is the mean over the draws."""
-    return run_flops(spec.arm, spec.shape, spec.schedule, spec.steps, spec.batch_tokens).total
+    return run_flops(spec.arm, spec.shape, spec.schedule, spec.steps, spec.batch_tokens).counted(count)
 
 
 def read_spec(path: Path) -> RunSpec:

@@ -67,9 +67,31 @@ class StudyContext:
         return stored_parameters(arm, shape, arm.passes.initial if passes is None else passes)
 
     def flops_per_token(self, arm: Arm, depth: int, passes: int | None = None) -> float:
-        """FLOPs per token at the start (or at `passes`)."""
+        """FLOPs per token at the start (or at `passes`), as sweeps count them."""
         shape = arm.shape(depth, self.size_rule)
-        return float(flops_per_token(arm, shape, arm.passes.initial if passes is None else passes).total)
+        cost = flops_per_token(arm, shape, arm.passes.initial if passes is None else passes)
+        return cost.counted(self.preset.sweep_flops)
+
+    def rung_at_flops(
+        self, recipe: Recipe, arm: Arm, depth: int, flops: float, rho: float | None = None
+    ) -> Rung:
+        """The run at a depth that spends these FLOPs, as sweeps count them."""
+        return recipe.at_budget(
+            arm, depth, self.size_rule, flops=flops, rho=rho, count=self.preset.sweep_flops
+        )
+
+    def sweep_flops(self, rung: Rung) -> float:
+        """FLOPs of a planned run as sweeps count them: with attention, or of the matrices only."""
+        return rung.flops.counted(self.preset.sweep_flops)
+
+    @property
+    def sweep_flops_method(self) -> str:
+        """The sentence that says what the FLOPs of a sweep count."""
+        if self.preset.sweep_flops == "total":
+            return "FLOPs count matrices and causal attention, without the input embedding."
+        return (
+            "FLOPs count matrices only, without attention and the input embedding, as in the paper's sweeps."
+        )
 
     def flops_at_tpp(self, arm: Arm, depth: int, tpp: float) -> float:
         """FLOPs of `tpp` tokens per stored parameter at a depth, without growth."""

@@ -93,6 +93,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             "divided by their epochs. Base recipe, constant over sizes, weight decay apart.",
             "Slices at matched compute interpolate each number of passes between neighbouring depths (loss "
             "linear in compute, never beyond).",
+            context.sweep_flops_method,
         ),
         runs=tuple(dict.fromkeys(found.runs)),
     )

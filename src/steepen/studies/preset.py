@@ -14,6 +14,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.optim.config import LearningRateConfig
+from steepen.recipe.accounting import FlopCount
 from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
@@ -107,6 +108,7 @@ class Preset:
     validation_tokens: int = 1_048_576
     precision: Precision = "bf16"
     lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
+    sweep_flops: FlopCount = "total"  # what budgets of sweeps count; the paper's leave attention out
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"

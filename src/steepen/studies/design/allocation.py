@@ -62,7 +62,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     specs = [context.spec(rung) for rung in rungs]
     losses = [loss_or_inf(record) for record in (yield specs)]
     cells = [
-        AllocationRun(depth, core, rung.flops.total, loss, spec.hash)
+        AllocationRun(depth, core, context.sweep_flops(rung), loss, spec.hash)
         for (depth, core), rung, spec, loss in zip(keys, rungs, specs, losses, strict=True)
         if np.isfinite(loss)
     ]
@@ -172,6 +172,7 @@ def _answer(
         method=(
             f"{context.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through "
             "the runs that no cheaper one beats.",
+            context.sweep_flops_method,
         ),
         runs=tuple(cell.run for cell in cells),
     )  # fmt: skip

@@ -67,13 +67,13 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         if context.flops_per_token(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
             continue  # far beyond the budgets: no anchor for them
         rung = recipe.at_budget(fixed, depth, context.size_rule, tokens=tokens)
-        plans.append((passes, rung.flops.total, 1.0, True, context.spec(rung)))
+        plans.append((passes, context.sweep_flops(rung), 1.0, True, context.spec(rung)))
     records = yield [plan[-1] for plan in plans]
     cells = [
         TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)
         for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
     ]
-    return _answer(arm, cells, skipped, depth, tokens)
+    return _answer(context, arm, cells, skipped)
 
 
 def _grown(arm: Arm, target: int) -> Arm:
@@ -98,7 +98,7 @@ def _effective_depth(record: RunRecord | None) -> float | None:
     return float(record.evaluation["kl_depth"]["depth"])
 
 
-def _answer(arm: Arm, cells: Sequence[TargetRun], skipped: list[str], depth: int, tokens: int) -> Answer:
+def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped: list[str]) -> Answer:
     grown = [cell for cell in cells if not cell.fixed]
     budgets = sorted({cell.budget for cell in grown})
     finished = [cell for cell in grown if math.isfinite(cell.loss)]
@@ -176,8 +176,9 @@ def _answer(arm: Arm, cells: Sequence[TargetRun], skipped: list[str], depth: int
         ),
         warnings=(*skipped, *lost),
         method=(
-            f"Depth {depth} on {tokens:,} tokens under the base recipe; at each budget the transition is "
-            "placed so that every target spends it.",
+            f"Depth {context.preset.base_depth} on {context.preset.base_tokens:,} tokens under the base "
+            "recipe; at each budget the transition is placed so that every target spends it.",
+            context.sweep_flops_method,
         ),
         runs=tuple(cell.run for cell in cells),
     )  # fmt: skip

@@ -61,7 +61,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         rungs = [
-            recipe.at_budget(arm, d, context.size_rule, flops=context.flops_at_tpp(arm, d, tpp), rho=rho)
+            context.rung_at_flops(recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
             for d, tpp, rho in keys
         ]
         specs = [context.spec(rung) for rung in rungs]
@@ -129,6 +129,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         method=(
             "Every run of a depth and budget has the same compute; tokens follow from ρ.",
             "The affine law is fitted to interior optima only: TPP at ρ* = a·TPP without growth + b.",
+            context.sweep_flops_method,
         ),
         runs=tuple(runs),
     )

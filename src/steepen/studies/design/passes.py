@@ -97,6 +97,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
             f"{context.preset.base_tokens:,} tokens.",
             "Optima are vertices of parabolas of log loss against log K; outside the measured K they are "
             "censored and take no part in the laws.",
+            context.sweep_flops_method,
         ),
         runs=tuple(dict.fromkeys(run for part in done for run in part.runs)),
     )
@@ -124,7 +125,7 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
         cells = [
-            PassRun(depth, count, rung.flops.total, loss, spec.hash)
+            PassRun(depth, count, context.sweep_flops(rung), loss, spec.hash)
             for (name, count, depth), rung, loss, spec in zip(keys, rungs, losses, specs, strict=True)
             if name == family
         ]
@@ -148,9 +149,7 @@ def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
         for k in sorted(grid.passes)
     ]  # fmt: skip
     specs = [
-        context.spec(
-            recipe.at_budget(family_arm(f, k), d, context.size_rule, flops=context.flops_at_tpp(one, d, tpp))
-        )
+        context.spec(context.rung_at_flops(recipe, family_arm(f, k), d, context.flops_at_tpp(one, d, tpp)))
         for f, d, tpp, k in keys
     ]
     losses = [loss_or_inf(record) for record in (yield specs)]

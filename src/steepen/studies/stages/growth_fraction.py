@@ -43,10 +43,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
-        rungs = [
-            recipe.at_budget(arm, depth, context.size_rule, flops=budgets[depth], rho=rho)
-            for depth, rho in keys
-        ]
+        rungs = [context.rung_at_flops(recipe, arm, depth, budgets[depth], rho) for depth, rho in keys]
         specs = [context.spec(rung) for rung in rungs]
         losses = np.array([loss_or_inf(record) for record in (yield specs)])
         # The step of growth is whole: ρ on the axis is the one the run really had.
@@ -89,6 +86,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
             f"Depths {', '.join(map(str, grid.depths))}, each at the compute its tokens per parameter give "
             f"without growth; ρ of {', '.join(f'{rho:g}' for rho in sorted(grid.rho))}.",
             "Parabolas of loss against ρ; censored optima take no part in the mean.",
+            context.sweep_flops_method,
         ),
         runs=tuple(runs),
     )

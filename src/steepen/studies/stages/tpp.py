@@ -46,14 +46,13 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
         budgets = {anchor: context.flops_at_tpp(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
-        rungs = [
-            recipe.at_budget(arm, depth, context.size_rule, flops=budgets[anchor]) for anchor, depth in keys
-        ]
+        rungs = [context.rung_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
         specs = [context.spec(rung) for rung in rungs]
         losses = [loss_or_inf(record) for record in (yield specs)]
         # Whole steps move a run off its budget a little; its place on the axis is where it really is.
         x = [
-            rung.flops.total / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
+            context.sweep_flops(rung)
+            / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
             for rung, (_, depth) in zip(rungs, keys, strict=True)
         ]
         names = [spec.hash for spec in specs]
@@ -87,6 +86,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
             "compute, under the base recipe with a constant learning rate.",
             "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no "
             "part in mean and test.",
+            context.sweep_flops_method,
         ),
         runs=tuple(runs),
     )
