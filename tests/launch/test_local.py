@@ -19,6 +19,7 @@ from steepen.launch.base import MAX_RETRIES_WITHOUT_PROGRESS, Job, LaunchContext
 from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Worker, python_path
 from steepen.runs.spec import RunSpec
+from steepen.utils.lock import GPU_LOCKS_VARIABLE
 
 Spec = Callable[..., RunSpec]
 
@@ -300,3 +301,29 @@ def test_close_ends_the_worker_processes(in_turn: LocalLauncher, spec: Spec) -> 
     in_turn.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_next_run_of_a_gpu_is_started_while_the_current_one_trains(
+    context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100"), ("7", "H100")])
+    launcher = LocalLauncher(context)
+    assert (launcher.slots, launcher.max_started) == (2, 4)
+    specs = [spec(seed) for seed in range(4)]
+    jobs = [Job(one, context.store.run(one)) for one in specs]
+    launcher.start(jobs)
+    environments = [job.handle[0].worker.environment for job in jobs]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["4", "7", "4", "7"]
+    locks = [e[GPU_LOCKS_VARIABLE] for e in environments]
+    assert locks[0] == locks[2] != locks[1] == locks[3]
+    launcher.stop(jobs)
+    launcher.close()
+
+
+def test_runs_that_share_a_gpu_anyway_are_not_set_up_ahead(
+    context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_module, "visible_gpus", lambda: [("4", "H100")])
+    assert LocalLauncher(context, runs_per_gpu=2).max_started == 2
+    assert LocalLauncher(context, 3).max_started == 3
+    assert LocalLauncher(context, overlap=False).max_started == 1

@@ -104,8 +104,13 @@ class LauncherBase(ABC):
 
     @property
     def slots(self) -> int:
-        """Max runs at a time."""
+        """Max runs that train at a time."""
         return self._slots
+
+    @property
+    def max_started(self) -> int:
+        """Max runs started and not ended: `slots`, or more if a launcher sets runs up ahead of their turn."""
+        return self.slots
 
     @abstractmethod
     def start(self, jobs: Sequence[Job]) -> None:
@@ -132,7 +137,7 @@ class LauncherBase(ABC):
         try:
             while True:
                 new: list[Job] = []
-                while len(running) + len(new) < self.slots:
+                while len(running) + len(new) < self.max_started:
                     if retry_queue:
                         new.append(retry_queue.popleft())
                         continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from steepen.errors import UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.worker import Attempt, TrainProcess, Worker
+from steepen.utils.lock import GPU_LOCKS_VARIABLE
 
 _GRACE_SECONDS = 60.0  # for a run to save before it is killed
 
@@ -50,11 +52,18 @@ class LocalLauncher(LauncherBase):
     """A queue of local worker processes: each run sees one GPU, or uses `threads` CPU threads.
 
     The number of threads does not depend on the number of jobs: it changes the order of sums, and a run's
-    result must not depend on what runs beside it.
+    result must not depend on what runs beside it. With `overlap`, a GPU's next run is set up while the
+    current one trains (see training/gpu_sharing.py).
     """
 
     def __init__(
-        self, context: LaunchContext, jobs: int | None = None, *, runs_per_gpu: int = 1, threads: int = 1
+        self,
+        context: LaunchContext,
+        jobs: int | None = None,
+        *,
+        runs_per_gpu: int = 1,
+        threads: int = 1,
+        overlap: bool = True,
     ) -> None:
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
             if value is not None and value < 1:
@@ -73,8 +82,15 @@ class LocalLauncher(LauncherBase):
         elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
             self.devices = [devices[i % len(devices)] for i in range(jobs)]
         self.threads = threads
-        self.free_slots = [Slot(device) for device in self.devices]
+        # A second run per GPU is set up while the first trains, unless runs share the GPUs anyway.
+        self.overlap = overlap and bool(devices) and len(set(self.devices)) == len(self.devices)
+        self.free_slots = [Slot(device) for device in self.devices * (2 if self.overlap else 1)]
         super().__init__(context, len(self.devices))
+
+    @property
+    def max_started(self) -> int:
+        """Twice as many as train, where the next run of each GPU is set up ahead."""
+        return self.slots * (2 if self.overlap else 1)
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
@@ -83,6 +99,9 @@ class LocalLauncher(LauncherBase):
             environment = {"OMP_NUM_THREADS": str(self.threads)}
             if slot.device is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = slot.device
+                if self.overlap:
+                    locks = self.context.store.root.absolute() / ".gpu_locks"
+                    environment[GPU_LOCKS_VARIABLE] = str(locks / f"{socket.gethostname()}-{slot.device}")
             process = TrainProcess(self.context.train_command(job.spec, environment), slot.worker)
             slot.worker = process.worker
             job.handle = (process, slot)

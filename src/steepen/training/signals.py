@@ -12,13 +12,11 @@ from steepen.errors import SteepenError
 
 
 class Interrupted(SteepenError):
-    """A signal stopped the run after saving a checkpoint."""
+    """A signal stopped the run after saving a checkpoint, or before its first step (None)."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(number).name} after step {step:,}, which is saved; "
-            "run the same command to resume."
-        )
+    def __init__(self, number: int, step: int | None) -> None:
+        when = "before training" if step is None else f"after step {step:,}, which is saved"
+        super().__init__(f"stopped by {signal.Signals(number).name} {when}; run the same command to resume.")
         self.exit_code = 128 + number
 
 

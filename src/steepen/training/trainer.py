@@ -25,6 +25,7 @@ from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingState, load_or_init
 from steepen.training.divergence import Diverged, diverged
+from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
 from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
 from steepen.training.signals import Interrupted, StopSignals
@@ -134,7 +135,13 @@ class Trainer:
         started = time.monotonic()
         spec, options, say = self.spec, self.options, self.display.print
         folder = self.directory.checkpoints
-        with device_info.configure_backends(self.device), self.stop_signals.listening():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(device_info.configure_backends(self.device))
+            stack.enter_context(self.stop_signals.listening())
+            sharing = GpuSharing(spec, self.device, lambda: self.stop_signals.signal is not None)
+            stack.enter_context(sharing.memory())
+            if self.stop_signals.signal is not None:
+                raise Interrupted(self.stop_signals.signal, None)
             self.network, self.optimizer, saved = load_or_init(spec, folder, self.device, self.mode, say)
             self.step, self.resumed = saved.step, saved.resumed
             self.timer = TrainingTimer(self.device, saved.seconds_training)
@@ -158,7 +165,8 @@ class Trainer:
             try:
                 if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
                     warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), say)
-                self._loop()
+                with sharing.turn():
+                    self._loop()
                 record = self._finish()
             finally:
                 self.metrics.close()

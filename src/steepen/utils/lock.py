@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+GPU_LOCKS_VARIABLE = "STEEPEN_GPU_LOCKS"  # environment: lock files of the runs on one GPU, without suffix
 _ATTEMPTS = 5  # without `wait`: retry, because `is_locked` of another process holds the lock briefly
 
 

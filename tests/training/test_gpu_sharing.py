@@ -1,0 +1,82 @@
+"""Locks of two runs on one GPU, tested without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from steepen.runs.spec import RunSpec
+from steepen.training.gpu_sharing import GpuSharing, is_small
+from steepen.utils.lock import GPU_LOCKS_VARIABLE
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def sharing(
+    make_spec: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., GpuSharing]:
+    """Make the locks of a run on an imagined GPU of `gib`."""
+    monkeypatch.setenv(GPU_LOCKS_VARIABLE, str(tmp_path / "locks" / "host-0"))
+
+    def make(gib: float = 80, stopped: Callable[[], bool] = lambda: False) -> GpuSharing:
+        properties = type("Properties", (), {"total_memory": int(gib * 2**30)})
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        return GpuSharing(make_spec("vanilla"), GPU, stopped)
+
+    return make
+
+
+def enters_within(context: Callable[[], object], seconds: float) -> bool:
+    """Whether a context manager is entered within this time (from another thread)."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with context():  # type: ignore[attr-defined]
+            entered.set()
+
+    threading.Thread(target=enter, daemon=True).start()
+    return entered.wait(seconds)
+
+
+def test_only_one_run_trains_at_a_time(sharing: Callable[..., GpuSharing]) -> None:
+    first, second = sharing(), sharing()
+    with first.turn():
+        assert not enters_within(second.turn, 0.1)
+    assert enters_within(second.turn, 5)
+
+
+def test_small_runs_share_the_memory_and_large_ones_do_not(sharing: Callable[..., GpuSharing]) -> None:
+    small, other, large = sharing(), sharing(), sharing(gib=0.1)
+    assert small.small and not large.small
+    with small.memory():
+        assert enters_within(other.memory, 5)
+        assert not enters_within(large.memory, 0.1)
+    time.sleep(0.05)  # the thread above enters and leaves
+    with large.memory():
+        assert not enters_within(small.memory, 0.1)
+
+
+def test_a_run_told_to_stop_does_not_wait(sharing: Callable[..., GpuSharing]) -> None:
+    first, second = sharing(), sharing(stopped=lambda: True)
+    with first.turn(), first.memory():
+        assert enters_within(second.turn, 5)
+
+
+def test_without_a_launcher_nothing_is_locked(
+    make_spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(GPU_LOCKS_VARIABLE, raising=False)
+    run = GpuSharing(make_spec("vanilla"), GPU, lambda: False)
+    with run.memory(), run.turn():
+        assert run.path is None and run.small
+
+
+def test_is_small_follows_the_memory_estimate(make_spec: Callable[..., RunSpec]) -> None:
+    spec = make_spec("vanilla")
+    assert is_small(spec, 80 * 2**30) and not is_small(spec, 2**29)
