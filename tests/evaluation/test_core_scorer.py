@@ -54,16 +54,42 @@ def assert_equals_reference(
 ) -> None:
     evaluate_core(network, tokenizer, bundle, options, folder=folder, passes=passes)
     for task in bundle.tasks:
-        for seed in options.seeds if task.shots else options.seeds[:1]:
+        for seed in options.chosen_seeds if task.shots else options.chosen_seeds[:1]:
             for fast in outcomes(folder, task.label, seed):
-                assert_same(fast, score_one(network, tokenizer, task, fast.index, seed, passes))
+                slow = score_one(network, tokenizer, task, fast.index, seed, passes, options.convention)
+                assert_same(fast, slow)
 
 
+BOTH = pytest.mark.parametrize("convention", ["authors", "nanochat"])
+
+
+@BOTH
 @pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-2", "deep-vanilla"])
 def test_every_arm_scores_equal_the_reference(
-    arm: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+    arm: str, convention: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
-    assert_equals_reference(make_network(arm), tokenizer, bundle, tmp_path, CoreOptions((0, 2)))
+    options = CoreOptions((0, 2), convention=convention)
+    assert_equals_reference(make_network(arm, context=200), tokenizer, bundle, tmp_path, options)
+
+
+def test_conventions_differ_where_they_should(
+    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    network = make_network()
+    for name in ("authors", "nanochat"):
+        options = CoreOptions((5,), convention=name)
+        evaluate_core(network, tokenizer, bundle, options, folder=tmp_path / name)
+    for task in bundle.tasks:
+        a = outcomes(tmp_path / "authors", task.label, 5)
+        b = outcomes(tmp_path / "nanochat", task.label, 5)
+        assert [one.correct for one in a] == [one.correct for one in b]
+        assert [one.losses for one in a] == [
+            tuple(None if x is None else pytest.approx(x, abs=2e-5) for x in one.losses) for one in b
+        ]
+        differing = sum(x.nll != pytest.approx(y.nll, abs=2e-5) for x, y in zip(a, b, strict=True))
+        assert (differing > 0) is (task.kind != "language_modeling")
+    assert CoreOptions().chosen_seeds == (0, 1, 2)
+    assert CoreOptions(convention="nanochat").chosen_seeds == (1234,)
 
 
 def test_grown_network_and_other_passes_equal_the_reference(
@@ -78,7 +104,12 @@ def test_grown_network_and_other_passes_equal_the_reference(
 
 
 @pytest.mark.parametrize(
-    "options", [CoreOptions((1,), token_budget=1), CoreOptions((1,), share_prefixes=False)]
+    "options",
+    [
+        CoreOptions((1,), token_budget=1),
+        CoreOptions((1,), share_prefixes=False),
+        CoreOptions(token_budget=1, convention="nanochat"),
+    ],
 )
 def test_batching_does_not_change_a_score(
     options: CoreOptions, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
@@ -86,19 +117,23 @@ def test_batching_does_not_change_a_score(
     assert_equals_reference(make_network(), tokenizer, bundle, tmp_path, options)
 
 
+@BOTH
 def test_cropped_prompts_equal_the_reference(
-    make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+    convention: str, make_network: Make, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:
     network = make_network(context=40)
     encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 40)
     assert any(len(sequence) == 40 for i in range(14) for sequence in encoder.example(i, 0).sequences)
-    assert_equals_reference(network, tokenizer, bundle, tmp_path, CoreOptions((0,)))
+    options = CoreOptions((0,), convention=convention)
+    assert_equals_reference(network, tokenizer, bundle, tmp_path, options)
 
 
+@BOTH
 def test_core_bundle_scores_equal_the_reference(
-    make_network: Make, tokenizer: Tokenizer, core_bundle: Bundle, tmp_path: Path
+    convention: str, make_network: Make, tokenizer: Tokenizer, core_bundle: Bundle, tmp_path: Path
 ) -> None:
-    assert_equals_reference(make_network(context=256), tokenizer, core_bundle, tmp_path, CoreOptions((1,), 2))
+    options = CoreOptions((1,), 2, convention=convention)
+    assert_equals_reference(make_network(context=384), tokenizer, core_bundle, tmp_path, options)
 
 
 class PlainBlock(TransformerBlock):
@@ -141,15 +176,33 @@ def test_scores_equal_hand_computed_values(make_network: Make) -> None:
     right = Task("right", "language_modeling", Path("c"), 0, " ", 0.0, (Item(1, ("q",), ("xx",), 0),))
     found = evaluate_core(network, tokenizer, Bundle(Path(), (choose, ending, right)))
     scores = {task.label: task for task in found.tasks}
-    # Both choices begin with the blank, which the prompt takes: " yy" against " xxzz".
+    # Both choices begin with the blank, which the prompt without its answer ends in.
     assert scores["choose"].nll == pytest.approx((2 * x + 2 * other) / 4, abs=1e-5)
     assert scores["choose"].accuracy == float((2 * x + 2 * other) / 4 < y)
     # Nothing tells the contexts apart: the first of equals is chosen, and the second was right.
-    assert scores["ending"].nll == pytest.approx((other + x + y) / 3, abs=1e-5)
+    assert scores["ending"].nll == pytest.approx((x + y) / 2, abs=1e-5)
     assert (scores["ending"].accuracy, scores["ending"].centered) == (0.0, -1.0)
     # The answer is " xx": the blank is not the likeliest token, so not every token came first.
     assert scores["right"].nll == pytest.approx((other + 2 * x) / 3, abs=1e-5)
     assert scores["right"].accuracy == 0.0
+    found = evaluate_core(
+        network, tokenizer, Bundle(Path(), (choose, ending)), CoreOptions(convention="nanochat")
+    )
+    # The tokens that decide: after the common prefix, and the common suffix with its blank.
+    assert found.tasks[0].nll == pytest.approx((2 * x + 2 * other) / 4, abs=1e-5)
+    assert found.tasks[1].nll == pytest.approx((other + x + y) / 3, abs=1e-5)
+
+
+def test_answer_nll_covers_what_the_choices_share(make_network: Make) -> None:
+    tokenizer = Tokenizer.train(["a b c d"] * 3, 258)
+    network = unigram(make_network, tokenizer, {"x": 3.0, "y": 1.0})
+    norm = math.log(382 + math.exp(3.0) + math.exp(1.0))
+    items = (Item(1, ("q",), ("xy", "xz"), 0),)
+    task = Task("t", "multiple_choice", Path("a"), 0, " ", 0.5, items)
+    for convention, nll in {"authors": norm - 2.0, "nanochat": norm - 1.0}.items():
+        options = CoreOptions(convention=convention)
+        found = evaluate_core(network, tokenizer, Bundle(Path(), (task,)), options)
+        assert found.tasks[0].nll == pytest.approx(nll, abs=1e-5)
 
 
 def test_language_modelling_is_right_only_when_every_token_is(make_network: Make) -> None:
@@ -159,7 +212,7 @@ def test_language_modelling_is_right_only_when_every_token_is(make_network: Make
     assert evaluate_core(network, tokenizer, Bundle(Path(), (task,))).tasks[0].accuracy == 1.0
 
 
-def test_candidate_without_own_tokens_is_treated_as_in_nanochat() -> None:
+def test_candidate_without_own_tokens_is_treated_as_in_both_conventions() -> None:
     nan = float("nan")
     assert make_outcome("multiple_choice", 0, 1, 1, [nan, 0.5], False).chosen == 0
     assert make_outcome("multiple_choice", 0, 1, 1, [0.5, nan], False).chosen == 0
@@ -177,16 +230,20 @@ def score(label: str, *accuracies: float, baseline: float = 0.0, nll: float = 2.
 def test_seeds_are_averaged_within_a_task_before_tasks() -> None:
     tasks = [score(label, 0.1, 0.3) for label in CORE22[1:]]
     tasks.append(score(CORE22[0], 0.6, baseline=0.2, nll=3.0))  # zero-shot: one seed stands for all
-    found = SuiteScores(tuple(tasks), (0, 1)).to_dict()
+    found = SuiteScores(tuple(tasks), (0, 1), "authors").to_dict()
     assert found["core22"] == pytest.approx((21 * 0.2 + 0.5) / 22)
     assert found["core22_by_seed"] == pytest.approx([(21 * 0.1 + 0.5) / 22, (21 * 0.3 + 0.5) / 22])
+    # The population's deviation of two values is half their distance.
+    assert found["core22_seed_sd"] == pytest.approx(21 * 0.2 / 22 / 2)
+    assert found["core17_seed_sd"] == pytest.approx(16 * 0.2 / 17 / 2)
+    assert found["convention"] == "authors"
     assert found["nll22"] == pytest.approx((21 * 2.0 + 3.0) / 22)
     assert found["core17"] == pytest.approx((16 * 0.2 + 0.5) / 17)
     assert CORE22[0] in CORE17
 
 
 def test_average_over_missing_tasks_is_none() -> None:
-    found = SuiteScores((score("copa", 0.5),), (0,)).to_dict()
+    found = SuiteScores((score("copa", 0.5),), (0,), "authors").to_dict()
     assert found["core22"] is None and found["core17"] is None and found["core22_by_seed"] is None
     assert found["mean_centered"] == 0.5
 
@@ -198,14 +255,14 @@ def test_answer_without_tokens_is_left_out_of_the_nll() -> None:
 
 
 def test_shared_prefix_is_computed_once(tokenizer: Tokenizer, bundle: Bundle) -> None:
-    encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 96)
+    encoder = TaskEncoder(bundle.task("choose_shots"), tokenizer, 200)
     shared = apart = 0
     for index in range(14):
         example = encoder.example(index, 0)
         rows = make_rows(example, 0)
         shared += sum(map(len, rows))
         apart += sum(map(len, make_rows(example, 0, share_prefixes=False)))
-        asked = sum(len(s) - start for s, start in zip(example.sequences, example.starts, strict=True))
+        asked = sum(len(example.sequences[candidate]) - start for candidate, start in example.spans)
         assert sum(len(row.targets) for row in rows) == asked
     assert shared < 0.6 * apart
 
@@ -220,7 +277,7 @@ def test_answers_of_one_token_need_no_branch(tokenizer: Tokenizer) -> None:
 
 def batches_of(tokenizer: Tokenizer, bundle: Bundle, budget: int) -> list[Batch]:
     encoder = TaskEncoder(bundle.task("choose"), tokenizer, 96)
-    rows = [row for index in range(14) for row in make_rows(encoder.example(index, 0), 5 * index)]
+    rows = [row for index in range(14) for row in make_rows(encoder.example(index, 0), 6 * index)]
     return list(make_batches(rows, budget, 1 << 20))
 
 
@@ -228,8 +285,8 @@ def test_batches_stay_within_the_budget_and_contain_every_row(tokenizer: Tokeniz
     batches = batches_of(tokenizer, bundle, 120)
     assert len(batches) > 3
     assert all(batch.tokens.size <= 120 or len(batch.tokens) == 1 for batch in batches)
-    slots = np.concatenate([batch.candidate_ids for batch in batches])
-    whole = np.concatenate([batch.candidate_ids for batch in batches_of(tokenizer, bundle, 1 << 20)])
+    slots = np.concatenate([batch.span_ids for batch in batches])
+    whole = np.concatenate([batch.span_ids for batch in batches_of(tokenizer, bundle, 1 << 20)])
     assert np.array_equal(np.sort(slots), np.sort(whole))
 
 
@@ -238,7 +295,7 @@ def test_batch_too_large_for_the_device_is_scored_in_halves(
 ) -> None:
     network = make_network()
     batches = batches_of(tokenizer, bundle, 1 << 20)
-    expected = Scorer(network).score(batches, 70)
+    expected = Scorer(network).score(batches, 84)
     real, most = Network.hidden_states, 3
 
     def small(self: Network, tokens: Tensor, *rest: object, **named: object) -> Tensor:
@@ -247,12 +304,12 @@ def test_batch_too_large_for_the_device_is_scored_in_halves(
         return real(self, tokens, *rest, **named)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(Network, "hidden_states", small)
-    found = Scorer(network).score(batches, 70)
+    found = Scorer(network).score(batches, 84)
     assert np.allclose(found.loss, expected.loss, atol=1e-4)
     assert np.array_equal(found.tokens, expected.tokens)
     most = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        Scorer(network).score(batches, 70)
+        Scorer(network).score(batches, 84)
 
 
 def test_batch_halves_contain_every_row(tokenizer: Tokenizer, bundle: Bundle) -> None:

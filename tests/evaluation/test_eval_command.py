@@ -250,6 +250,12 @@ def test_forecast_prints_text_and_refuses_invalid_requests(
     assert "'lambda_openai'" in misspelt and "nearest tasks are lambada_openai" in misspelt
     assert "names no task" in refused(capsys, "forecast", store, "--tasks", ",")
     assert "none of the 1 records has CORE scores" in refused(capsys, "forecast", trained)
+    other = json.loads((store / "vanilla-3" / "record.json").read_text())
+    other["evaluation"]["core"]["convention"] = "authors"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "record.json").write_text(json.dumps(other))
+    said = refused(capsys, "forecast", store, tmp_path / "other")
+    assert "different conventions" in said and f"{other['run']} by authors" in said
     ladder(trained, tmp_path / "short", 3)
     assert "at least 4" in refused(capsys, "forecast", tmp_path / "short")
 

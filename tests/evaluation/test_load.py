@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from steepen.data import Dataset, ValidationSet
+from steepen.data import Dataset, Tokenizer, ValidationSet
+from steepen.data.prepare import PrepareRequest, prepare
+from steepen.data.run_tokenizer import (
+    GPT2_IDENTITY,
+    load_run_tokenizer,
+    run_tokenizer_identity,
+    save_run_tokenizer,
+)
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.evaluate_run import EvaluationRequest, evaluate
 from steepen.evaluation.load import load
@@ -25,12 +33,48 @@ def test_run_directory_gives_the_network_of_the_record(trained: Path, dataset: D
     assert run.tokenizer is not None and run.tokenizer.size == dataset.vocabulary
 
 
+def test_run_directory_has_its_tokenizer(trained: Path, dataset: Dataset, tmp_path: Path) -> None:
+    run = load(trained, device="cpu")
+    assert run.tokenizer is not None
+    assert run.tokenizer.identity == dataset.manifest.tokenizer.sha256
+    text = "the cat sat under a tree"
+    assert run.tokenizer.encode(text) == dataset.tokenizer().encode(text)
+    # A run of an earlier version has none, unless data is given.
+    copy = Path(shutil.copytree(trained, tmp_path / trained.name))
+    file = copy / "tokenizer.json"
+    kept = json.loads(file.read_text())
+    file.unlink()
+    assert load(copy, device="cpu").tokenizer is None
+    assert load(copy, data=dataset, device="cpu").tokenizer is not None
+    for damage, says in {
+        "{": "not the tokenizer of a run",
+        json.dumps({**kept, "format": "other"}): "has format 'other'",
+        json.dumps({**kept, "sha256": "0" * 64}): "is corrupt",
+    }.items():
+        file.write_text(damage)
+        with pytest.raises(SteepenError, match=says):
+            load(copy, device="cpu")
+
+
+def test_gpt2_tokenizer_is_kept_by_name(tmp_path: Path) -> None:
+    gpt2 = Tokenizer.gpt2()
+    assert gpt2.identity == GPT2_IDENTITY
+    source = tmp_path / "text.jsonl"
+    source.write_text("".join(json.dumps({"text": f"document {n} of a few"}) + "\n" for n in range(200)))
+    data = prepare(PrepareRequest(source=(str(source),), val_tokens=200), tmp_path / "data")
+    file = tmp_path / "tokenizer.json"
+    save_run_tokenizer(data, file)
+    assert file.stat().st_size < 1000
+    found = load_run_tokenizer(file)
+    assert found is not None and found.tokens == gpt2.tokens
+    assert run_tokenizer_identity(file) == gpt2.identity
+
+
 def test_checkpoint_directory_gives_its_own_step(trained: Path) -> None:
     first = sorted((trained / "checkpoints").iterdir())[0]
     run = load(str(first), device="cpu", precision="bf16")
     assert run.checkpoint.step == 2 and run.passes == 2 and not run.checkpoint.is_final
     assert run.network.embedding.dtype == torch.bfloat16 and run.precision == "bf16"
-    assert run.tokenizer is None
 
 
 def test_unfinished_run_has_no_record(trained: Path, tmp_path: Path) -> None:

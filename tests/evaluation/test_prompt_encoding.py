@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from steepen.data import Tokenizer
 from steepen.evaluation.core.bundle import BadBundle, Bundle, Item, Task
+from steepen.evaluation.core.conventions import AUTHORS, NANOCHAT, Convention
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, common_prefix
 from steepen.evaluation.core.prompts import draw_shots, shuffled
 
@@ -92,20 +93,19 @@ def test_demonstrations_are_as_written_out() -> None:
     ]
 
 
-def test_order_and_seed_0_equal_nanochat() -> None:
+def test_order_and_demonstrations_follow_the_conventions() -> None:
     items = list(range(40))
     random.Random(1337).shuffle(items)
     task = task_of("language_modeling", *(Item(n, ("x",), ("y",), 0) for n in range(40)))
     assert [item.line for item in shuffled(task)] == items
-    for index in (0, 7, 39):
+    for index, seed in ((0, 0), (7, 2), (39, 1234)):
         others = [place for place in range(40) if place != index]
-        assert draw_shots(40, index, 10, seed=0) == random.Random(1234 + index).sample(others, 10)
+        assert draw_shots(40, index, 10, seed) == random.Random(seed + index).sample(others, 10)
 
 
 def test_other_seeds_draw_other_demonstrations_and_never_the_example_itself() -> None:
     draws = [[tuple(draw_shots(30, index, 5, seed)) for index in range(30)] for seed in (0, 1, 2)]
     assert draws[0] != draws[1] != draws[2]
-    assert not set(draws[0][1:]) & set(draws[1][:-1]), "a seed is no shift of another"
     assert all(index not in shots for seed in draws for index, shots in enumerate(seed))
 
 
@@ -139,6 +139,50 @@ def test_common_prefix_is_what_all_share() -> None:
     assert common_prefix([rows[0], np.array([5], np.int32)]) == 0
 
 
+def right_answer(example: Example) -> str:
+    """The text that the answer NLL covers."""
+    start = example.starts[example.gold] if example.answer_start is None else example.answer_start
+    return GPT2.decode(example.sequences[example.gold][start:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "contexts", "texts", "whole", "deciding"),
+    [
+        ("multiple_choice", ("He",), ("is here.", "is gone."), " is here.", " here."),
+        ("multiple_choice", ("He",), (" is here.", "went"), " is here.", "  is here."),
+        ("multiple_choice", ("A: ",), ("B", "C"), " B", " B"),
+        ("schema", ("Ann saw Bob and he", "Ann saw Eve and he"), ("left.",), " left.", " and he left."),
+        ("language_modeling", ("He",), ("left",), " left", " left"),
+    ],
+)
+def test_answer_nll_covers_the_whole_answer_or_what_decides(
+    kind: str, contexts: tuple[str, ...], texts: tuple[str, ...], whole: str, deciding: str
+) -> None:
+    task = task_of(kind, Item(1, contexts, texts, 0))
+    assert right_answer(TaskEncoder(task, GPT2, 2048).example(0, 0)) == whole
+    assert right_answer(TaskEncoder(task, GPT2, 2048, NANOCHAT).example(0, 0)) == deciding
+
+
+def test_authors_strip_prompts_of_choices_and_schemas_only() -> None:
+    choose = task_of("multiple_choice", Item(1, (" \nHe",), ("is here. ", "left"), 0))
+    assert prompts(encode(choose)) == ["<|endoftext|>He is here.", "<|endoftext|>He left"]
+    schema = task_of("schema", Item(1, (" He", "She"), ("left\n",), 0))
+    assert prompts(encode(schema)) == ["<|endoftext|>He left", "<|endoftext|>She left"]
+    complete = task_of("language_modeling", Item(1, ("He",), ("left ",), 0))
+    assert prompts(encode(complete)) == ["<|endoftext|>He left "]
+    as_nanochat = TaskEncoder(choose, GPT2, 2048, NANOCHAT).example(0, 0)
+    assert prompts(as_nanochat) == ["<|endoftext|> \nHe is here. ", "<|endoftext|> \nHe left"]
+
+
+def test_cropping_keeps_the_last_tokens_of_the_whole_answer() -> None:
+    item = Item(3, ("one two three four",), ("five six seven", "five eight"), 0)
+    example = encode(task_of("multiple_choice", item), context=5)
+    assert right_answer(example) == " five six seven" and answers(example) == [" six seven", " eight"]
+    assert prompts(example) == [" three four five six seven", " two three four five eight"]
+    with pytest.raises(BadBundle, match="an answer of 3 tokens does not fit a context of 3"):
+        encode(task_of("multiple_choice", item), context=3)
+
+
 PIECES = st.text(alphabet=" \n\tab.1é'\x1c\u00a0", min_size=1, max_size=8)
 
 
@@ -148,21 +192,23 @@ PIECES = st.text(alphabet=" \n\tab.1é'\x1c\u00a0", min_size=1, max_size=8)
     st.sampled_from([" ", "\nAnswer: ", ":"]),
     st.sampled_from(["multiple_choice", "schema"]),
     st.integers(0, 3),
+    st.sampled_from([AUTHORS, NANOCHAT]),
 )
 def test_segments_encode_as_the_whole_prompt_does(
-    texts: list[tuple[str, str, str]], delimiter: str, kind: str, shots: int
+    texts: list[tuple[str, str, str]], delimiter: str, kind: str, shots: int, convention: Convention
 ) -> None:
+    texts = [(a, b if b.strip() else "b", c if c.strip() else "c") for a, b, c in texts]
     items = [
         Item(n, (a,), (b, c), n % 2) if kind == "multiple_choice" else Item(n, (a, b), (c,), n % 2)
         for n, (a, b, c) in enumerate(texts)
     ]
     task = task_of(kind, *items, shots=shots, delimiter=delimiter)
-    encoder = TaskEncoder(task, GPT2, 4096)
-    whole = TaskEncoder(task, OTHER, 4096)
+    encoder = TaskEncoder(task, GPT2, 4096, convention)
+    whole = TaskEncoder(task, OTHER, 4096, convention)
     assert encoder.can_cut and not whole.can_cut
     for index in range(len(items)):
         a, b = encoder.example(index, 1), whole.example(index, 1)
-        assert a.starts == b.starts
+        assert (a.starts, a.answer_start) == (b.starts, b.answer_start)
         assert all(np.array_equal(x, y) for x, y in zip(a.sequences, b.sequences, strict=True))
 
 
@@ -172,7 +218,7 @@ def test_segments_encode_as_the_whole_prompt_does_on_the_core_bundle(core_bundle
         encoder, whole = TaskEncoder(task, GPT2, 2048), TaskEncoder(task, OTHER, 2048)
         for index in range(8):
             a, b = encoder.example(index, 0), whole.example(index, 0)
-            assert (a.starts, a.gold, a.line) == (b.starts, b.gold, b.line)
+            assert (a.starts, a.answer_start, a.gold, a.line) == (b.starts, b.answer_start, b.gold, b.line)
             assert all(np.array_equal(x, y) for x, y in zip(a.sequences, b.sequences, strict=True))
             cut += max(map(len, a.sequences)) == 2048
     assert cut, "no prompt was long enough to be cut"

@@ -82,12 +82,14 @@ def files(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-@pytest.mark.parametrize("by", ["eval", "train"])
+@pytest.mark.parametrize("by", ["file", "eval", "train"])
 def test_another_tokenizer_is_refused_before_anything_is_measured(
     by: str, run: Path, dataset: Dataset, other_tokenizer: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
     core = ("--core", bundle_folder, "--examples", 2)
-    assert evaluate(dataset, *core)[0] == 0
+    if by != "file":  # a run of an earlier version, evaluated on its own data
+        (run / "tokenizer.json").unlink()
+        assert evaluate(dataset, *core)[0] == 0
     if by == "train":  # which leaves the tokenizer's hash only beside the outcomes
         for file in (run / "record.json", *run.glob("evaluation/*/evaluation.json")):
             value = json.loads(file.read_text())
@@ -103,6 +105,7 @@ def test_another_tokenizer_is_refused_before_anything_is_measured(
 def test_data_that_may_have_another_tokenizer_is_scored_but_not_joined(
     run: Path, dataset: Dataset, other_tokenizer: Dataset, evaluate: Eval
 ) -> None:
+    (run / "tokenizer.json").unlink()  # a run of an earlier version
     record = (run / "record.json").read_bytes()
     code, out, err = evaluate(other_tokenizer)
     assert code == 0 and "validation loss" in out and "will not be added" in err
@@ -120,7 +123,6 @@ def test_data_that_may_have_another_tokenizer_is_scored_but_not_joined(
 def test_other_data_with_the_runs_tokenizer_updates_the_record(
     run: Path, dataset: Dataset, same_tokenizer: Dataset, evaluate: Eval
 ) -> None:
-    assert evaluate(dataset, "--no-update-record")[0] == 0
     code, _, err = evaluate(same_tokenizer)
     assert code == 0 and "will not be added" not in err
     assert scores(run)["data"] == same_tokenizer.identity
@@ -152,6 +154,29 @@ def test_smaller_core_evaluation_never_replaces_a_larger_one(
     assert evaluate(dataset, "--core", small, "--precision", "bf16", "--update-record")[0] == 1
 
 
+def test_scores_of_another_convention_are_never_mixed(
+    run: Path, dataset: Dataset, bundle_folder: Path, evaluate: Eval
+) -> None:
+    ask = ("--core", bundle_folder, "--tasks", "choose,ending", "--seeds", "0")
+    assert evaluate(dataset, *ask, "--convention", "nanochat")[0] == 0
+    first = scores(run)["core"]
+    assert first["convention"] == "nanochat"
+    _, out, _ = evaluate(dataset, *ask)
+    second = scores(run)["core"]
+    assert second["convention"] == "authors" and "convention: authors" in out
+    # Each has outcomes of its own, and the accuracies agree: only seeds and answer NLL differ.
+    assert first["outcomes"] != second["outcomes"]
+    for label in ("choose", "ending"):
+        assert first["tasks"][label]["accuracy"] == second["tasks"][label]["accuracy"]
+        assert first["tasks"][label]["nll"] != second["tasks"][label]["nll"]
+    # A smaller one of the other convention does not displace it.
+    _, _, err = evaluate(dataset, *ask, "--examples", 1, "--convention", "nanochat")
+    assert "keeps its larger CORE result" in err and "convention: authors" in err
+    assert scores(run)["core"] == second
+    code, _, err = evaluate(dataset, "--core", bundle_folder, "--convention", "lm-eval")
+    assert code == 2 and "--convention 'lm-eval' is not known: use authors or nanochat" in err
+
+
 def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | None = None) -> dict[str, Any]:
     scored = {f"task{number}": {"examples": each} for number in range(tasks)}
     return {"bundle": bundle, "tasks": scored, "seeds": list(range(seeds)), "examples": limit}
@@ -169,6 +194,8 @@ def core(bundle: str, tasks: int, seeds: int = 3, each: int = 10, limit: int | N
         (core("b", 22, seeds=1), False),
         (core("b", 22, each=9), False),
         (core("b", 23, limit=10), True),
+        ({**core("a", 22), "convention": "authors"}, True),
+        ({**core("a", 22, seeds=1), "convention": "nanochat"}, False),
     ],
 )
 def test_core_result_is_covered_only_by_an_equal_or_larger_one(new: dict[str, Any], yes: bool) -> None:

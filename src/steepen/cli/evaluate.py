@@ -65,12 +65,21 @@ def checkpoint(
         int | None,
         typer.Option(help="Maximum examples per task (a fixed subset).", rich_help_panel=CORE),
     ] = None,
-    seeds: Annotated[
+    convention: Annotated[
         str,
         typer.Option(
-            help="Seeds of the few-shot demonstrations; scores are averaged over them.", rich_help_panel=CORE
+            help="How CORE is scored: authors (of the paper) or nanochat; they differ in seeds and NLL.",
+            rich_help_panel=CORE,
         ),
-    ] = "0,1,2",
+    ] = "authors",
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            help="Seeds of the few-shot demonstrations; scores are averaged over them. Default: 0,1,2 "
+            "(authors) or 1234 (nanochat).",
+            rich_help_panel=CORE,
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +131,7 @@ def checkpoint(
         kl_depth=kl_depth,
         passes=passes,
         examples=examples,
+        convention=convention,
         seeds=seeds,
         tasks=tasks,
         token_budget=token_budget,
@@ -215,7 +225,8 @@ def make_request(
     *,
     passes: str | None = None,
     examples: int | None = None,
-    seeds: str = "0,1,2",
+    convention: str = "authors",
+    seeds: str | None = None,
     tasks: str | None = None,
     token_budget: int | None = None,
     **rest: Any,
@@ -225,7 +236,13 @@ def make_request(
     from steepen.evaluation.core.run_suite import CoreOptions
     from steepen.evaluation.evaluate_run import EvaluationRequest
 
-    options = CoreOptions(_counts(seeds, "--seeds", minimum=0), examples, _labels(tasks), token_budget)
+    options = CoreOptions(
+        None if seeds is None else _counts(seeds, "--seeds", minimum=0),
+        examples,
+        _labels(tasks),
+        token_budget,
+        convention=convention,
+    )
     return EvaluationRequest(
         core=None if core is None else Bundle.open(core),
         core_options=options,
@@ -269,7 +286,7 @@ def print_scores(found: dict[str, Any]) -> None:
         curve = " ".join(f"{value:.2f}" for value in depth["curve"])
         typer.echo(
             f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
-            f"(peak after block {depth['peak']}, {depth['tokens']:,} tokens); nats after each: {curve}"
+            f"(peak after {depth['peak']}, {depth['tokens']:,} tokens); nats after 0, 1, …: {curve}"
         )
     if curve := found.get("test_time_passes"):
         pairs = zip(curve["passes"], curve["differences"], strict=True)
@@ -289,7 +306,7 @@ def _print_core(core: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="CORE", title_justify="left")
+    table = Table(title=f"CORE, convention: {core['convention']}", title_justify="left")
     for name in ("task", "shots", "examples", "accuracy", "chance", "centred", "answer NLL"):
         table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
     for label, task in core["tasks"].items():

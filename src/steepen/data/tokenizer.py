@@ -136,13 +136,22 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Read a saved tokenizer."""
         try:
-            stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            stored = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise SteepenError(f"{path} is missing; prepare the data again.") from None
+        except ValueError as error:
+            raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
+        return cls.from_content(stored, path)
+
+    @classmethod
+    def from_content(cls, stored: Any, path: Path) -> Tokenizer:
+        """The tokenizer of a parsed `content`; `path` is the file that errors name."""
+        try:
+            stored = cast("dict[str, Any]", stored)
             if stored["format"] != FILE_FORMAT:
                 raise SteepenError(f"{path} has tokenizer format {stored['format']!r}, not {FILE_FORMAT!r}.")
             tokens = tuple(base64.b64decode(token, validate=True) for token in stored["tokens"])
             return cls(name=str(stored["name"]), tokens=tokens, pattern=str(stored["pattern"]))
-        except FileNotFoundError:
-            raise SteepenError(f"{path} is missing; prepare the data again.") from None
         except (ValueError, KeyError, TypeError) as error:
             raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
 

@@ -194,6 +194,7 @@ def _measure_core(
         "passes": run.passes,
         "precision": run.precision,
         "examples": options.examples,
+        "convention": options.convention,
     }
     outcomes = None if folder is None else folder / "core" / settings_key(settings)
     if outcomes is not None:

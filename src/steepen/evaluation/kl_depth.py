@@ -1,8 +1,8 @@
 """KL effective depth: the block after which the prediction is close to the final one.
 
-The residual stream after every executed block (each pass counts) is decoded with the final norm and head (the
-logit lens). Its KL divergence from the final distribution first rises, then falls; the effective depth is the
-first block at or after the peak at which it is within a threshold.
+The residual stream before the first block (index 0) and after every executed block (each pass counts) is
+decoded with the final norm and head (the logit lens). Its KL divergence from the final distribution first
+rises, then falls; the effective depth is the first index after the peak at which it is below a threshold.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from steepen.model.network import Network
 
 Direction = Literal["final-to-block", "block-to-final"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+CONVENTION = "authors"  # scores without it counted from the first block and included peak and threshold
 THRESHOLD = 2.0  # nats (Figure "Growth and looping raise KL effective depth")
 
 
 @dataclass(frozen=True)
 class KLDepth:
-    """KL divergence after each executed block, and the effective depth."""
+    """KL divergence before the first and after each executed block, and the effective depth."""
 
-    depth: int  # counted from 1
+    convention: str  # CONVENTION
+    depth: int  # executed blocks after which the prediction is near the final one
     executed: int
-    peak: int  # the block with the largest divergence, counted from 1
-    curve: tuple[float, ...]  # nats, mean over tokens, one per executed block
+    peak: int  # index of the largest divergence; 0 is before the first block
+    curve: tuple[float, ...]  # nats, mean over tokens; index 0 is before the first block
     stages: tuple[str, ...]  # the section of each block: prelude, core 1, core 2, …, coda
     passes: int
     threshold: float
@@ -48,13 +50,14 @@ class KLDepth:
 
 
 def effective_depth(curve: tuple[float, ...] | list[float], threshold: float = THRESHOLD) -> tuple[int, int]:
-    """The effective depth and the block of the peak, both counted from 1.
+    """The effective depth and the index of the peak; index 0 of the curve is before the first block.
 
-    Ties are resolved to the first peak. If the peak is within the threshold, the depth is the peak's block.
+    The depth is the first index after the peak whose divergence is below the threshold. Ties are resolved to
+    the first peak.
     """
-    peak = max(range(len(curve)), key=lambda block: curve[block])
-    depth = next(block for block in range(peak, len(curve)) if curve[block] <= threshold)
-    return depth + 1, peak + 1
+    peak = max(range(len(curve)), key=lambda index: curve[index])
+    after = (index for index in range(peak + 1, len(curve)) if curve[index] < threshold)
+    return next(after, len(curve) - 1), peak
 
 
 def stage_names(network: Network, passes: int) -> tuple[str, ...]:
@@ -86,18 +89,20 @@ def measure_kl_depth(
     passes = network.passes if passes is None else passes
     stages = stage_names(network, passes)
     device = network.embedding.device
-    total = torch.zeros(len(stages), dtype=torch.float64)
+    total = torch.zeros(1 + len(stages), dtype=torch.float64)
     # One sequence at a time, because the hidden states of every block are in memory at once.
     for done, (inputs, _) in enumerate(tensor_batches(validation, rows=1), start=1):
-        hidden: list[Tensor] = []
-        network.hidden_states(inputs.to(device), passes, visit=hidden.append)
-        assert len(hidden) == len(stages)
+        tokens = inputs.to(device)
+        hidden = [network.embed(tokens, network.compute_dtype or network.embedding.dtype)]
+        network.hidden_states(tokens, passes, visit=hidden.append)
+        assert len(hidden) == 1 + len(stages)
         total += _kl_to_final(network, hidden, direction)
         if progress:
             progress(done, validation.chunks)
     curve = tuple((total / validation.tokens).tolist())
     depth, peak = effective_depth(curve, threshold)
     return KLDepth(
+        CONVENTION,
         depth,
         len(stages),
         peak,
@@ -112,7 +117,7 @@ def measure_kl_depth(
 
 
 def _kl_to_final(network: Network, hidden: list[Tensor], direction: Direction) -> Tensor:
-    """KL divergence between every block's prediction and the last one's, summed over tokens, fp64."""
+    """KL divergence between the prediction from each state and from the last, summed over tokens, fp64."""
     final = functional.log_softmax(network.logits(hidden[-1]), dim=-1)
     divergences: list[Tensor] = []
     for state in hidden:

@@ -2,7 +2,7 @@
 
 from steepen.evaluation.load import load
 
-run = load("runs/3f2a…", data="data/edu")
+run = load("runs/3f2a…")
 logits = run.network(tokens, passes=run.passes)
 run.tokenizer.decode(...), run.spec, run.record
 """
@@ -71,7 +71,7 @@ class LoadedRun:
     checkpoint: RunCheckpoint
     network: Network
     precision: str  # of the weights: fp32 or bf16
-    tokenizer: Tokenizer | None  # None where `load` was given no data
+    tokenizer: Tokenizer | None  # None only for a run of an earlier version, loaded without data
     record: RunRecord | None  # None while the run has not finished
 
     @property
@@ -94,10 +94,12 @@ def load(
 ) -> LoadedRun:
     """Load the network of a run directory (its newest checkpoint) or of a checkpoint directory.
 
-    `data` is prepared data with the run's tokenizer. `precision` auto is the run's own, and bf16 for a run
+    The tokenizer is the run's own; `data`, prepared data with the same tokenizer, is needed only for runs of
+    earlier versions, which did not keep theirs. `precision` auto is the run's own, and bf16 for a run
     trained in fp8. Raises if the checksum of the weights is wrong.
     """
     from steepen.data import Dataset
+    from steepen.data.run_tokenizer import load_run_tokenizer
     from steepen.runs.store import RunDirectory
     from steepen.training.device import find_device
 
@@ -107,12 +109,13 @@ def load(
         check_vocabulary(checkpoint.spec, dataset)
     precision = choose_precision(checkpoint.spec, precision)
     place = find_device(device) if isinstance(device, str) else device
+    directory = RunDirectory(checkpoint.run)
     return LoadedRun(
         checkpoint,
         load_network(checkpoint, place, precision),
         precision,
-        None if dataset is None else dataset.tokenizer(),
-        RunDirectory(checkpoint.run).record(),
+        load_run_tokenizer(directory.tokenizer_file) if dataset is None else dataset.tokenizer(),
+        directory.record(),
     )
 
 

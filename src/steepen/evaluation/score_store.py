@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.load import RunCheckpoint
 
 if TYPE_CHECKING:
@@ -70,9 +71,15 @@ def has_run_tokenizer(checkpoint: RunCheckpoint, dataset: Dataset, update_record
 
 
 def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
-    """The hash of a run's tokenizer, if an evaluation on the run's own data has recorded it."""
+    """The hash of a run's tokenizer: from its file or, for a run of an earlier version, from an evaluation on
+    the run's own data.
+    """
+    from steepen.data.run_tokenizer import run_tokenizer_identity
     from steepen.runs.store import RunDirectory
 
+    kept = run_tokenizer_identity(RunDirectory(checkpoint.run).tokenizer_file)
+    if kept is not None:
+        return kept
     record = RunDirectory(checkpoint.run).record()
     folder = checkpoint.run / "evaluation"
     saved = [{} if record is None else record.evaluation]
@@ -225,7 +232,9 @@ def _larger_core_note(
 
 def _size(core: Any) -> str:
     examples = sum(task["examples"] for task in core["tasks"].values())
-    return f"{len(core['tasks'])} tasks, {len(core['seeds'])} seeds, {examples:,} examples"
+    name = convention_of(core) or "an earlier version"
+    size = f"{len(core['tasks'])} tasks, {len(core['seeds'])} seeds, {examples:,} examples"
+    return f"{size}, convention: {name}"
 
 
 def _reason(error: OSError) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from steepen.errors import SteepenError, UsageError, nearest
+from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.core.suite import CORE17, CORE22
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ class ScoredRun:
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Scores by task label."""
         return self.core["tasks"]
+
+    @property
+    def convention(self) -> str | None:
+        """How CORE was scored: authors, nanochat, or None for scores of an earlier version."""
+        return convention_of(self.core)
 
     @property
     def has_core(self) -> bool:
@@ -62,7 +68,19 @@ def read_scored_runs(paths: Sequence[Path]) -> list[ScoredRun]:
             f"none of the {len(files)} records has CORE scores; "
             "`steepen eval RUN --data … --core …` adds them."
         )
+    _check_one_convention(found)
     return sorted(found, key=lambda run: run.flops)
+
+
+def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
+    """Raise if runs were scored by different conventions: their answer NLLs are not comparable."""
+    by_name = {run.convention: run.run for run in runs}
+    if len(by_name) > 1:
+        which = ", ".join(f"{run} by {name or 'an earlier version'}" for name, run in by_name.items())
+        raise UsageError(
+            f"the CORE scores follow different conventions ({which}) and cannot be compared; evaluate all "
+            "runs with the same `steepen eval --convention`."
+        )
 
 
 def group_by_arm(runs: Sequence[ScoredRun], arms: Sequence[str] | None = None) -> RunsByArm:

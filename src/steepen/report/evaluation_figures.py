@@ -99,26 +99,29 @@ def draw_tasks(core: Mapping[str, Any], file: Path, title: str = "") -> None:
 
 @figure_style()
 def draw_depth(results: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """KL to the final prediction after every executed block; a star where it is within the threshold."""
+    """KL to the final prediction before the first and after every executed block; a star at the depth."""
     figure = new_figure(1.3 * WIDTH, HEIGHT)
     axes = figure.subplots()
     for (name, depth), colour, marker in zip(results.items(), curve_colours([*results]), cycle(MARKERS)):
         curve = depth["curve"]
-        blocks = range(1, len(curve) + 1)
+        # Scores of earlier versions have no value before the first block.
+        first_block = depth["executed"] + 1 - len(curve)
         label = f"{name}: {depth['depth']} of {depth['executed']}"
-        axes.plot(blocks, curve, color=colour, marker=marker, label=label)
-        star = (depth["depth"], curve[depth["depth"] - 1])
+        axes.plot(
+            range(first_block, first_block + len(curve)), curve, color=colour, marker=marker, label=label
+        )
+        star = (depth["depth"], curve[depth["depth"] - first_block])
         axes.plot(*star, marker="*", color=colour, markersize=9, markeredgecolor=BLACK, linestyle="none")
     first = next(iter(results.values()))
     axes.axhline(first["threshold"], color=GREY, linestyle="--", linewidth=1)
     if len(results) == 1:
         _mark_stages(axes, first["stages"])
-    axes.set_xlabel("executed block")
+    axes.set_xlabel("executed blocks")
     axes.set_ylabel("KL to the final prediction (nats)")
     axes.set_ylim(0, 1.12 * max(first["threshold"], *(max(depth["curve"]) for depth in results.values())))
     axes.locator_params(axis="x", integer=True)
     axes.legend(loc="best")
-    figure.suptitle(f"KL effective depth: within {first['threshold']:g} nats at the star")
+    figure.suptitle(f"KL effective depth: below {first['threshold']:g} nats from the star on")
     save_figure(figure, file)
 
 

@@ -1,8 +1,8 @@
 """The run store: a directory of run directories. All status comes from their files.
 
-A run directory is named by its spec's hash and holds spec.json, metrics.jsonl, log.txt, checkpoints/ and,
-once the run has finished, record.json; failure.json says why it could not. Every file except metrics and log
-is written atomically.
+A run directory is named by its spec's hash and holds spec.json, tokenizer.json, metrics.jsonl, log.txt,
+checkpoints/ and, once the run has finished, record.json; failure.json says why it could not. Every file
+except metrics and log is written atomically.
 """
 
 from __future__ import annotations
@@ -52,6 +52,11 @@ class RunDirectory:
     def lock_file(self) -> Path:
         """lock: held by the process that trains the run."""
         return self.path / "lock"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """tokenizer.json: the tokenizer of the data the run is trained on."""
+        return self.path / "tokenizer.json"
 
     @property
     def metrics_file(self) -> Path:

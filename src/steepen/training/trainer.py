@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
+from steepen.data.run_tokenizer import save_run_tokenizer
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
@@ -65,6 +66,8 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
             return finished
         if not directory.spec_file.exists():
             write_json(directory.spec_file, spec.to_dict())
+        if not directory.tokenizer_file.exists():
+            save_run_tokenizer(dataset, directory.tokenizer_file)
         directory.failure_file.unlink(missing_ok=True)
         display = ProgressDisplay(quiet=options.quiet)
         try:

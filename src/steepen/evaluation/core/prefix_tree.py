@@ -8,7 +8,7 @@ need no branch, and their row is an ordinary causal one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ class Row:
     tokens: Ids
     target_positions: Ids  # index in `tokens` whose logits predict each target
     targets: Ids
-    candidate_ids: Ids  # the candidate each target belongs to
+    span_ids: Ids  # the span (a candidate's answer, or the right answer for its NLL) of each target
     branch_ids: Ids | None = None  # 0 in the shared prefix, i in the branch of candidate i; None: causal
     positions: Ids | None = None
 
@@ -43,60 +43,69 @@ class Batch:
     rows: npt.NDArray[np.int64]  # per target: its row,
     target_positions: npt.NDArray[np.int64]  # the index in that row where it is predicted,
     targets: npt.NDArray[np.int64]  # its token id,
-    candidate_ids: npt.NDArray[np.int64]  # and its candidate
+    span_ids: npt.NDArray[np.int64]  # and its span
     branch_ids: npt.NDArray[np.int64] | None
     positions: npt.NDArray[np.int64] | None
     real_tokens: int
 
 
-def make_rows(example: Example, first_candidate: int, share_prefixes: bool = True) -> list[Row]:
-    """The rows of an example; its candidates are numbered from `first_candidate` on."""
+def make_rows(example: Example, first_span: int, share_prefixes: bool = True) -> list[Row]:
+    """The rows of an example; its spans are numbered from `first_span` on."""
     if share_prefixes and len(example.sequences) > 1:
-        tree = _tree(example, first_candidate)
+        tree = _tree(example, first_span)
         separate = sum(len(sequence) - 1 for sequence in example.sequences)
         if len(tree) <= (1 - MIN_SAVING) * separate:
             return [tree]
-    return [
-        _row(sequence, start, first_candidate + index)
-        for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True))
-    ]
+    return [_row(example, candidate, first_span) for candidate in range(len(example.sequences))]
 
 
-def _row(sequence: Ids, start: int, candidate: int) -> Row:
-    targets = sequence[start:]
-    target_positions = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)
-    return Row(sequence[:-1], target_positions, targets, np.full(len(targets), candidate, np.int32))
+def _row(example: Example, candidate: int, first_span: int) -> Row:
+    sequence = example.sequences[candidate]
+    return Row(sequence[:-1], *_targets(example, first_span, [candidate], lambda _, positions: positions))
 
 
-def _tree(example: Example, first_candidate: int) -> Row:
+def _tree(example: Example, first_span: int) -> Row:
     shared = common_prefix(example.sequences)
     tokens, branch_ids = [example.sequences[0][:shared]], [np.zeros(shared, np.int32)]
     positions = [np.arange(shared, dtype=np.int32)]
-    target_positions: list[Ids] = []
-    targets: list[Ids] = []
-    candidate_ids: list[Ids] = []
+    begins: list[int] = []  # of each candidate's branch in the row
     length = shared
-    for index, (sequence, start) in enumerate(zip(example.sequences, example.starts, strict=True)):
+    for index, sequence in enumerate(example.sequences):
         own = sequence[shared:-1]
         tokens.append(own)
         branch_ids.append(np.full(len(own), index + 1, np.int32))
         positions.append(np.arange(shared, shared + len(own), dtype=np.int32))
-        own_positions = np.arange(start - 1, len(sequence) - 1, dtype=np.int32)  # in its own text
-        target_positions.append(
-            np.where(own_positions < shared, own_positions, own_positions - shared + length).astype(np.int32)
-        )
-        targets.append(sequence[start:])
-        candidate_ids.append(np.full(len(own_positions), first_candidate + index, np.int32))
+        begins.append(length)
         length += len(own)
+
+    def in_row(candidate: int, own_positions: Ids) -> Ids:
+        """Where positions in a candidate's own text are in the row."""
+        moved = own_positions - shared + begins[candidate]
+        return np.where(own_positions < shared, own_positions, moved).astype(np.int32)
+
     branching = length > shared
     return Row(
         np.concatenate(tokens),
-        np.concatenate(target_positions),
-        np.concatenate(targets),
-        np.concatenate(candidate_ids),
+        *_targets(example, first_span, range(len(example.sequences)), in_row),
         np.concatenate(branch_ids) if branching else None,
         np.concatenate(positions) if branching else None,
     )
+
+
+def _targets(
+    example: Example, first_span: int, candidates: Sequence[int], in_row: Callable[[int, Ids], Ids]
+) -> tuple[Ids, Ids, Ids]:
+    """Positions, ids and spans of the targets of some candidates; `in_row` places positions in the row."""
+    positions: list[Ids] = []
+    targets: list[Ids] = []
+    span_ids: list[Ids] = []
+    for number, (candidate, start) in enumerate(example.spans, start=first_span):
+        if candidate in candidates:
+            sequence = example.sequences[candidate]
+            positions.append(in_row(candidate, np.arange(start - 1, len(sequence) - 1, dtype=np.int32)))
+            targets.append(sequence[start:])
+            span_ids.append(np.full(len(sequence) - start, number, np.int32))
+    return np.concatenate(positions), np.concatenate(targets), np.concatenate(span_ids)
 
 
 def make_batches(rows: Sequence[Row], token_budget: int, mask_budget: int) -> Iterator[Batch]:
@@ -137,7 +146,7 @@ def _pad(rows: Sequence[Row], length: int, branching: bool) -> Batch:
         np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows]),
         np.concatenate([row.target_positions for row in rows]).astype(np.int64),
         np.concatenate([row.targets for row in rows]).astype(np.int64),
-        np.concatenate([row.candidate_ids for row in rows]).astype(np.int64),
+        np.concatenate([row.span_ids for row in rows]).astype(np.int64),
         branch_ids,
         positions,
         sum(len(row) for row in rows),
@@ -156,7 +165,7 @@ def split_batch(batch: Batch) -> tuple[Batch, Batch]:
             batch.rows[inside] - first,
             batch.target_positions[inside],
             batch.targets[inside],
-            batch.candidate_ids[inside],
+            batch.span_ids[inside],
             None if batch.branch_ids is None else batch.branch_ids[first:last],
             None if batch.positions is None else batch.positions[first:last],
             round(batch.real_tokens * fraction),

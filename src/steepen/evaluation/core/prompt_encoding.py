@@ -19,6 +19,7 @@ import numpy.typing as npt
 from steepen.data import Tokenizer
 from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.evaluation.core.bundle import BadBundle, Item, Task
+from steepen.evaluation.core.conventions import AUTHORS, Convention
 from steepen.evaluation.core.prompts import DEMONSTRATION_SEPARATOR, demonstration, draw_shots, shuffled
 
 Ids = npt.NDArray[np.int32]
@@ -34,6 +35,32 @@ class Example:
     gold: int
     sequences: tuple[Ids, ...]
     starts: tuple[int, ...]
+    answer_start: int | None = None  # in the right candidate: where its answer NLL begins; None: its start
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """What is scored, as (candidate, first token): each answer, then the right one for its NLL."""
+        spans = list(enumerate(self.starts))
+        return spans if self.answer_start is None else [*spans, (self.gold, self.answer_start)]
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """The ids of a prompt with its answer, and the number of them shared with the prompt without it."""
+
+    ids: Ids
+    answer_start: int
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Ids of one candidate of an item: its stem (context and delimiter up to the last visible character), and
+    the blanks after it with the answer, whose first `shared_blanks` ids are those of the blanks alone.
+    """
+
+    stem: Ids
+    rest: Ids
+    shared_blanks: int
 
 
 def common_prefix(sequences: Sequence[Ids]) -> int:
@@ -50,117 +77,142 @@ def common_prefix(sequences: Sequence[Ids]) -> int:
 class TaskEncoder:
     """Encodes the examples of one task for any seed; repeated texts are encoded once."""
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(
+        self, task: Task, tokenizer: Tokenizer, context: int, convention: Convention = AUTHORS
+    ) -> None:
         self.task, self.tokenizer, self.context = task, tokenizer, context
+        self.choosing = task.kind != "language_modeling"  # between candidates
+        self.strip = convention.strip_prompts and self.choosing
+        self.whole_answer = convention.whole_answer and self.choosing
         self.items = shuffled(task)
         self.start = np.array([tokenizer.end_of_text], np.int32)
         self.can_cut = tokenizer.pattern == SPLIT_PATTERN
         self._separator = np.concatenate([self._encode("\n")] * len(DEMONSTRATION_SEPARATOR))
-        self._cuts: dict[int, list[tuple[Ids, Ids]] | None] = {}
+        self._cuts: dict[int, list[_Cut] | None] = {}
 
     def example(self, index: int, seed: int) -> Example:
         """The example at `index` of the shuffled order, with its demonstrations, cropped to the context."""
         item = self.items[index]
         shots = draw_shots(len(self.items), index, self.task.shots, seed)
         prompts = self._from_segments(index, shots) or self._whole(item, shots)
-        sequences = tuple(np.concatenate([without, rest]) for without, rest in prompts)
-        return self._fit(index, item, sequences, self._starts(item, prompts, sequences))
+        sequences = tuple(prompt.ids for prompt in prompts)
+        answer_start = prompts[item.gold].answer_start if self.whole_answer else None
+        return self._fit(index, item, sequences, self._starts(item, prompts), answer_start)
 
-    def _starts(self, item: Item, prompts: list[tuple[Ids, Ids]], sequences: tuple[Ids, ...]) -> list[int]:
+    def _starts(self, item: Item, prompts: list[_Prompt]) -> list[int]:
         """Where each candidate's answer begins."""
-        ends = [len(sequence) for sequence in sequences]
+        sequences = [prompt.ids for prompt in prompts]
         if self.task.kind == "language_modeling":  # after the prompt without its answer
-            without, rest = prompts[0]
-            if not len(rest):
+            if prompts[0].answer_start == len(prompts[0].ids):
                 raise BadBundle(self.task.file, item.line, "its answer adds no token to its prompt.")
-            return [len(without)]
+            return [prompts[0].answer_start]
         if self.task.kind == "multiple_choice":  # after the common prefix of the choices
-            return [common_prefix(sequences)] * len(ends)
+            return [common_prefix(sequences)] * len(sequences)
         shared = common_prefix(
             [sequence[::-1] for sequence in sequences]
         )  # the common suffix of the contexts
-        return [max(1, end - shared) for end in ends]
+        return [max(1, len(sequence) - shared) for sequence in sequences]
 
-    def _fit(self, index: int, item: Item, sequences: tuple[Ids, ...], starts: list[int]) -> Example:
-        """Crop every sequence from the left to the context."""
-        cropped: list[Ids] = []
-        for position, sequence in enumerate(sequences):
-            excess = max(0, len(sequence) - self.context)
-            cropped.append(sequence[excess:])
-            starts[position] -= excess
-            if starts[position] < 1:
+    def _fit(
+        self, index: int, item: Item, sequences: tuple[Ids, ...], starts: list[int], answer_start: int | None
+    ) -> Example:
+        """Crop every sequence to its last tokens, as many as the context has."""
+        excess = [max(0, len(sequence) - self.context) for sequence in sequences]
+        cropped = tuple(sequence[cut:] for sequence, cut in zip(sequences, excess, strict=True))
+        starts = [start - cut for start, cut in zip(starts, excess, strict=True)]
+        if answer_start is not None:
+            answer_start -= excess[item.gold]
+        example = Example(index, item.line, item.gold, cropped, tuple(starts), answer_start)
+        for candidate, start in example.spans:
+            if start < 1:
                 raise BadBundle(
                     self.task.file,
                     item.line,
-                    f"an answer of {len(cropped[-1]) - starts[position]:,} tokens does not fit a context of "
+                    f"an answer of {len(cropped[candidate]) - start:,} tokens does not fit a context of "
                     f"{self.context:,} with a token before it; leave {self.task.label} out (--tasks), or "
                     "evaluate a network with a longer context.",
                 )
-        return Example(index, item.line, item.gold, tuple(cropped), tuple(starts))
+        return example
 
-    # `_whole` and `_from_segments` return, per candidate, the ids of the prompt without its answer and those
-    # that the answer adds.
+    # `_whole` and `_from_segments` return the prompts of the candidates.
 
-    def _whole(self, item: Item, shots: list[int]) -> list[tuple[Ids, Ids]]:
+    def _whole(self, item: Item, shots: list[int]) -> list[_Prompt]:
         head = "".join(
             demonstration(self.task, self.items[position]) + DEMONSTRATION_SEPARATOR for position in shots
         )
-        prompts: list[tuple[Ids, Ids]] = []
+        prompts: list[_Prompt] = []
         for candidate in range(item.candidates):
             context, answer = item.candidate(candidate)
             stem = head + context + self.task.delimiter
-            full = np.concatenate([self.start, self._encode(stem + answer)])
-            if self.task.kind == "language_modeling":
-                without = np.concatenate([self.start, self._encode(stem.strip())])
-                if not np.array_equal(without, full[: len(without)]):
-                    raise BadBundle(
-                        self.task.file,
-                        item.line,
-                        "the tokens of its prompt are not a prefix of the tokens with the answer; "
-                        "the delimiter must end in a blank.",
-                    )
-                prompts.append((without, full[len(without) :]))
-            else:
-                prompts.append((full, full[:0]))
+            if self.strip:
+                stem, answer = stem.lstrip(), answer.rstrip()
+                # With nothing visible before it, the answer's own leading blanks are stripped too.
+                answer = answer if stem else answer.lstrip()
+            full = self._with_start(stem + answer)
+            if self.choosing:
+                needed = self.whole_answer and candidate == item.gold
+                shared = common_prefix([full, self._with_start(stem)]) if needed else len(full)
+                prompts.append(_Prompt(full, shared))
+                continue
+            without = self._with_start(stem.strip())
+            if not np.array_equal(without, full[: len(without)]):
+                raise BadBundle(
+                    self.task.file,
+                    item.line,
+                    "the tokens of its prompt are not a prefix of the tokens with the answer; "
+                    "the delimiter must end in a blank.",
+                )
+            prompts.append(_Prompt(full, len(without)))
         return prompts
 
-    def _from_segments(self, index: int, shots: list[int]) -> list[tuple[Ids, Ids]] | None:
+    def _from_segments(self, index: int, shots: list[int]) -> list[_Prompt] | None:
         """The same ids from cached segments; None where a cut would not be exact."""
         if not self.can_cut:
             return None
         segments = [self.start]
         for position in shots:
-            item, cut = self.items[position], self._cut(position)
+            item, cuts = self.items[position], self._cut(position)
             # The separator follows the answer: an answer that ends in a blank would be encoded with it.
-            if cut is None or item.candidate(item.gold)[1][-1].isspace():
+            if cuts is None or item.candidate(item.gold)[1][-1].isspace():
                 return None
-            segments += [*cut[item.gold], self._separator]
+            segments += [cuts[item.gold].stem, cuts[item.gold].rest, self._separator]
         question = self._cut(index)
-        if question is None:
+        if question is None or (
+            self.strip and any(answer[-1].isspace() for answer in self.items[index].answers)
+        ):
             return None
-        joined = {id(stem): np.concatenate([*segments, stem]) for stem, _ in question}  # one per shared stem
-        return [(joined[id(stem)], answer) for stem, answer in question]
+        # One head per shared stem.
+        heads = {id(cut.stem): np.concatenate([*segments, cut.stem]) for cut in question}
+        return [
+            _Prompt(
+                np.concatenate([heads[id(cut.stem)], cut.rest]), len(heads[id(cut.stem)]) + cut.shared_blanks
+            )
+            for cut in question
+        ]
 
-    def _cut(self, position: int) -> list[tuple[Ids, Ids]] | None:
-        """Ids of each candidate as (stem, blanks + answer); None where that cut would not be exact."""
+    def _cut(self, position: int) -> list[_Cut] | None:
+        """Each candidate of an item, cut after its stem; None where that cut would not be exact."""
         if position not in self._cuts:
             self._cuts[position] = self._make_cut(self.items[position])
         return self._cuts[position]
 
-    def _make_cut(self, item: Item) -> list[tuple[Ids, Ids]] | None:
+    def _make_cut(self, item: Item) -> list[_Cut] | None:
         stems: dict[str, Ids] = {}
-        pairs: list[tuple[Ids, Ids]] = []
+        cuts: list[_Cut] = []
         for candidate in range(item.candidates):
             context, answer = item.candidate(candidate)
             text = context + self.task.delimiter
             stem = text.rstrip()
+            blanks = text[len(stem) :]
             # Exact cuts need a stem that begins with a visible character and is followed by blanks.
-            if not stem or stem[0].isspace() or not text[len(stem) :].startswith(BLANKS):
+            if not stem or stem[0].isspace() or not blanks.startswith(BLANKS):
                 return None
             if stem not in stems:
                 stems[stem] = self._encode(stem)
-            pairs.append((stems[stem], self._encode(text[len(stem) :] + answer)))
-        return pairs
+            rest = self._encode(blanks + answer)
+            shared = common_prefix([rest, self._encode(blanks)]) if self.whole_answer else 0
+            cuts.append(_Cut(stems[stem], rest, shared))
+        return cuts
 
     def encode_all(self) -> None:
         """Encode the segments of every item, on several threads (the tokenizer releases the GIL)."""
@@ -173,6 +225,9 @@ class TaskEncoder:
         with ThreadPoolExecutor(threads, thread_name_prefix="steepen-encode") as pool:
             for done in [pool.submit(encode_some, first) for first in range(threads)]:
                 done.result()
+
+    def _with_start(self, text: str) -> Ids:
+        return np.concatenate([self.start, self._encode(text)])
 
     def _encode(self, text: str) -> Ids:
         return self.tokenizer.encode_array(text).astype(np.int32)

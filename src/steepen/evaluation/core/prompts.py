@@ -1,4 +1,4 @@
-"""Order of a task's examples and random choice of few-shot demonstrations, as in nanochat, with a seed."""
+"""Order of a task's examples and random choice of few-shot demonstrations, by a seed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import random
 
 from steepen.evaluation.core.bundle import Item, Task
 
-ORDER_SEED = 1337  # nanochat shuffles the examples of every task with it
-SHOT_SEED = 1234  # nanochat draws the demonstrations of example i with seed 1234 + i
-SEED_STRIDE = 1_000_003  # added per evaluation seed; larger than any task
+ORDER_SEED = 1337  # shuffles the examples of every task, in both conventions
 DEMONSTRATION_SEPARATOR = "\n\n"  # after each demonstration
 
 
@@ -22,10 +20,9 @@ def shuffled(task: Task) -> tuple[Item, ...]:
 def draw_shots(count: int, index: int, shots: int, seed: int) -> list[int]:
     """Indices (in shuffled order) of the demonstrations for the example at `index`, itself excluded.
 
-    Seed 0 draws what nanochat draws, from the whole task even if only a subset is evaluated.
+    They are drawn from the whole task even if only a subset is evaluated, by a generator seeded seed + index.
     """
-    rng = random.Random(SHOT_SEED + index + SEED_STRIDE * seed)
-    drawn = rng.sample(range(count - 1), shots)
+    drawn = random.Random(seed + index).sample(range(count - 1), shots)
     return [other + (other >= index) for other in drawn]
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from steepen.evaluation.core.bundle import Kind, Task
+from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.core.suite import CORE17, CORE22
 
 
@@ -19,19 +20,26 @@ class Outcome:
     index: int  # in the task's shuffled order
     line: int  # in the task's file
     correct: bool
-    nll: float | None  # None if the right answer has no token of its own
+    nll: float | None  # of the right answer; None if it has no token of its own (convention nanochat)
     chosen: int | None = None  # None for language modelling
     gold: int | None = None
     losses: tuple[float | None, ...] = ()
 
 
 def make_outcome(
-    kind: Kind, index: int, line: int, gold: int, means: Sequence[float], exact: bool
+    kind: Kind,
+    index: int,
+    line: int,
+    gold: int,
+    means: Sequence[float],
+    exact: bool,
+    answer_nll: float | None = None,
 ) -> Outcome:
     """The outcome of an example from the mean losses of its candidates, or, for language modelling, `exact`.
 
-    The candidate with the lowest loss is chosen, the first on ties. A candidate that is a prefix of another
-    has no token of its own and NaN loss; as in nanochat, it is chosen if and only if it comes first,
+    `answer_nll` is the mean loss of the whole right answer; None takes that of the right candidate. The
+    candidate with the lowest loss is chosen, the first on ties. A candidate that is a prefix of another
+    has no token of its own and NaN loss; as in both conventions, it is chosen if and only if it comes first,
     since comparisons with NaN are false.
     """
     if kind == "language_modeling":
@@ -41,7 +49,8 @@ def make_outcome(
         if value < means[chosen]:
             chosen = candidate
     losses = tuple(None if math.isnan(value) else value for value in means)
-    return Outcome(index, line, chosen == gold, losses[gold], chosen, gold, losses)
+    nll = losses[gold] if answer_nll is None else answer_nll
+    return Outcome(index, line, chosen == gold, nll, chosen, gold, losses)
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,7 @@ class SuiteScores:
 
     tasks: tuple[TaskScore, ...]
     seeds: tuple[int, ...]
+    convention: str
 
     def mean(self, labels: Sequence[str], field: str = "centered") -> float | None:
         """Unweighted mean of a field over tasks."""
@@ -123,24 +133,26 @@ class SuiteScores:
         """CORE NLL: answer NLL averaged over the 22 tasks."""
         return self.mean(CORE22, "nll")
 
-    def core22_by_seed(self) -> list[float] | None:
-        """CORE for each seed separately; its spread shows the effect of the demonstrations."""
+    def by_seed(self, labels: Sequence[str]) -> list[float] | None:
+        """Mean centred accuracy for each seed separately; its spread shows the effect of demonstrations."""
         by_label = {task.label: task for task in self.tasks}
-        if any(label not in by_label for label in CORE22):
+        if any(label not in by_label for label in labels):
             return None
         return [
-            statistics.fmean(by_label[label].centered_at(seed) for label in CORE22) for seed in self.seeds
+            statistics.fmean(by_label[label].centered_at(seed) for label in labels) for seed in self.seeds
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, as in scores.json and in a run's record."""
         labels = [task.label for task in self.tasks]
-        by_seed = self.core22_by_seed()
+        by_seed = self.by_seed(CORE22)
         return {
+            "convention": self.convention,
             "core22": self.core22,
             "core22_by_seed": by_seed,
-            "core22_seed_sd": statistics.stdev(by_seed) if by_seed and len(by_seed) > 1 else None,
+            "core22_seed_sd": _deviation(by_seed),
             "core17": self.core17,
+            "core17_seed_sd": _deviation(self.by_seed(CORE17)),
             "nll22": self.nll22,
             "mean_centered": self.mean(labels),  # over the evaluated tasks
             "mean_nll": self.mean(labels, "nll"),
@@ -151,12 +163,18 @@ class SuiteScores:
         }
 
 
+def _deviation(by_seed: Sequence[float] | None) -> float | None:
+    """Standard deviation over seeds as the authors compute it (dividing by n); None for one seed."""
+    return statistics.pstdev(by_seed) if by_seed and len(by_seed) > 1 else None
+
+
 def may_replace(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     """Whether a CORE result may replace an older one: it has no fewer tasks, seeds or examples.
 
-    For one bundle, the old tasks and seeds must be included; for two bundles only their numbers are compared.
+    For one bundle and convention, the old tasks and seeds must be included; else only their numbers are
+    compared.
     """
-    if new["bundle"] == old["bundle"]:
+    if new["bundle"] == old["bundle"] and convention_of(new) == convention_of(old):
         limits = [math.inf if core["examples"] is None else core["examples"] for core in (old, new)]
         return limits[0] <= limits[1] and all(set(old[name]) <= set(new[name]) for name in ("tasks", "seeds"))
     sizes = [

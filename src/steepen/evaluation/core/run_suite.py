@@ -14,6 +14,7 @@ from typing import Any
 from steepen.data import Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle, Task
+from steepen.evaluation.core.conventions import AUTHORS, find_convention
 from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
@@ -22,28 +23,35 @@ from steepen.model.network import Network
 from steepen.utils.files import write_atomically
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
-PROTOCOL = 1  # incremented whenever the same settings would give other scores
+PROTOCOL = 2  # incremented whenever the same settings would give other scores
 
 
 @dataclass(frozen=True)
 class CoreOptions:
     """Which examples to evaluate, and the batch size."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)  # of the demonstrations; the paper's three
+    seeds: tuple[int, ...] | None = None  # of the demonstrations; None: the convention's
     examples: int | None = None  # maximum per task, always the same ones; None: all
     tasks: tuple[str, ...] | None = None  # labels; None: all of the bundle
     token_budget: int | None = None  # padded tokens per batch; None: by device
     share_prefixes: bool = True
+    convention: str = AUTHORS.name
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise UsageError(f"seeds {self.seeds} are not valid: give one or more different counts from 0.")
+        seeds = self.chosen_seeds  # raises for an unknown convention
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise UsageError(f"seeds {seeds} are not valid: give one or more different counts from 0.")
         for name in ("examples", "token_budget"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} {value} is not valid: it must be at least 1.")
         if self.tasks is not None and not self.tasks:
             raise UsageError("no task is given; name one or more.")
+
+    @property
+    def chosen_seeds(self) -> tuple[int, ...]:
+        """The seeds given, or the convention's."""
+        return find_convention(self.convention).seeds if self.seeds is None else self.seeds
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,11 @@ class _Job:
 
 @dataclass(frozen=True)
 class _EncodedJob:
-    """A job's examples as rows; the candidates of an example have consecutive numbers."""
+    """A job's examples as rows; the spans of an example have consecutive numbers."""
 
     examples: list[Example]
     rows: list[Row]
-    candidates: int
+    spans: int
 
 
 def evaluate_core(
@@ -142,6 +150,7 @@ class _JobScorer:
     ) -> None:
         self.tokenizer, self.context = tokenizer, network.shape.context
         self.scorer = Scorer(network, passes)
+        self.convention = find_convention(options.convention)
         self.share_prefixes = options.share_prefixes and supports_attention_mask(network)
         on_gpu = self.scorer.device.type == "cuda"
         self.token_budget = options.token_budget or (131_072 if on_gpu else 4096)
@@ -151,16 +160,16 @@ class _JobScorer:
     def encode(self, job: _Job) -> _EncodedJob:
         """Encode a job's prompts as rows; the encoder of a task is reused for all its seeds."""
         if self.encoder is None or self.encoder.task is not job.task:
-            self.encoder = TaskEncoder(job.task, self.tokenizer, self.context)
+            self.encoder = TaskEncoder(job.task, self.tokenizer, self.context, self.convention)
             if job.examples == len(job.task.items):
                 self.encoder.encode_all()
         examples = [self.encoder.example(index, job.seed) for index in range(job.examples)]
         rows: list[Row] = []
-        candidates = 0
+        spans = 0
         for example in examples:
-            rows += make_rows(example, candidates, self.share_prefixes)
-            candidates += len(example.sequences)
-        return _EncodedJob(examples, rows, candidates)
+            rows += make_rows(example, spans, self.share_prefixes)
+            spans += len(example.spans)
+        return _EncodedJob(examples, rows, spans)
 
     def score(self, task: Task, encoded: _EncodedJob, progress: Callable[[float], None]) -> list[Outcome]:
         """The outcome of every example; `progress` receives the fraction done."""
@@ -172,14 +181,17 @@ class _JobScorer:
             progress(min(1.0, seen / total))
 
         batches = make_batches(encoded.rows, self.token_budget, self.mask_budget)
-        answers = self.scorer.score(batches, encoded.candidates, count)
+        answers = self.scorer.score(batches, encoded.spans, count)
         outcomes: list[Outcome] = []
         first = 0
         for example in encoded.examples:
             means = [answers.mean(first + candidate) for candidate in range(len(example.sequences))]
             exact = bool(answers.exact[first])
-            outcomes.append(make_outcome(task.kind, example.index, example.line, example.gold, means, exact))
-            first += len(means)
+            nll = None if example.answer_start is None else answers.mean(first + len(means))
+            outcomes.append(
+                make_outcome(task.kind, example.index, example.line, example.gold, means, exact, nll)
+            )
+            first += len(example.spans)
         return outcomes
 
 
@@ -194,7 +206,7 @@ def _jobs(bundle: Bundle, options: CoreOptions) -> Iterator[_Job]:
     for label in labels:
         task = bundle.task(label)
         # Without demonstrations every seed gives the same prompts: one is enough.
-        for seed in options.seeds if task.shots else options.seeds[:1]:
+        for seed in options.chosen_seeds if task.shots else options.chosen_seeds[:1]:
             yield _Job(task, seed, min(len(task.items), options.examples or len(task.items)))
 
 
@@ -205,7 +217,7 @@ def _collect(jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: Cor
         tasks[job.task.label] = job.task
         by_task.setdefault(job.task.label, {})[job.seed] = found[job.name]
     scores = tuple(TaskScore.of(tasks[label], outcomes) for label, outcomes in by_task.items())
-    return SuiteScores(scores, options.seeds)
+    return SuiteScores(scores, options.chosen_seeds, options.convention)
 
 
 def _save(folder: Path | None, job: _Job, outcomes: list[Outcome]) -> None:

@@ -19,18 +19,16 @@ IN_FLIGHT = 3  # batches submitted to the device before the oldest result is awa
 
 
 @dataclass(frozen=True)
-class CandidateScores:
-    """Per candidate answer of every example: summed loss, token count, whether greedy decoding gives it."""
+class SpanScores:
+    """Per span of answer tokens: summed loss, token count, whether greedy decoding gives it."""
 
     loss: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
     exact: npt.NDArray[np.bool_]
 
-    def mean(self, candidate: int) -> float:
+    def mean(self, span: int) -> float:
         """Mean loss per token; NaN for an answer without tokens of its own."""
-        return (
-            float(self.loss[candidate] / self.tokens[candidate]) if self.tokens[candidate] else float("nan")
-        )
+        return float(self.loss[span] / self.tokens[span]) if self.tokens[span] else float("nan")
 
 
 def supports_attention_mask(network: Network) -> bool:
@@ -51,21 +49,21 @@ class Scorer:
 
     @torch.no_grad()
     def score(
-        self, batches: Iterable[Batch], candidates: int, progress: Callable[[int], None] | None = None
-    ) -> CandidateScores:
+        self, batches: Iterable[Batch], spans: int, progress: Callable[[int], None] | None = None
+    ) -> SpanScores:
         """Score all batches; `progress` receives the tokens of each finished batch."""
         loss, count, hits = (
-            np.zeros(candidates),
-            np.zeros(candidates, np.int64),
-            np.zeros(candidates, np.int64),
+            np.zeros(spans),
+            np.zeros(spans, np.int64),
+            np.zeros(spans, np.int64),
         )
         pending: deque[tuple[Batch, Tensor, Tensor]] = deque()
 
         def collect() -> None:
             batch, losses, top = pending.popleft()
-            np.add.at(loss, batch.candidate_ids, losses.cpu().numpy().astype(np.float64))
-            np.add.at(hits, batch.candidate_ids, top.cpu().numpy())
-            np.add.at(count, batch.candidate_ids, 1)
+            np.add.at(loss, batch.span_ids, losses.cpu().numpy().astype(np.float64))
+            np.add.at(hits, batch.span_ids, top.cpu().numpy())
+            np.add.at(count, batch.span_ids, 1)
             if progress:
                 progress(batch.real_tokens)
 
@@ -76,7 +74,7 @@ class Scorer:
                 collect()
         while pending:
             collect()
-        return CandidateScores(loss, count, hits == count)
+        return SpanScores(loss, count, hits == count)
 
     def _forward(self, batch: Batch) -> list[tuple[Batch, Tensor, Tensor]]:
         """Losses and hits of a batch, which is split in halves when the device runs out of memory."""
