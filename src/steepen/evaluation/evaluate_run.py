@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
+from steepen.evaluation.published_scores import find_published
 from steepen.evaluation.score_store import (
     has_run_tokenizer,
     save_scores,
@@ -37,6 +38,7 @@ class EvaluationRequest:
     kl_depth_tokens: int | None = None  # None: DEPTH_TOKENS
     passes: tuple[int, ...] = ()  # core passes to measure the loss at
     validation_tokens: int | None = None  # None: as many as the run was validated on
+    published: Path | None = None  # folder of the authors' score tables, to compare with
 
     def __post_init__(self) -> None:
         for name in ("kl_depth_tokens", "validation_tokens"):
@@ -99,6 +101,13 @@ def evaluate(
         )
         # A separate directory: scores with two tokenizers must not be merged into one file.
         directory, update_record = directory / "other-data" / dataset.identity[:12], False
+    published = None
+    if request.published is not None:
+        published, reason = find_published(
+            request.published, checkpoint.spec.arm, checkpoint.spec.shape, dataset.manifest.source
+        )
+        if published is None:
+            notes.append(f"no published scores to compare with: {reason}.")
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
@@ -109,8 +118,10 @@ def evaluate(
             raise
         if same_tokenizer:
             scores["tokenizer"] = dataset.manifest.tokenizer.sha256
+        # Published scores are shown beside the run's own and not saved with them.
+        shown = scores if published is None else {**scores, "published": published}
         if on_scores is not None:
-            on_scores(scores)
+            on_scores(shown)
         saved = save_scores(checkpoint, scores, update_record, folder=folder, problem=problem)
     notes += saved.notes
     used = scores["kl_depth"]["tokens"] if request.kl_depth else None
@@ -119,7 +130,7 @@ def evaluate(
             f"--kl-depth-tokens {request.kl_depth_tokens:,}: {used:,} were used, the largest multiple of the "
             "context that fits."
         )
-    return Evaluation(checkpoint, scores, saved.in_record, saved.file, notes)
+    return Evaluation(checkpoint, shown, saved.in_record, saved.file, notes)
 
 
 def measure(

@@ -1,0 +1,102 @@
+"""Scores that the paper's authors publish for their checkpoints, to compare a run with.
+
+Read from a folder of CSV tables: core_scores, core_task_scores, effective_depth and passes_at_test_time, one
+row per published checkpoint (and task, or number of passes). They are not shipped with the package.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steepen.errors import SteepenError, UsageError
+
+if TYPE_CHECKING:
+    from steepen.model.arm import Arm
+    from steepen.model.shape import Shape
+
+CORE_TABLE, TASK_TABLE = "core_scores.csv", "core_task_scores.csv"
+DEPTH_TABLE, PASSES_TABLE = "effective_depth.csv", "passes_at_test_time.csv"
+CORPORA = {"HuggingFaceFW/fineweb": "fineweb", "HuggingFaceFW/fineweb-edu": "fineweb-edu"}
+# The published networks: width 128 per unit of depth, GPT-2's vocabulary padded, context 2,048.
+WIDTH_PER_DEPTH, VOCABULARY, CONTEXT = 128, 50_304, 2_048
+
+
+def find_published(
+    folder: Path, arm: Arm, shape: Shape, source: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str]:
+    """The published scores of an arm, depth and corpus, and why there are none (or "").
+
+    `source` is the source in the manifest of the run's data.
+    """
+    from steepen.model.arms import find_arm
+
+    if not (folder / CORE_TABLE).is_file():
+        raise UsageError(f"--published {folder} has no {CORE_TABLE}; give a folder of the published tables.")
+    corpus = CORPORA.get(str(source.get("repository")))
+    if corpus is None:
+        return None, "the data was not prepared from fineweb or fineweb-edu"
+    found = [
+        row
+        for row in _read(folder / CORE_TABLE)
+        if (row["corpus"], row["arm"], row["depth"]) == (corpus, arm.name, str(shape.depth))
+    ]
+    if not found:
+        return None, f"there is no published {arm.name} d{shape.depth} on {corpus}"
+    published_shape = (WIDTH_PER_DEPTH * shape.depth, VOCABULARY, CONTEXT)
+    if (shape.width, shape.vocabulary, shape.context) != published_shape or find_arm(arm.name) != arm:
+        return None, f"the run's network is not the published {arm.name} d{shape.depth}"
+    return _scores(folder, found[0], corpus, arm.name, str(shape.depth)), ""
+
+
+def _scores(folder: Path, row: Mapping[str, str], corpus: str, arm: str, depth: str) -> dict[str, Any]:
+    tasks = {
+        task["task"]: {"nll": _number(task["answer_nll"]), "centered": _number(task["centered_accuracy"])}
+        for task in _read(folder / TASK_TABLE)
+        if (task["corpus"], task["arm"], task["depth"]) == (corpus, arm, depth)
+    }
+    scores: dict[str, Any] = {
+        "corpus": corpus,
+        "arm": arm,
+        "depth": int(depth),
+        "flops": _number(row["compute_flops"]),
+        "validation_loss": _number(row["val_loss"]),
+        "core22": _number(row["core_accuracy"]),
+        "core22_seed_sd": _number(row["core_accuracy_std"]),
+        "core17": _number(row["core17_accuracy"]),
+        "core17_seed_sd": _number(row["core17_accuracy_std"]),
+        "nll22": _number(row["answer_nll"]),
+        "tasks": tasks,
+        "kl_depth": None,
+        "test_time_passes": None,
+    }
+    if corpus != "fineweb":  # the other two tables are of the FineWeb runs
+        return scores
+    for one in _read(folder / DEPTH_TABLE):
+        if (one["arm"], one["depth"]) == (arm, depth):
+            scores["kl_depth"] = _number(one["effective_depth"])
+    curve = [one for one in _read(folder / PASSES_TABLE) if (one["arm"], one["depth"]) == (arm, depth)]
+    if curve:
+        losses = {int(one["eval_passes"]): float(one["val_loss"]) for one in curve}
+        trained = int(curve[0]["trained_passes"])
+        differences = {passes: loss - losses[trained] for passes, loss in losses.items()}
+        scores["test_time_passes"] = {"trained": trained, "losses": losses, "differences": differences}
+    return scores
+
+
+def _number(text: str) -> float | None:
+    """The number in a cell; None for an empty one, which was not published."""
+    return float(text) if text else None
+
+
+def _read(file: Path) -> list[dict[str, str]]:
+    """The rows of a table; [] if the folder does not have it."""
+    if not file.is_file():
+        return []
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SteepenError(f"{file} cannot be read ({error}).") from error

@@ -1,0 +1,133 @@
+"""Published scores are found where arm, depth, corpus and network match, and printed beside a run's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from steepen.cli.app import main
+from steepen.data import Dataset
+from steepen.errors import UsageError
+from steepen.evaluation.published_scores import find_published
+from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
+from steepen.model.shape import Shape, SizeRule
+from steepen.runs.record import RunRecord
+from steepen.runs.store import RunDirectory
+
+FINEWEB = {"repository": "HuggingFaceFW/fineweb"}
+EDU = {"repository": "HuggingFaceFW/fineweb-edu"}
+TABLES = {
+    "core_scores.csv": "corpus,arm,depth,compute_flops,val_loss,answer_nll,core_accuracy,core_accuracy_std,"
+    "core17_accuracy,core17_accuracy_std\n"
+    "fineweb,untied-grow,3,1e15,4.25,3.5,0.0625,,0.05,0.001\n"
+    "fineweb-edu,untied-grow,3,1e15,4.125,3.25,0.07,0.002,,\n",
+    "core_task_scores.csv": "corpus,arm,depth,task,answer_nll,centered_accuracy\n"
+    "fineweb,untied-grow,3,choose,2.75,0.03125\nfineweb,untied-grow,3,ending,2.5,\n",
+    "effective_depth.csv": "arm,depth,compute_flops,effective_depth\nuntied-grow,3,1e15,5\n",
+    "passes_at_test_time.csv": "arm,depth,trained_passes,eval_passes,val_loss\n"
+    "untied-grow,3,4,1,4.5\nuntied-grow,3,4,4,4.25\n",
+}
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for name, text in TABLES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def record_of(trained: Path) -> RunRecord:
+    record = RunDirectory(trained).record()
+    assert record is not None
+    return record
+
+
+def full_size(arm: str, depth: int) -> tuple[Arm, Shape]:
+    found = find_arm(arm)
+    return found, found.shape(depth, SizeRule())
+
+
+def test_only_the_published_network_on_its_corpus_matches(trained: Path, tables: Path) -> None:
+    small = record_of(trained).spec
+    arm, shape = full_size("untied-grow", 3)
+    found, reason = find_published(tables, arm, shape, FINEWEB)
+    assert found is not None and not reason
+    assert (found["validation_loss"], found["nll22"], found["core22"]) == (4.25, 3.5, 0.0625)
+    assert found["core22_seed_sd"] is None and found["core17_seed_sd"] == 0.001
+    assert found["tasks"] == {
+        "choose": {"nll": 2.75, "centered": 0.03125},
+        "ending": {"nll": 2.5, "centered": None},
+    }
+    assert found["kl_depth"] == 5 and found["test_time_passes"]["differences"] == {1: 0.25, 4: 0.0}
+    # The depth and the passes were published for FineWeb only.
+    found, _ = find_published(tables, arm, shape, EDU)
+    assert found is not None and found["core22_seed_sd"] == 0.002
+    assert found["kl_depth"] is None and found["test_time_passes"] is None and not found["tasks"]
+    for other, source, says in (
+        ((arm, shape), {"kind": "files"}, "not prepared from fineweb"),
+        (full_size("vanilla", 3), FINEWEB, "no published vanilla d3"),
+        (full_size("untied-grow", 4), FINEWEB, "no published untied-grow d4"),
+        ((small.arm, small.shape), FINEWEB, "the run's network is not the published untied-grow d3"),
+        ((replace(arm, title="Other"), shape), FINEWEB, "network is not the published"),
+    ):
+        scores, reason = find_published(tables, *other, source)
+        assert scores is None and says in reason
+    with pytest.raises(UsageError, match=r"has no core_scores\.csv"):
+        find_published(tables.parent, arm, shape, FINEWEB)
+
+
+def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
+    trained: Path,
+    dataset: Dataset,
+    bundle_folder: Path,
+    tables: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / trained.name))
+    words = ["eval", str(run), "--data", str(dataset.directory), "--core", str(bundle_folder)]
+    words += ["--examples", "2", "--kl-depth", "--passes", "1..4"]
+    assert main([*words, "--published", str(tables)]) == 0
+    out, err = capsys.readouterr()
+    assert "no published scores to compare with" in err and "published:" not in out
+    # A run of the published size takes long: this small one is declared to be of that size.
+    shape = record_of(trained).spec.shape
+    module = "steepen.evaluation.published_scores"
+    monkeypatch.setattr(f"{module}.CORPORA", {"None": "fineweb"})
+    monkeypatch.setattr(f"{module}.WIDTH_PER_DEPTH", shape.width // shape.depth)
+    monkeypatch.setattr(f"{module}.VOCABULARY", shape.vocabulary)
+    monkeypatch.setattr(f"{module}.CONTEXT", shape.context)
+    monkeypatch.setenv("STEEPEN_PUBLISHED", str(tables))
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "published untied-grow d3 on fineweb (1.000e+15 FLOPs): validation loss 4.2500" in out
+    assert "published: KL effective depth 5" in out
+    assert "published, minus loss at 4: 1: +0.2500, 4: +0.0000" in out
+    assert "published centred" in out and "0.0312" in out and "2.7500" in out
+    assert "published: CORE22 0.0625, CORE17 0.0500, answer NLL 3.5000 (convention: authors)" in out
+    assert "no published" not in err
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["published"]["core22"] == 0.0625
+    assert "published" not in record_of(run).evaluation
+
+
+def test_every_published_checkpoint_is_found(reference_data: Callable[[str], Path]) -> None:
+    folder = reference_data("refdata/authors/core_scores.csv").parent
+    rows = (folder / "core_scores.csv").read_text().splitlines()[1:]
+    found = 0
+    for corpus, arm, depth, _, loss, *_ in (row.split(",") for row in rows):
+        source = FINEWEB if corpus == "fineweb" else EDU
+        scores, reason = find_published(folder, *full_size(arm, int(depth)), source)
+        assert scores is not None, reason
+        assert scores["validation_loss"] == float(loss)
+        found += 1
+    assert found == 74
