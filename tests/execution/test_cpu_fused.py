@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,7 @@ def reference_loss(
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
-def build(
-    arm: str, *, context: int = 10, multipliers: Multipliers | None = None, **options: float
-) -> Network:
+def build(arm: str, *, context: int = 10, multipliers: Multipliers | None = None, **options: Any) -> Network:
     found_arm = find_arm(arm)
     shape = found_arm.shape(3, SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=context, vocabulary=17))
     bare = build_on_meta(shape, found_arm, multipliers or Multipliers(0.7, 1.3, 0.9), ModelOptions(**options))
@@ -131,13 +131,16 @@ def test_masks_low_precision_and_large_scores_run_the_reference_block() -> None:
     visible = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
     tree = TreeLayout(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
     low_precision, large_scores = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
-    masked = build("vanilla")
+    fp32_stream = build("vanilla", residual_stream="fp32").bfloat16()
+    masked, others = build("vanilla"), (low_precision, large_scores, fp32_stream)
     with torch.no_grad():
-        before = [masked.hidden_states(tokens, tree=tree), low_precision(tokens), large_scores(tokens)]
-        for network in (masked, low_precision, large_scores):
+        before = [masked.hidden_states(tokens, tree=tree), *(network(tokens) for network in others)]
+        for network in (masked, *others):
             cpu.install_fused_cpu(network)
-        after = [masked.hidden_states(tokens, tree=tree), low_precision(tokens), large_scores(tokens)]
+        after = [masked.hidden_states(tokens, tree=tree), *(network(tokens) for network in others)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert low_precision.hidden_states(tokens).dtype == torch.bfloat16
+    assert fp32_stream.hidden_states(tokens).dtype == torch.float32
 
 
 def test_fused_block_gradients_equal_finite_differences() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from steepen.execution.compile import compile_blocks, compile_network
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
+from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
@@ -19,9 +20,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
 
 
-def build(name: str) -> Network:
-    arm = ARMS[name]
-    network = materialize(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+def build(name: str, stream: StreamPrecision = "bf16") -> Network:
+    arm, options = ARMS[name], ModelOptions(residual_stream=stream)
+    bare = build_on_meta(arm.shape(6, SCALE), arm, options=options)
+    network = materialize(bare, "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
     for parameter in network.parameters():  # some weights are initialized to zero
         scale = 0.5 * parameter.shape[-1] ** -0.5
@@ -64,20 +66,43 @@ def assert_as_accurate(name: str, exact: Network, reference: Network, other: Net
                 assert error <= max(1.5 * reference_error.item(), 5e-3), key
 
 
+@pytest.mark.parametrize("stream", ["bf16", "fp32"])
 @pytest.mark.parametrize("name", ARMS)
-def test_fused_path_is_as_close_to_fp32_as_the_bf16_reference(name: str) -> None:
-    exact, reference, fused = build(name), build(name), build(name)
+def test_fused_path_is_as_close_to_fp32_as_the_bf16_reference(name: str, stream: StreamPrecision) -> None:
+    exact, reference, fused = build(name), build(name, stream), build(name, stream)
     reference.compute_dtype = torch.bfloat16
     apply_execution_mode(fused, "bf16", fused=True, compiled=False)
     assert_as_accurate(name, exact, reference, fused)
 
 
+@pytest.mark.parametrize("stream", ["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["vanilla", "loop-grow", "untied-grow"])
-def test_compiled_path_is_as_close_to_fp32_as_the_bf16_reference(name: str) -> None:
-    exact, reference, compiled = build(name), build(name), build(name)
+def test_compiled_path_is_as_close_to_fp32_as_the_bf16_reference(name: str, stream: StreamPrecision) -> None:
+    exact, reference, compiled = build(name), build(name, stream), build(name, stream)
     reference.compute_dtype = torch.bfloat16
     apply_execution_mode(compiled, "bf16", fused=False, compiled=True)
     assert_as_accurate(name, exact, reference, compiled)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("name", ["deep-vanilla-grow", "untied-grow"])
+def test_fp32_residual_stream_is_closer_to_fp32_than_a_bf16_stream(name: str, precision: str) -> None:
+    """Hidden states after the last block, at the largest number of passes; the stream's dtype too."""
+    if precision == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU with fp8 tensor cores")
+    hidden: dict[str, Tensor] = {}
+    for stream in ("exact", "bf16", "fp32"):
+        network = build(name, "bf16" if stream == "exact" else stream)
+        if stream != "exact":
+            apply_execution_mode(network, precision, fused=True, compiled=False)
+        grow(network, ARMS[name].passes.max_passes)
+        with configure_backends(torch.device("cuda")):
+            # With gradients: without them fp8 networks run in bf16.
+            hidden[stream] = network.hidden_states(batch()[0], ARMS[name].passes.max_passes).detach()
+    assert hidden["bf16"].dtype == torch.bfloat16 and hidden["fp32"].dtype == torch.float32
+    norm = hidden["exact"].norm()
+    error = {s: ((hidden[s].float() - hidden["exact"]).norm() / norm).item() for s in ("bf16", "fp32")}
+    assert error["fp32"] < (0.9 if precision == "bf16" else 1.0) * error["bf16"], error
 
 
 def test_growth_and_other_passes_trigger_no_recompilation() -> None:

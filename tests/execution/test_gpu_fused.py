@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from steepen.execution.linear import FusedLinear
 from steepen.kernels.dispatch import REFERENCE, TRITON, TRITON_BLOCK
 from steepen.model.arms import ARMS
 from steepen.model.block import TransformerBlock
-from steepen.model.config import ModelOptions, Multipliers
+from steepen.model.config import ModelOptions, Multipliers, StreamPrecision
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, initialize, materialize
 from steepen.model.load_weights import copy_weights
@@ -26,12 +27,15 @@ MULTIPLIERS = Multipliers(residual=0.6, output=1.7, injection=0.8)
 
 
 def build(
-    name: str, softcap: float | None = None, block: str = "transformer", injection: float = 0.8
+    name: str,
+    softcap: float | None = None,
+    block: str = "transformer",
+    injection: float = 0.8,
+    stream: StreamPrecision = "bf16",
 ) -> Network:
     arm = replace(ARMS[name], block=block)
-    bare = build_on_meta(
-        arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), ModelOptions(softcap=softcap)
-    )
+    options = ModelOptions(softcap=softcap, residual_stream=stream)
+    bare = build_on_meta(arm.shape(6, SCALE), arm, replace(MULTIPLIERS, injection=injection), options)
     network = materialize(bare, dtype=torch.float64, embedding_std=0.3, seed=1)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():  # away from weights initialized to zero
@@ -186,6 +190,33 @@ class ChannelMajor(TransformerBlock):
         return super().forward(x, rotary, mask).mT.contiguous().mT
 
 
+@pytest.mark.parametrize("name", ["deep-vanilla-grow", "loop-grow", "untied-grow", "untied-2-norm-only"])
+def test_fp32_stream_with_bf16_branches_equals_reference_up_to_bf16_rounding(name: str) -> None:
+    """Against fp32, the fused path with an fp32 stream errs as its reference does, a bf16 stream by more."""
+    passes = ARMS[name].passes.max_passes
+    found: dict[str, list[Tensor]] = {}
+    for kind in ("exact", "reference", "fused", "narrow"):
+        network = build(name, stream="bf16" if kind == "narrow" else "fp32").float()
+        if kind != "exact":
+            network.compute_dtype = torch.bfloat16
+        if kind in ("fused", "narrow"):
+            install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
+        if passes > network.passes:
+            grow(network, passes)
+        hidden = network.hidden_states(torch.arange(24).view(2, 12), passes)
+        assert hidden.dtype == (torch.bfloat16 if kind == "narrow" else torch.float32)
+        found[kind] = [*gradients(network, passes), hidden.detach().float()]
+
+    def errors(kind: str) -> list[float]:
+        pairs = zip(found[kind], found["exact"], strict=True)
+        return [((one - exact).norm() / exact.norm()).item() for one, exact in pairs]
+
+    fused, reference, narrow = errors("fused"), errors("reference"), errors("narrow")
+    assert all(one <= max(1.5 * other, 1e-2) for one, other in zip(fused, reference, strict=True))
+    assert fused[-1] < 0.9 * narrow[-1]  # hidden states
+    assert sum(fused) < sum(narrow)
+
+
 def test_custom_block_may_promote_the_hidden_states() -> None:
     reference, fused = (build("operator-1", block=f"{__name__}:WithGain").float() for _ in range(2))
     for network in (reference, fused):
@@ -193,6 +224,28 @@ def test_custom_block_may_promote_the_hidden_states() -> None:
     install_fused_gpu(fused, partial(FusedLinear, dtype=torch.bfloat16))
     one, two = gradients(fused, 1)[0], gradients(reference, 1)[0]
     assert one.item() == pytest.approx(two.item(), rel=1e-2)
+
+
+class Recorder(TransformerBlock):
+    """Records the dtypes of a GEMM's result and of the hidden states."""
+
+    seen: ClassVar[list[torch.dtype]] = []
+
+    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.seen.extend([x.dtype, (x @ self.out.t()).dtype])
+        return super().forward(x, rotary, mask)
+
+
+@pytest.mark.parametrize(("stream", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_custom_block_computes_its_gemms_in_bf16_whatever_the_stream(
+    stream: StreamPrecision, dtype: torch.dtype
+) -> None:
+    network = build("vanilla", block=f"{__name__}:Recorder", stream=stream).float()
+    network.compute_dtype = torch.bfloat16
+    network.to(torch.bfloat16)
+    Recorder.seen.clear()
+    network(torch.arange(12)[None])
+    assert set(Recorder.seen[::2]) == {dtype} and set(Recorder.seen[1::2]) == {torch.bfloat16}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs the kernels on Triton's interpreter")

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from steepen.execution import gpu_fused, linear
 from steepen.execution.linear import FusedLinear
 from steepen.model.arms import find_arm
+from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.init import build_on_meta
 from steepen.model.shape import SizeRule
 
@@ -96,11 +97,12 @@ def skip_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def peak(name: str, depth: int) -> float:
+def peak(name: str, depth: int, stream: StreamPrecision = "bf16") -> float:
     """Peak bytes of a micro-batch, forward and backward, with weights, gradients and optimizer state."""
     arm = find_arm(name)
     with FakeTensorMode(allow_non_fake_inputs=True), MemoryCounter() as memory:
-        network = build_on_meta(arm.shape(depth, SizeRule()), arm)
+        options = ModelOptions(residual_stream=stream)
+        network = build_on_meta(arm.shape(depth, SizeRule()), arm, options=options)
         for module in network.modules():
             for key, parameter in module._parameters.items():
                 assert parameter is not None
@@ -136,6 +138,16 @@ def test_second_pass_adds_activations_of_three_blocks_and_two_boundaries() -> No
     blocks = shape.allocation.executed(2) - 8
     # Each of the two boundaries saves its input. The peaks are at different places, hence the margin.
     assert blocks == 3 and 2 * hidden <= added - blocks * block < 3 * hidden
+
+
+@pytest.mark.usefixtures("skip_computation")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, benchmarks/throughput.py measures it")
+@pytest.mark.parametrize(("name", "operators"), [("vanilla", 0), ("untied-2", 2), ("untied-4", 4)])
+def test_fp32_residual_stream_adds_four_widths_and_one_per_operator(name: str, operators: int) -> None:
+    """No block saves the stream, so its cost does not grow with depth."""
+    for depth in (3, 8):
+        hidden = 2 * 32 * 2048 * find_arm(name).shape(depth, SizeRule()).width
+        assert peak(name, depth, "fp32") - peak(name, depth) == (4 + operators) * hidden
 
 
 @pytest.mark.usefixtures("skip_computation")

@@ -103,14 +103,31 @@ def test_norms_equal_reference(width: int) -> None:
     torch.testing.assert_close(total, want_total, rtol=2**-7, atol=0)
     torch.testing.assert_close(rstd, want_rstd, rtol=2**-6, atol=0)
     normed = unquantized(want)
-    for residual in (None, y):
-        check(
-            *(
-                k.rms_norm_backward(d, normed, rstd, residual)
-                for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
-            ),
-            GRADIENT_DTYPE,
-        )
+    (dx, ours), (want_dx, theirs) = (
+        k.rms_norm_backward(d, normed, rstd, y) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
+    )
+    assert dx is unquantized(ours) and want_dx is unquantized(theirs)
+    check(ours, theirs, GRADIENT_DTYPE)
+
+
+@pytest.mark.parametrize("width", [64, 384, 80])
+def test_norms_of_an_fp32_residual_stream_equal_reference(width: int) -> None:
+    """The stream and its gradient are fp32; the norm is rounded to bf16 before it is quantized."""
+    x, residual = draw(5, width).float(), draw(5, width, seed=3).float()
+    y, d = draw(5, width, seed=1), draw(5, width, seed=2)
+    found = [k.add_rms_norm(x, y, EPS, torch.bfloat16) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)]
+    (total, n, rstd), (want_total, want, want_rstd) = found
+    assert total.dtype == torch.float32 and unquantized(n).dtype == torch.bfloat16
+    torch.testing.assert_close(total, want_total)
+    torch.testing.assert_close(rstd, want_rstd)
+    check(n, want, ACTIVATION_DTYPE)
+    normed = unquantized(want)
+    (dx, ours), (want_dx, theirs) = (
+        k.rms_norm_backward(d, normed, rstd, residual) for k in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK)
+    )
+    assert dx.dtype == torch.float32
+    torch.testing.assert_close(dx, want_dx, rtol=1e-4, atol=1e-5 * want_dx.abs().max().item())
+    check(ours, theirs, GRADIENT_DTYPE)
 
 
 @pytest.mark.parametrize("width", [48, 1536])

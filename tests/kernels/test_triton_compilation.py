@@ -162,10 +162,11 @@ def call_block(width: int, *, fp8: bool) -> None:
     x, rstd = empty(rows, width), empty(rows, dtype=torch.float32)
     kernels = dispatch.block_kernels_for(x, fp8=fp8)
     assert kernels is (dispatch.TRITON_FP8_BLOCK if fp8 else dispatch.TRITON_BLOCK)
-    kernels.rms_norm(x, EPS)
-    kernels.add_rms_norm(x, x, EPS)
-    kernels.rms_norm_backward(x, x, rstd, None)
-    kernels.rms_norm_backward(x, x, rstd, x)
+    stream = empty(rows, width, dtype=torch.float32)
+    for residual in (x, stream):
+        kernels.rms_norm(residual, EPS, torch.bfloat16)
+        kernels.add_rms_norm(residual, x, EPS, torch.bfloat16)
+        kernels.rms_norm_backward(x, x, rstd, residual)
     qkv, table = empty(BATCH, TIME, 3, heads, 128), empty(2, TIME, 64)
     qk_rstd = kernels.rotate_norm_(qkv, table, EPS)
     dq, dk, dv = (empty(BATCH, heads, TIME, 128).transpose(1, 2) for _ in range(3))
@@ -188,11 +189,14 @@ def call_block(width: int, *, fp8: bool) -> None:
         others = dispatch.kernels_for(x)
         assert others is dispatch.TRITON
         tokens, embedding = empty(rows, dtype=torch.int64), empty(8_192, width, dtype=torch.float32)
-        others.embed_norm(tokens, embedding, EPS, torch.bfloat16)
-        others.embed_norm_backward_(embedding, tokens, x, x, rstd)
+        for residual in (x, stream):
+            others.rms_norm_backward(x, x, rstd, residual)
+            others.embed_norm(tokens, embedding, EPS, residual.dtype)
+            others.embed_norm_backward_(embedding, tokens, residual, residual, rstd)
+            others.norm_inject(residual, residual, 0.7, EPS)
+            others.norm_inject_backward(residual, residual, rstd, 0.7)
+        others.rms_norm_backward(x, x, rstd)
         kernels.swiglu_backward_(empty(rows, 2 * hidden), empty(rows, hidden), empty(rows, hidden))
-        others.norm_inject(x, x, 0.7, EPS)
-        others.norm_inject_backward(x, x, rstd, 0.7)
 
 
 def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
@@ -208,6 +212,8 @@ def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
         assert found is not None
         rstd = empty(rows, dtype=torch.float32)
         TRITON.rms_norm_backward(n, n, rstd, row_factor=found.row_factor, out=n)
+        out = empty(rows, width, dtype=torch.float32)
+        TRITON.rms_norm_backward(n, n, rstd, row_factor=found.row_factor, out=out)
     TRITON.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap)
     if capability >= FP8_CAPABILITY:
         TRITON_FP8_BLOCK.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap)

@@ -82,6 +82,37 @@ def test_norms_equal_reference(draw: Draw, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_norms_of_an_fp32_residual_stream_equal_reference(device: str, width: int) -> None:
+    """The stream and its gradient are fp32; branches and GEMM operands are bf16."""
+    branch, stream = Draw(device, torch.bfloat16), Draw(device, torch.float32, seed=1)
+    x, residual, y, dn = stream(5, width), stream(5, width), branch(5, width), branch(5, width)
+    for ours, theirs in zip(
+        (*TRITON.rms_norm(x, EPS, torch.bfloat16), *TRITON.add_rms_norm(x, y, EPS, torch.bfloat16)),
+        (*REFERENCE.rms_norm(x, EPS, torch.bfloat16), *REFERENCE.add_rms_norm(x, y, EPS, torch.bfloat16)),
+        strict=True,
+    ):
+        (branch if theirs.dtype == torch.bfloat16 else stream).agree(ours, theirs)
+    n, rstd = REFERENCE.rms_norm(x, EPS, torch.bfloat16)
+    dx, rounded = TRITON.rms_norm_backward_rounded(dn, n, rstd, residual)
+    want, want_rounded = REFERENCE.rms_norm_backward_rounded(dn, n, rstd, residual)
+    stream.agree(dx, want)
+    branch.agree(rounded, want_rounded)
+    stream.agree(TRITON.rms_norm_backward(dn, n, rstd, residual), want)
+    out = torch.empty_like(x)
+    row_factor = stream(5)
+    TRITON.rms_norm_backward(dn, n, rstd, row_factor=row_factor, out=out)
+    wide = REFERENCE.rms_norm_backward(dn.float(), n, rstd, row_factor=row_factor)
+    stream.agree(out, wide)
+
+
+def test_gradient_of_a_stream_in_the_compute_dtype_is_its_own_gemm_operand(draw: Draw) -> None:
+    d, n = draw(5, 64), draw(5, 64)
+    for kernels in (TRITON, REFERENCE):
+        dx, rounded = kernels.rms_norm_backward_rounded(d, n, draw(5).float(), d)
+        assert dx is rounded
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_embedding_equals_reference(draw: Draw, width: int) -> None:
     table, tokens = draw(11, width).float(), draw.integers(11, 9)
     ours, theirs = (k.embed_norm(tokens, table, EPS, draw.dtype) for k in (TRITON, REFERENCE))

@@ -17,6 +17,7 @@ from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS, find_arm
+from steepen.model.config import ModelOptions
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
@@ -200,6 +201,17 @@ def test_memory_estimate_is_near_the_measured_memory() -> None:
         rung = PAPER[arm].at(ARMS[arm], depth, SizeRule(context=context, vocabulary=vocabulary))
         estimate = training_memory(rung, 1, 65_536 // context, sharded=False).total / 2**30
         assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
+
+
+@pytest.mark.parametrize(("arm", "operators"), [("vanilla", 0), ("operator-1", 1), ("loop-2", 2)])
+def test_fp32_residual_stream_adds_its_part_to_the_memory_estimate(arm: str, operators: int) -> None:
+    """Counted on fake tensors in tests/execution/test_gpu_fused_memory.py: 4 widths, and 1 per operator."""
+    rung = PAPER[arm].at(ARMS[arm], 8)
+    narrow, wide = (
+        training_memory(rung, 1, 32, sharded=False, options=ModelOptions(residual_stream=stream))
+        for stream in ("bf16", "fp32")
+    )
+    assert wide.total - narrow.total == 2 * 32 * 2048 * 1024 * (4 + operators)
 
 
 def test_largest_micro_batch_fits_and_one_more_would_not() -> None:

@@ -103,6 +103,7 @@ DEFAULTS: dict[str, Any] = {
     "ModelOptions.rope_base": 10000,
     "ModelOptions.qk_scale": 1,
     "ModelOptions.softcap": None,
+    "ModelOptions.residual_stream": "bf16",
 }
 
 
@@ -207,6 +208,14 @@ def test_texts_of_an_arm_and_equal_numbers_do_not_change_the_hash() -> None:
     decay = replace(spec.hyperparameters, weight_decay=1.0, warmup_steps=7)
     same = replace(spec.hyperparameters, weight_decay=1, warmup_steps=7)
     assert replace(spec, hyperparameters=decay).hash == replace(spec, hyperparameters=same).hash
+
+
+def test_residual_stream_changes_the_hash_only_where_it_changes_the_run() -> None:
+    streams = [ModelOptions(residual_stream=stream) for stream in ("bf16", "fp32")]
+    for precision, hashes in (("fp32", 1), ("bf16", 2), ("fp8", 2)):
+        specs = [paper_spec("vanilla", precision=precision, options=options) for options in streams]
+        assert len({spec.hash for spec in specs}) == hashes
+        assert [RunSpec.from_dict(spec.to_dict()) for spec in specs] == specs
 
 
 def test_device_world_size_and_micro_batch_are_not_part_of_a_spec() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from steepen.execution.select import apply_execution_mode
 from steepen.model.arms import ARMS
+from steepen.model.config import ModelOptions, StreamPrecision
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
@@ -25,9 +26,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
 
 
-def build(name: str) -> Network:
-    arm = ARMS[name]
-    network = materialize(build_on_meta(arm.shape(6, SCALE), arm), "cuda", embedding_std=0.2, seed=1)
+def build(name: str, stream: StreamPrecision = "bf16") -> Network:
+    arm, options = ARMS[name], ModelOptions(residual_stream=stream)
+    bare = build_on_meta(arm.shape(6, SCALE), arm, options=options)
+    network = materialize(bare, "cuda", embedding_std=0.2, seed=1)
     generator = torch.Generator("cuda").manual_seed(0)
     for parameter in network.parameters():  # some weights are initialized to zero
         scale = 0.5 * parameter.shape[-1] ** -0.5
@@ -41,8 +43,10 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def make_step(name: str, *, cuda_graphs: bool, precision: str = "bf16") -> TrainStep:
-    network = build(name)
+def make_step(
+    name: str, *, cuda_graphs: bool, precision: str = "bf16", stream: StreamPrecision = "bf16"
+) -> TrainStep:
+    network = build(name, stream)
     apply_execution_mode(network, precision, fused=True, compiled=False)
     hyperparameters = replace(recipe_of(network.arm).base, learning_rate=3e-3)
     optimizer = Optimizer(network.named_parameters(), hyperparameters, OptimizerConfig(), network.refresh)
@@ -50,16 +54,18 @@ def make_step(name: str, *, cuda_graphs: bool, precision: str = "bf16") -> Train
     return TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, say=pytest.fail)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize(("precision", "stream"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp8", "fp32")])
 @pytest.mark.parametrize("name", ["untied-2", "loop-2"])
-def test_replayed_steps_equal_launched_steps_through_growth(name: str, precision: str) -> None:
+def test_replayed_steps_equal_launched_steps_through_growth(
+    name: str, precision: str, stream: StreamPrecision
+) -> None:
     """Compares losses and gradient norms of 30 steps; passes and learning rate change, the network grows."""
     if precision == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU with fp8 tensor cores")
     measured: dict[bool, list[float]] = {}  # by use of CUDA graphs: loss and norm of every step
     with configure_backends(torch.device("cuda")):
         for cuda_graphs in (False, True):
-            train_step = make_step(name, cuda_graphs=cuda_graphs, precision=precision)
+            train_step = make_step(name, cuda_graphs=cuda_graphs, precision=precision, stream=stream)
             values: list[float] = []
             for step in range(30):
                 if step == 20:

@@ -35,7 +35,7 @@ def install_fused_cpu(network: Network) -> None:
 
 
 class FusedCpuBlock:
-    """Fused forward of a `TransformerBlock` in fp32 or fp64; other inputs run the reference."""
+    """Fused forward of a `TransformerBlock` in fp32 or fp64; other dtypes, or two, run the reference."""
 
     def __init__(self, block: TransformerBlock) -> None:
         self.block = block
@@ -46,7 +46,7 @@ class FusedCpuBlock:
         """`TransformerBlock.forward` without a mask."""
         block = self.block
         wide = x.dtype in (torch.float32, torch.float64)  # lower precisions need wider norms and sums
-        if not (wide and self.scores_bounded and x.is_cpu):
+        if not (wide and x.dtype == rotary.dtype and self.scores_bounded and x.is_cpu):
             return block.forward_reference(x, rotary)
         weights = (w.to(x.dtype) for w in (block.qkv, block.out, block.gate_up, block.down))
         return cast("Tensor", _Block.apply(x, rotary, *weights, block))

@@ -1,6 +1,7 @@
 """Fused execution on a GPU: hand-written forward and backward passes with fused kernels between the GEMMs.
 
-It computes what `TransformerBlock` and `Network` compute, in one compute dtype, with these differences:
+It computes what `TransformerBlock` and `Network` compute, in one compute dtype. The residual stream and its
+gradient are in that dtype too, or in fp32 (`ModelOptions.residual_stream`). Differences:
 - Weights are cast to the compute dtype once per optimizer step, not at every use. After changing weights,
   call `Network.refresh`.
 - Weight gradients are written to `.grad` inside the custom backward, outside autograd, so hooks on weights do
@@ -48,6 +49,7 @@ class FusedBlock:
         self.heads, self.eps, self.attention_scale = block.heads, block.eps, block.attention_scale
         self.qkv, self.out = make_linear(block.qkv, 1.0), make_linear(block.out, block.residual)
         self.gate_up, self.down = make_linear(block.gate_up, 1.0), make_linear(block.down, block.residual)
+        self.dtype: torch.dtype = self.qkv.weight.dtype  # of the GEMMs; the residual stream may be wider
         self.fp8 = all(isinstance(linear, Float8Linear) for linear in self.linears())
 
     def linears(self) -> list[FusedLinear]:
@@ -89,7 +91,7 @@ class _Qkv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotary: Tensor, block: FusedBlock) -> tuple[Tensor, ...]:
         kernels = block_kernels_for(x, fp8=block.fp8 and ctx.needs_input_grad[0])
-        n, rstd = kernels.rms_norm(_rows(x), block.eps)
+        n, rstd = kernels.rms_norm(_rows(x), block.eps, block.dtype)
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
         qk_rstd = kernels.rotate_norm_(qkv, rotary, block.eps)
         ctx.block = block
@@ -119,9 +121,9 @@ class _AfterAttention(torch.autograd.Function):
         scale = kernels.wgrad_scale(operand)
         middle = block.out.added_to(_rows(x), operand)
         if middle is not None:
-            n, rstd = kernels.rms_norm(middle, block.eps)
+            n, rstd = kernels.rms_norm(middle, block.eps, block.dtype)
         else:
-            middle, n, rstd = kernels.add_rms_norm(_rows(x), block.out(operand), block.eps)
+            middle, n, rstd = kernels.add_rms_norm(_rows(x), block.out(operand), block.eps, block.dtype)
         del operand  # memory peaks here, in the last block
         gate_up = block.gate_up(n)
         activated = kernels.swiglu(gate_up)
@@ -137,7 +139,8 @@ class _AfterAttention(torch.autograd.Function):
         flat, scale, n, rstd, gate_up, activated = ctx.saved_tensors
         block: FusedBlock = ctx.block
         kernels = block_kernels_for(flat, fp8=block.fp8)
-        d = kernels.quantize_gradient(_rows(gradients[0]))
+        d_stream = _rows(gradients[0])
+        d = kernels.quantize_gradient(d_stream if block.fp8 else d_stream.to(block.dtype))
         d_activated = block.down.dgrad(d)
         d_gate_up, activated = kernels.swiglu_backward_(gate_up, d_activated, activated)
         del d_activated
@@ -145,10 +148,10 @@ class _AfterAttention(torch.autograd.Function):
         del activated
         dn = block.gate_up.backward(d_gate_up, kernels.wgrad_normed(n))
         del d_gate_up
-        d = kernels.rms_norm_backward(dn, n, rstd, unquantized(d))
+        d_stream, d = kernels.rms_norm_backward(dn, n, rstd, d_stream)
         del dn
         d_attended = block.out.backward(d, kernels.wgrad_activation(flat, scale))
-        return d_attended.view(shape), unquantized(d).view(shape), None
+        return d_attended.view(shape), d_stream.view(shape), None
 
 
 class _Embed(torch.autograd.Function):
@@ -211,9 +214,14 @@ class _Loss(torch.autograd.Function):
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
         kernels = block_kernels_for(hidden, fp8=isinstance(head, Float8Linear) and gradient)
-        n, rstd = kernels.rms_norm(_rows(hidden), fused.eps)
+        n, rstd = kernels.rms_norm(_rows(hidden), fused.eps, head.weight.dtype)
         flat_targets, tokens = targets.flatten().contiguous(), targets.numel()
-        step = logit_chunk_tokens(tokens, head.rows * hidden.element_size())
+        step = logit_chunk_tokens(tokens, head.rows * head.weight.element_size())
+        # A chunk of n is not needed once its gradient is known: a gradient of the same dtype overwrites it.
+        same = hidden.dtype == head.weight.dtype
+        d_hidden = (
+            unquantized(n) if same or not gradient else torch.empty_like(unquantized(n), dtype=hidden.dtype)
+        )
         losses: list[Tensor] = []
         for first in range(0, tokens, step):
             chunk = slice(first, first + step)
@@ -221,12 +229,12 @@ class _Loss(torch.autograd.Function):
                 n[chunk], flat_targets[chunk], head, loss_scale / tokens, fused.softcap, gradient
             )
             losses.append(loss)
-            if dn is not None:  # this chunk of n is not needed again: the gradient overwrites it
-                normed = unquantized(n)[chunk]
-                kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=normed)
+            if dn is not None:
+                normed, out = unquantized(n)[chunk], d_hidden[chunk]
+                kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=out)
             del dn
         if gradient:
-            ctx.save_for_backward(unquantized(n))
+            ctx.save_for_backward(d_hidden)
             ctx.shape = hidden.shape
         return torch.cat(losses).mean() * loss_scale
 
@@ -300,8 +308,7 @@ class FusedNetwork:
 
     def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
         """`loss_scale` times the mean cross-entropy."""
-        # A custom block may have promoted the hidden states, for example by a gain in fp32.
-        return _apply(_Loss, hidden.to(self.head.weight.dtype), targets, self.head, loss_scale, self)
+        return _apply(_Loss, hidden, targets, self.head, loss_scale, self)
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """The boundary operator RMSNorm(h) + alpha·e."""

@@ -31,7 +31,10 @@ class FusedLinear:
         return gemm(x, self.weight.t())
 
     def add_to_(self, total: Tensor, x: Tensor) -> Tensor:
-        """total += x @ weightᵀ in place, rounded once."""
+        """total += x @ weightᵀ in place, rounded once to the dtype of `total`."""
+        if total.dtype != x.dtype:
+            accumulate_gemm_(total, x, self.weight.t(), 1.0)
+            return total
         return gemm(x, self.weight.t(), accumulate_into=total)
 
     def added_to(self, total: Tensor, x: Tensor) -> Tensor | None:

@@ -91,9 +91,10 @@ class Fp8Gemm(Protocol):
 class Kernels:
     """Operations in the compute dtype; those with a trailing underscore overwrite their first argument."""
 
-    rms_norm: Callable[[Tensor, float], tuple[Tensor, Tensor]]
-    add_rms_norm: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+    rms_norm: Callable[..., tuple[Tensor, Tensor]]  # see norm.rms_norm_reference
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor, Tensor]]  # see norm.add_rms_norm_reference
     rms_norm_backward: RmsNormBackward
+    rms_norm_backward_rounded: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     norm_inject: Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
     norm_inject_backward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     embed_norm: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
@@ -117,13 +118,14 @@ class Kernels:
 class BlockKernels:
     """The operations of a block whose results are GEMM operands: in the compute dtype, or quantized to fp8.
 
+    `rms_norm_backward` returns the gradient of the residual stream and the operand made of it.
     `wgrad_scale`, `wgrad_activation` and `wgrad_normed` prepare saved activations for a wgrad GEMM: the scale
     is saved in the forward pass, the operand is made from it in the backward pass.
     """
 
-    rms_norm: Callable[[Tensor, float], tuple[GemmOperand, Tensor]]
-    add_rms_norm: Callable[[Tensor, Tensor, float], tuple[Tensor, GemmOperand, Tensor]]
-    rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor | None], GemmOperand]
+    rms_norm: Callable[..., tuple[GemmOperand, Tensor]]  # see norm.rms_norm_reference
+    add_rms_norm: Callable[..., tuple[Tensor, GemmOperand, Tensor]]  # see norm.add_rms_norm_reference
+    rms_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, GemmOperand]]
     rotate_norm_: Callable[[Tensor, Tensor, float], Tensor]
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], GemmOperand]
     swiglu: Callable[[Tensor], GemmOperand]
@@ -153,6 +155,7 @@ REFERENCE = Kernels(
     rms_norm=norm.rms_norm_reference,
     add_rms_norm=norm.add_rms_norm_reference,
     rms_norm_backward=norm.rms_norm_backward_reference,
+    rms_norm_backward_rounded=norm.rms_norm_backward_rounded_reference,
     norm_inject=norm.norm_inject_reference,
     norm_inject_backward=norm.norm_inject_backward_reference,
     embed_norm=norm.embed_norm_reference,
@@ -176,6 +179,7 @@ TRITON = Kernels(
     rms_norm=norm.rms_norm_triton,
     add_rms_norm=norm.add_rms_norm_triton,
     rms_norm_backward=norm.rms_norm_backward_triton,
+    rms_norm_backward_rounded=norm.rms_norm_backward_rounded_triton,
     norm_inject=norm.norm_inject_triton,
     norm_inject_backward=norm.norm_inject_backward_triton,
     embed_norm=norm.embed_norm_triton,
@@ -215,7 +219,7 @@ def without_quantization(kernels: Kernels) -> BlockKernels:
     return BlockKernels(
         rms_norm=kernels.rms_norm,
         add_rms_norm=kernels.add_rms_norm,
-        rms_norm_backward=kernels.rms_norm_backward,
+        rms_norm_backward=kernels.rms_norm_backward_rounded,
         rotate_norm_=kernels.rotate_norm_,
         rotate_norm_backward=kernels.rotate_norm_backward,
         swiglu=kernels.swiglu,

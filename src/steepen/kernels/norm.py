@@ -37,17 +37,19 @@ def at_least_fp32(x: Tensor) -> Tensor:
 # --- RMSNorm, and RMSNorm of a sum --------------------------------------------------------------------------
 
 
-def rms_norm_reference(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each row without gain; returns (normed, rstd)."""
+def rms_norm_reference(x: Tensor, eps: float, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each row without gain, in `dtype` (by default that of x); returns (normed, rstd)."""
     wide = at_least_fp32(x)
     rstd = torch.rsqrt(wide.square().mean(-1) + eps)
-    return (wide * rstd[:, None]).to(x.dtype), rstd
+    return (wide * rstd[:, None]).to(dtype or x.dtype), rstd
 
 
-def add_rms_norm_reference(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x + y and its RMSNorm; returns (sum, normed, rstd)."""
+def add_rms_norm_reference(
+    x: Tensor, y: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + y in the dtype of x, and its RMSNorm in `dtype`; returns (sum, normed, rstd)."""
     total = x + y
-    return (total, *rms_norm_reference(total, eps))
+    return (total, *rms_norm_reference(total, eps, dtype))
 
 
 def rms_norm_backward_reference(
@@ -62,14 +64,24 @@ def rms_norm_backward_reference(
     """Gradient of an RMSNorm's input from the gradient dn of its output n.
 
     `row_factor` (rows,) multiplies dn first. `residual_grad` is the gradient that reaches the input along the
-    residual connection, and is added. `out` may be n.
+    residual connection, and is added. The result has the dtype of `out`, which may be n, else of
+    `residual_grad`, else of dn.
     """
     d, y = at_least_fp32(dn), at_least_fp32(n)
     if row_factor is not None:
         d = d * row_factor[:, None]
     dx = rstd[:, None] * (d - y * (d * y).mean(-1, keepdim=True))
-    dx = (dx if residual_grad is None else dx + at_least_fp32(residual_grad)).to(dn.dtype)
-    return dx if out is None else out.copy_(dx)
+    if residual_grad is not None:
+        dx = dx + at_least_fp32(residual_grad)
+    return dx.to((dn if residual_grad is None else residual_grad).dtype) if out is None else out.copy_(dx)
+
+
+def rms_norm_backward_rounded_reference(
+    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm_backward_reference` and its result rounded to the dtype of dn, for GEMMs."""
+    dx = rms_norm_backward_reference(dn, n, rstd, residual_grad)
+    return dx, dx.to(dn.dtype)
 
 
 @triton.jit
@@ -98,11 +110,11 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _rms_norm_backward_kernel(
-    d_ptr, n_ptr, rstd_ptr, residual_ptr, factor_ptr, dx_ptr, fp8_ptr, scale_ptr, rows, width,
-    RESIDUAL: tl.constexpr, FACTOR: tl.constexpr, FP8_MAX: tl.constexpr,
+    d_ptr, n_ptr, rstd_ptr, residual_ptr, factor_ptr, dx_ptr, rounded_ptr, fp8_ptr, scale_ptr, rows, width,
+    RESIDUAL: tl.constexpr, FACTOR: tl.constexpr, ROUNDED: tl.constexpr, FP8_MAX: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of an RMSNorm's input; with FP8_MAX also quantized."""
+    """Gradient of an RMSNorm's input; with ROUNDED also in a second dtype, with FP8_MAX also quantized."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)[None, :]
     mask = (row[:, None] < rows) & (column < width)
@@ -117,6 +129,8 @@ def _rms_norm_backward_kernel(
         dx += tl.load(residual_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     dx = dx.to(dx_ptr.dtype.element_ty)
     tl.store(dx_ptr + offset, dx, mask=mask)
+    if ROUNDED:
+        tl.store(rounded_ptr + offset, dx.to(rounded_ptr.dtype.element_ty), mask=mask)
     if FP8_MAX is not None:
         store_rows_fp8(dx.to(tl.float32), fp8_ptr, scale_ptr, row, rows, offset, mask, FP8_MAX)
 
@@ -125,10 +139,10 @@ def _empty_rstd(x: Tensor) -> Tensor:
     return torch.empty(len(x), dtype=torch.float32, device=x.device)
 
 
-def rms_norm_triton(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_triton(x: Tensor, eps: float, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """`rms_norm_reference` in Triton."""
     rows, width = x.shape
-    n, rstd = torch.empty_like(x), _empty_rstd(x)
+    n, rstd = torch.empty_like(x, dtype=dtype), _empty_rstd(x)
     tile = row_tile(width, elements_per_thread=8)
     _rms_norm_kernel[row_grid(rows, tile)](
         x, x, x, n, rstd, n, rstd, rows, width, eps, ADD=False, FP8_MAX=None, **tile
@@ -136,10 +150,12 @@ def rms_norm_triton(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return n, rstd
 
 
-def add_rms_norm_triton(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def add_rms_norm_triton(
+    x: Tensor, y: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """`add_rms_norm_reference` in Triton."""
     rows, width = x.shape
-    total, n, rstd = torch.empty_like(x), torch.empty_like(x), _empty_rstd(x)
+    total, n, rstd = torch.empty_like(x), torch.empty_like(x, dtype=dtype), _empty_rstd(x)
     tile = row_tile(width, elements_per_thread=8)
     _rms_norm_kernel[row_grid(rows, tile)](
         x, y, total, n, rstd, n, rstd, rows, width, eps, ADD=True, FP8_MAX=None, **tile
@@ -158,39 +174,64 @@ def rms_norm_backward_triton(
 ) -> Tensor:
     """`rms_norm_backward_reference` in Triton."""
     rows, width = dn.shape
-    dx = torch.empty_like(dn) if out is None else out
+    dx = torch.empty_like(dn if residual_grad is None else residual_grad) if out is None else out
     tile = row_tile(width, elements_per_thread=8)
     _rms_norm_backward_kernel[row_grid(rows, tile)](
         dn, n, rstd, dn if residual_grad is None else residual_grad,
-        rstd if row_factor is None else row_factor, dx, dx, rstd, rows, width,
-        RESIDUAL=residual_grad is not None, FACTOR=row_factor is not None, FP8_MAX=None, **tile,
+        rstd if row_factor is None else row_factor, dx, dx, dx, rstd, rows, width,
+        RESIDUAL=residual_grad is not None, FACTOR=row_factor is not None, ROUNDED=False, FP8_MAX=None,
+        **tile,
     )  # fmt: skip
     return dx
 
 
-def rms_norm_fp8_reference(x: Tensor, eps: float) -> tuple[RowwiseFp8, Tensor]:
+def rms_norm_backward_rounded_triton(
+    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm_backward_rounded_reference` in Triton."""
+    if residual_grad.dtype == dn.dtype:
+        dx = rms_norm_backward_triton(dn, n, rstd, residual_grad)
+        return dx, dx
+    rows, width = dn.shape
+    dx, rounded = torch.empty_like(residual_grad), torch.empty_like(dn)
+    tile = row_tile(width, elements_per_thread=8)
+    _rms_norm_backward_kernel[row_grid(rows, tile)](
+        dn, n, rstd, residual_grad, rstd, dx, rounded, dx, rstd, rows, width,
+        RESIDUAL=True, FACTOR=False, ROUNDED=True, FP8_MAX=None, **tile,
+    )  # fmt: skip
+    return dx, rounded
+
+
+def rms_norm_fp8_reference(
+    x: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[RowwiseFp8, Tensor]:
     """`rms_norm_reference` with the output also quantized."""
-    n, rstd = rms_norm_reference(x, eps)
+    n, rstd = rms_norm_reference(x, eps, dtype)
     return quantize_activation_reference(n), rstd
 
 
-def add_rms_norm_fp8_reference(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, RowwiseFp8, Tensor]:
+def add_rms_norm_fp8_reference(
+    x: Tensor, y: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, RowwiseFp8, Tensor]:
     """`add_rms_norm_reference` with the normed output also quantized."""
-    total, n, rstd = add_rms_norm_reference(x, y, eps)
+    total, n, rstd = add_rms_norm_reference(x, y, eps, dtype)
     return total, quantize_activation_reference(n), rstd
 
 
 def rms_norm_backward_fp8_reference(
-    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor | None = None
-) -> RowwiseFp8:
-    """`rms_norm_backward_reference` with the result also quantized."""
-    return quantize_gradient_reference(rms_norm_backward_reference(dn, n, rstd, residual_grad))
+    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor
+) -> tuple[Tensor, RowwiseFp8]:
+    """`rms_norm_backward_reference` and its result quantized, for GEMMs."""
+    dx = rms_norm_backward_reference(dn, n, rstd, residual_grad)
+    return dx, quantize_gradient_reference(dx)
 
 
-def _norm_fp8_triton(x: Tensor, y: Tensor | None, eps: float) -> tuple[Tensor, RowwiseFp8, Tensor]:
+def _norm_fp8_triton(
+    x: Tensor, y: Tensor | None, eps: float, dtype: torch.dtype | None
+) -> tuple[Tensor, RowwiseFp8, Tensor]:
     rows, width = x.shape
     total = x if y is None else torch.empty_like(x)
-    n, rstd = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
+    n, rstd = torch.empty_like(x, dtype=dtype), _empty_rstd(x)
     data, scale = empty_rowwise(rows, width, ACTIVATION_DTYPE, x.device)
     tile = row_tile(width)
     _rms_norm_kernel[row_grid(rows, tile)](
@@ -200,29 +241,31 @@ def _norm_fp8_triton(x: Tensor, y: Tensor | None, eps: float) -> tuple[Tensor, R
     return total, RowwiseFp8(n, data, scale), rstd
 
 
-def rms_norm_fp8_triton(x: Tensor, eps: float) -> tuple[RowwiseFp8, Tensor]:
+def rms_norm_fp8_triton(x: Tensor, eps: float, dtype: torch.dtype | None = None) -> tuple[RowwiseFp8, Tensor]:
     """`rms_norm_fp8_reference` in Triton."""
-    return _norm_fp8_triton(x, None, eps)[1:]
+    return _norm_fp8_triton(x, None, eps, dtype)[1:]
 
 
-def add_rms_norm_fp8_triton(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, RowwiseFp8, Tensor]:
+def add_rms_norm_fp8_triton(
+    x: Tensor, y: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, RowwiseFp8, Tensor]:
     """`add_rms_norm_fp8_reference` in Triton."""
-    return _norm_fp8_triton(x, y, eps)
+    return _norm_fp8_triton(x, y, eps, dtype)
 
 
 def rms_norm_backward_fp8_triton(
-    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor | None = None
-) -> RowwiseFp8:
+    dn: Tensor, n: Tensor, rstd: Tensor, residual_grad: Tensor
+) -> tuple[Tensor, RowwiseFp8]:
     """`rms_norm_backward_fp8_reference` in Triton."""
     rows, width = dn.shape
-    dx = torch.empty_like(dn)
+    dx = torch.empty_like(residual_grad)
     data, scale = empty_rowwise(rows, width, GRADIENT_DTYPE, dn.device)
     tile = row_tile(width)
     _rms_norm_backward_kernel[row_grid(rows, tile)](
-        dn, n, rstd, dn if residual_grad is None else residual_grad, rstd, dx, data, scale, rows, width,
-        RESIDUAL=residual_grad is not None, FACTOR=False, FP8_MAX=fp8_max(GRADIENT_DTYPE), **tile,
+        dn, n, rstd, residual_grad, rstd, dx, dx, data, scale, rows, width,
+        RESIDUAL=True, FACTOR=False, ROUNDED=False, FP8_MAX=fp8_max(GRADIENT_DTYPE), **tile,
     )  # fmt: skip
-    return RowwiseFp8(dx, data, scale)
+    return dx, RowwiseFp8(dx, data, scale)
 
 
 # --- boundary: RMSNorm of the state plus an injection -------------------------------------------------------

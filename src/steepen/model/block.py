@@ -6,6 +6,7 @@ the optimizer steps each matrix of the stack separately.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
@@ -78,9 +79,13 @@ class TransformerBlock(nn.Module):
         return self.forward_reference(x, rotary, mask)
 
     def forward_reference(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The reference implementation of `forward`, which every faster implementation must reproduce."""
-        x = x + self._attend(self._norm(x), rotary, mask)
-        gate, up = linear(self._norm(x), self.gate_up).chunk(2, dim=-1)
+        """The reference implementation of `forward`, which every faster implementation must reproduce.
+
+        The branches are computed in the dtype of `rotary`; x, the residual stream, may be wider.
+        """
+        dtype = rotary.dtype
+        x = x + self._attend(self._norm(x).to(dtype), rotary, mask)
+        gate, up = linear(self._norm(x).to(dtype), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)
 
     def _attend(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -101,11 +106,17 @@ class TransformerBlock(nn.Module):
 
 
 def call_custom_block(name: str) -> Callable[..., Tensor]:
-    """Return a caller for custom blocks that names the block where it raises or changes the shape."""
+    """Return a caller for custom blocks that names the block where it raises or changes the shape.
 
-    def apply(block: nn.Module, x: Tensor, *rest: Tensor) -> Tensor:
+    If the residual stream is wider than the compute dtype, that of `rotary`, the block runs under autocast.
+    """
+
+    def apply(block: nn.Module, x: Tensor, rotary: Tensor, *rest: Tensor) -> Tensor:
+        same = x.dtype == rotary.dtype
+        context = contextlib.nullcontext() if same else torch.autocast(x.device.type, rotary.dtype)
         try:
-            y = block(x, *rest)
+            with context:
+                y = block(x, rotary, *rest)
         except SteepenError:
             raise
         except Exception as error:

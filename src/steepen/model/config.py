@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from steepen.utils.validate import require
 
 FP32_EPSILON = 1.1920929e-07
+StreamPrecision = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,13 @@ class ModelOptions:
     rope_base: float = 10_000.0
     qk_scale: float = 1.0  # on top of 1/sqrt(head_dim)
     softcap: float | None = None  # logits → softcap·tanh(logits/softcap)
+    # Precision of the residual stream and its gradient where the GEMMs are in bf16 or fp8; the attention and
+    # MLP branches are in bf16 either way.
+    residual_stream: StreamPrecision = "bf16"
 
     def __post_init__(self) -> None:
+        known = self.residual_stream in get_args(StreamPrecision)
+        require(known, "ModelOptions", "residual_stream", self.residual_stream, "bf16 or fp32")
         for name, bound in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
             valid = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)

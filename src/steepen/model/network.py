@@ -93,6 +93,17 @@ class Network(nn.Module):
         table = rotary_table(self.shape, self.options).to(self.embedding.device)
         self.rotary = table if exact else table.float()
 
+    @property
+    def branch_dtype(self) -> torch.dtype:
+        """Dtype of the GEMMs, and so of the attention and MLP branches."""
+        return self.compute_dtype or self.embedding.dtype
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Dtype of the residual stream (the hidden states): that of the branches, or fp32 if it is wider."""
+        wide = self.options.residual_stream == "fp32"
+        return torch.promote_types(self.branch_dtype, torch.float32) if wide else self.branch_dtype
+
     def refresh(self) -> None:
         """Update the fused path's copies of the weights; call it whenever the weights have changed."""
         if self.fused is not None:
@@ -137,7 +148,7 @@ class Network(nn.Module):
         """
         passes = self.passes if passes is None else passes
         self._check(tokens, passes, in_order=tree is None)
-        dtype = self.compute_dtype or self.embedding.dtype
+        dtype = self.branch_dtype
         if tree is None:
             # The fused path applies RoPE in fp32 whatever the compute dtype.
             exact = self.fused is not None and self.arm.block == "transformer"
@@ -155,7 +166,7 @@ class Network(nn.Module):
                     visit(x)
             return x
 
-        e = run(self.prelude, self.embed(tokens, dtype))
+        e = run(self.prelude, self.embed(tokens, self.stream_dtype))
         h: Tensor | None = None
         for core in self.applied_cores(passes):
             h = run(core, self._apply_boundary(self.core_boundary, h, e))
@@ -169,8 +180,8 @@ class Network(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states: final norm, head and output multiplier (also the logit lens)."""
-        raw = self.multipliers.output * linear(self.norm(hidden), self.head)
-        raw = raw if raw.dtype == torch.float64 else raw.float()
+        raw = linear(self.norm(hidden).to(self.branch_dtype), self.head)
+        raw = self.multipliers.output * (raw if raw.dtype == torch.float64 else raw.float())
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
@@ -181,7 +192,7 @@ class Network(nn.Module):
         if hidden.is_cpu and not torch.compiler.is_compiling():
             scale, cap = self.multipliers.output, self.options.softcap
             return loss_scale * linear_cross_entropy(
-                self.norm(hidden), self.head, targets, scale=scale, softcap=cap
+                self.norm(hidden).to(self.branch_dtype), self.head, targets, scale=scale, softcap=cap
             )
         return loss_scale * functional.cross_entropy(self.logits(hidden).flatten(0, -2), targets.flatten())
 

@@ -6,6 +6,7 @@ import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
+from steepen.model.config import ModelOptions
 from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
 from steepen.optim.config import STATE_BYTES, OptimizerConfig
 from steepen.recipe.recipe import Rung
@@ -70,14 +71,16 @@ def training_memory(
     *,
     sharded: bool,
     optimizer: OptimizerConfig | None = None,
+    options: ModelOptions | None = None,
 ) -> Memory:
     """Estimate the memory per GPU at the end of the run, when a growing network is largest.
 
     Weight and gradient are 8 bytes per parameter; the optimizer of the block matrices adds 4 (Muon, the
     default) or 8, AdamW on embedding and head 8. Sharding divides these by the GPUs; two gathered blocks in
     bf16 remain. Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small
-    networks) per token and executed block, 4 widths outside the blocks. Add 0.5 GiB for a chunk of logits and
-    0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
+    networks) per token and executed block. Of the residual stream (bf16 or fp32) 4 widths exist outside the
+    blocks, and one is saved by each boundary operator that normalizes and injects. Add 0.5 GiB for a chunk of
+    logits and 0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
     docs/performance.md.
     """
     shape, passes = rung.shape, rung.schedule.max_passes
@@ -88,10 +91,13 @@ def training_memory(
     matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
     tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
     saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
+    operators = (passes - 1) * (rung.arm.core_boundary == "norm+inject")
+    operators += rung.arm.coda_boundary == "norm+inject"
+    stream_bytes = 4 if (options or ModelOptions()).residual_stream == "fp32" else 2
     return Memory(
         state=((8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * embedding_and_head) / shards,
         compute_weights=2 * ((2 * block if sharded else blocks) + embedding_and_head),
-        activations=2.0 * tokens * (executed * saved + 4 * shape.width),
+        activations=tokens * (2.0 * executed * saved + stream_bytes * (4 + operators) * shape.width),
         logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
     )
 

@@ -87,6 +87,9 @@ class RunSpec:
         )
         known = self.precision in get_args(Precision)
         require(known, "RunSpec", "precision", self.precision, "fp32, bf16 or fp8")
+        if self.precision == "fp32":  # the residual stream is fp32 whatever the option says: one hash
+            plain = replace(self.options, residual_stream=ModelOptions.residual_stream)
+            object.__setattr__(self, "options", plain)
         stage_fractions(self.schedule)  # raises if a stage has no start
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
