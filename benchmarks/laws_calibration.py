@@ -159,10 +159,10 @@ def verdicts(draws: int) -> None:
     for label, flops in (("paper's ladder, 8 rungs to 1e20", PAPER), ("12 rungs, 1e16 to 1e22", LONG)):
         for noise in (1e-3, 3e-3):
             print(f"\n{label}, noise {noise:g}: fraction of verdicts in {draws} draws")
-            headings = [word.removeprefix("lower (").removesuffix(")") for word in VERDICTS]
+            headings = [word.removeprefix("grows: ").removesuffix(" loss") for word in VERDICTS]
             print(
                 f"{'truth':<23}"
-                + "".join(f"{word:>10}" for word in headings)
+                + "".join(f"{word:>12}" for word in headings)
                 + f"{'F5%':>7}{'one-sided':>10}"
             )
             for name, law in TRUTHS.items():
@@ -175,7 +175,7 @@ def verdicts(draws: int) -> None:
                     fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule)), rule
                 )
                 words = verdict_words(tests, rule)
-                fractions = "".join(f"{np.mean(words == word):10.3f}" for word in VERDICTS)
+                fractions = "".join(f"{np.mean(words == word):12.3f}" for word in VERDICTS)
                 one_sided = np.mean((tests.p_slope < 0.10) & (tests.delta_gamma > 0))
                 print(f"{name:<23}{fractions}{np.mean(tests.p_slope < 0.05):7.3f}{one_sided:10.3f}")
 

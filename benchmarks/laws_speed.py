@@ -48,7 +48,7 @@ def main() -> None:
         ),
         "chinchilla, 240 points, 144 starts, 200 redraws": lambda: fit_chinchilla(n, d, loss),
         "power, 2,000 simulated ladders": lambda: simulate_power(LadderPlan(0.0027)),
-        "power, search for the cheapest ladder": lambda: cheapest_ladder(LadderPlan(0.0027), "slope"),
+        "power, search for the cheapest ladder": lambda: cheapest_ladder(LadderPlan(0.0027), "growth"),
     }
     for name, job in jobs.items():
         begun, busy = time.perf_counter(), time.process_time()

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from steepen.laws.fits.compute_law import FitSettings
-from steepen.laws.hypotheses.nested_models import DecisionRule
+from steepen.laws.hypotheses.nested_models import DecisionRule, Growth
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.judge import judge_arm
+from steepen.laws.verdict.judge import compare, judge_arm
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
@@ -188,7 +188,10 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
             continue
         multipliers += multiplier_series(arm, law, reference, (flops, loss, own))
         fitted = judge_arm(
-            reference_ladder, make_ladder(arm, flops, loss), SETTINGS, DecisionRule(), draws=100
+            compare(reference_ladder, make_ladder(arm, flops, loss), SETTINGS, DecisionRule()),
+            SETTINGS,
+            DecisionRule(),
+            draws=100,
         )
         verdicts[arm] = simulated_verdict(title, fitted, law, reference)
         top = float(law.multiplier(reference, 1e20))
@@ -197,10 +200,7 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
         study=name,
         question="Simulated laws: which arms are steeper than Vanilla, and which only lower?",
         section="Section 5, ladders",
-        findings=(
-            *(found.sentence for found in verdicts.values()),
-            "These losses were drawn from laws with known exponents; nothing was trained.",
-        ),
+        findings=("These losses were drawn from laws with known exponents; nothing was trained.",),
         values={"irreducible_loss": IRREDUCIBLE, "c0": C0},
         verdicts=tuple(StudyVerdict(found, arm) for arm, found in verdicts.items()),
         panels=(
@@ -233,6 +233,7 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
                 ("arm", "rungs", "γ", "90% interval", "multiplier at 1e20", "verdict"),
                 tuple(rows),
                 caption="Simulated.",
+                arm_column=0,
             ),
         ),
         warnings=("The irreducible loss is given, not fitted: the intervals leave its error out.",),
@@ -266,15 +267,16 @@ def multiplier_series(
 
 
 def simulated_verdict(title: str, fitted: Verdict, law: Law, reference: Law) -> Verdict:
-    """The fitted verdict with word and sentence replaced by those for a known irreducible loss."""
+    """The fitted verdict with answers and sentence replaced by those for a known irreducible loss."""
     gain, error = law.gamma - reference.gamma, math.hypot(law.gamma_half_width, reference.gamma_half_width)
     low, high = (float(law.multiplier(reference, flops)) for flops in (1e18, 1e20))
-    word = "steeper" if gain > error else "undecided" if gain > 0.3 * error else "lower (constant)"
-    change = ("A rung at 1.2e21 FLOPs would halve the interval of Δγ.",) if word == "undecided" else ()
+    growth: Growth = "grows" if gain > error else "undecided" if gain > 0.3 * error else "constant"
+    change = ("A rung at 1.2e21 FLOPs would halve the interval of Δγ.",) if growth == "undecided" else ()
     return replace(
         fitted,
-        word=word,
-        sentence=f"{title} is {word}: Δγ = {gain:+.4f} ± {error:.4f} (90%) against Vanilla, "
+        growth=growth,
+        by_what="exponent" if growth == "grows" else None,
+        sentence=f"{title}: {growth}. Δγ = {gain:+.4f} ± {error:.4f} (90%) against Vanilla, "
         f"{low:.2f}× the compute at 1e18 and {high:.2f}× at 1e20.",
         delta_gamma=gain,
         what_would_change=change,
@@ -421,6 +423,7 @@ def hold_out() -> Answer:
                 "Hold-out",
                 ("arm", "FLOPs", "forecast", "measured", "miss"),
                 ((arm, last, end, end - 0.03, -0.03),),
+                arm_column=0,
             ),
         ),
         warnings=("The miss is deliberate.",),

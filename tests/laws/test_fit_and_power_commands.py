@@ -13,7 +13,7 @@ import pytest
 
 from steepen.cli.app import main
 from steepen.cli.fit_tables import STYLES
-from steepen.laws.hypotheses.nested_models import VERDICTS
+from steepen.laws.hypotheses.nested_models import GROWTH
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -66,16 +66,18 @@ def test_fit_prints_laws_verdicts_and_what_would_change_them(
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
-def test_shallower_arm_is_called_shallower_in_text_json_and_power(
+def test_shrinking_gain_is_called_so_in_text_json_and_power(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("fit", write(tmp_path, lines()), "--reference", "grow", "--draws", "200")
     code, out, _ = run(capsys, *words)
-    assert code == 0 and "vanilla against grow: shallower" in out
-    assert result(capsys, *words)["arms"]["vanilla"]["verdict"] == "shallower"
-    assert set(STYLES) == set(VERDICTS), "every word has its colour"
+    assert code == 0 and "vanilla against grow: shrinks" in out
+    arm = result(capsys, *words)["arms"]["vanilla"]
+    assert (arm["verdict"], arm["growth"], arm["by_what"]) == ("shrinks", "shrinks", None)
+    assert arm["p_growth"] < 0.05 and arm["growth_per_decade"] < 1
+    assert set(STYLES) == set(GROWTH), "every word has its colour"
     planned = result(capsys, "power", "--delta-gamma", "-0.0055", "--draws", "100", "--no-search")
-    assert planned["expected_verdict"] == "shallower" and planned["verdict"] > 0.9
+    assert planned["expected_verdict"] == "shrinks" and planned["verdict"] > 0.9
 
 
 def test_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,18 +273,20 @@ def test_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
     data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
-    assert data["slope"] > 0.99
+    assert data["growth"] > 0.99
     assert list(data["verdict_fractions"]) == [
-        "steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"
+        "grows: exponent", "grows: irreducible loss", "grows: both", "grows: either", "constant", "shrinks",
+        "worse", "undecided",
     ]  # fmt: skip
-    for target, least in (("slope", "slope"), ("verdict", "verdict")):
+    assert data["growth"] == data["growth_fractions"]["grows"]
+    for target, least in (("growth", "growth"), ("exponent", "verdict")):
         option = data["cheapest"][target]
         assert option["power"][least] >= 0.9
         assert option["cost_flops"] == pytest.approx(option["power"]["cost_flops"])
     assert (
-        data["cheapest"]["slope"]["cost_flops"]
+        data["cheapest"]["growth"]["cost_flops"]
         < data["cost_flops"]
-        < data["cheapest"]["verdict"]["cost_flops"]
+        < data["cheapest"]["exponent"]["cost_flops"]
     )
     code, out, _ = run(
         capsys, "power", "--delta-gamma", "0.0055", "--span", "2", "--no-search", "--draws", "200"

@@ -51,7 +51,7 @@ def test_page_sections_are_in_order_with_verdicts_first(
     text = Outline(render_page([finished("ladder")])).text
     parts = [
         "which arms are steeper than Vanilla",
-        "Untied-Grow is steeper: Δγ",
+        "Untied-Grow: grows. Δγ",
         "Loss and fitted laws",
         "Laws and verdicts",
         "How it was measured",
@@ -75,7 +75,8 @@ def test_page_has_every_number_of_the_answer(finished: Callable[[str], LoadedStu
 def test_page_states_each_verdict_once(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     visible = Outline(render_page([study])).text.split("Every number")[0]
-    assert visible.count(study.answer.findings[0]) == 1
+    for judged in study.answer.verdicts:
+        assert visible.count(judged.verdict.sentence) == 1
     assert study.answer.findings[-1] in visible
 
 
@@ -85,14 +86,18 @@ def test_verdicts_absent_from_the_findings_follow_them(
     study = finished("ladder")
     judged = study.answer.verdicts[-1]
     detail = replace(
-        judged.verdict, word="undecided", sentence="untied-grow per second: undecided.", unit="seconds"
+        judged.verdict,
+        growth="undecided",
+        by_what=None,
+        sentence="untied-grow per second: undecided.",
+        unit="seconds",
     )
     secondary = replace(judged, verdict=detail, primary=False)
     verdicts = (*study.answer.verdicts, secondary)
     page = render_page([replace(study, answer=replace(study.answer, verdicts=verdicts))])
     assert len(re.findall(r'<article class="verdict', page)) == 2
     text = Outline(page).text
-    assert text.index("Untied-Grow is steeper") < text.index("Verdicts per second")
+    assert text.index("Untied-Grow: grows.") < text.index("Verdicts per second")
     assert "untied-grow per second: undecided." in text
 
 

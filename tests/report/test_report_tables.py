@@ -89,10 +89,10 @@ def shown(study: LoadedStudy, width: int = 100) -> str:
 def test_terminal_prints_verdicts_before_tables(finished: Callable[[str], LoadedStudy]) -> None:
     text = shown(finished("ladder"))
     places = [
-        text.index(part) for part in ("Simulated laws", "Operator-1 steeper", "Laws and verdicts", "warning")
+        text.index(part) for part in ("Simulated laws", "Operator-1  grows", "Laws and verdicts", "warning")
     ]
     assert places == sorted(places)
-    assert " ".join(text.split()).count("Untied-Grow is steeper: Δγ") == 1
+    assert " ".join(text.split()).count("Untied-Grow: grows. Δγ") == 1
 
 
 def test_wide_tables_wrap_between_columns(

@@ -117,8 +117,16 @@ def fit(
         float, typer.Option(help="Confidence level of the intervals.", rich_help_panel=INTERVALS)
     ] = 0.90,
     level: Annotated[
-        float, typer.Option(help="Significance level of the F-tests.", rich_help_panel=COMPUTE)
+        float, typer.Option(help="Probability of any wrong word in the table.", rich_help_panel=COMPUTE)
     ] = 0.05,
+    adjust: Annotated[
+        bool,
+        typer.Option(
+            "--adjust/--no-adjust",
+            help="Share the level among the arms (Holm), or give it to each.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = True,
     margin: Annotated[
         float,
         typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=COMPUTE),
@@ -152,8 +160,9 @@ def fit(
     """Fit a scaling law to a table of runs and judge each arm against a reference.
 
     [bold]steepen fit runs.csv --reference vanilla[/bold] fits
-    L = E + A·(C/C0)^−γ to every arm and gives each a verdict: steeper,
-    lower (constant), floor (only E is lower), undecided, shallower or worse,
+    L = E + A·(C/C0)^−γ to every arm and answers two questions: does the arm's
+    gain grow with compute (grows, constant, shrinks, worse or undecided), and
+    by what (exponent, irreducible loss, both or either)? Each answer comes
     with intervals and what would change it.
 
     [bold]--law chinchilla[/bold] fits L = E + A/N^α + B/D^β;
@@ -174,7 +183,14 @@ def fit(
         run = _fit_compute
         options |= {"reference": reference, "method": method, "loss": loss or "raw-huber", "c0": c0}
         options |= {"reference_law": reference_law, "interpolate": interpolate}
-        options |= {"noise": noise, "level": level, "margin": margin, "draws": draws, "seed": seed}
+        options |= {
+            "noise": noise,
+            "level": level,
+            "adjust": adjust,
+            "margin": margin,
+            "draws": draws,
+            "seed": seed,
+        }
         options |= {"extrapolate": extrapolate}
     elif law == "chinchilla":
         run = _fit_chinchilla

@@ -18,17 +18,23 @@ from steepen.utils.formatting import format_flops
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
-    from steepen.laws.power import CheapestLadder, LadderPlan, Power
+    from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
+    from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
     from steepen.laws.verdict.evidence import Prediction
 
-STYLES = {
-    "steeper": "bold green",
-    "lower (constant)": "green",
-    "floor": "yellow",
-    "undecided": "bold yellow",
-    "shallower": "bold red",
+STYLES: dict[Growth, str] = {
+    "grows": "bold green",
+    "constant": "cyan",
+    "shrinks": "bold red",
     "worse": "red",
+    "undecided": "yellow",
 }
+HYPOTHESIS_TITLES: dict[Hypothesis, str] = {
+    "exponent": "exponent",
+    "irreducible": "irreducible loss",
+    "free": "free E and γ",
+}
+TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
 
 @contextmanager
@@ -50,7 +56,7 @@ def print_analysis(analysis: LadderAnalysis) -> None:
     """Print laws, verdicts, predictions, multipliers, hold-outs and warnings."""
     console = Console()
     for verdict in analysis.verdicts.values():
-        console.print(f"[{STYLES[verdict.word]}]■[/] {escape(verdict.sentence)}", highlight=False)
+        console.print(f"[{STYLES[verdict.growth]}]■[/] {escape(verdict.sentence)}", highlight=False)
         for line in verdict.what_would_change:
             console.print(Padding(f"· {escape(line)}", (0, 0, 0, 2)), highlight=False)
         console.print()
@@ -101,34 +107,53 @@ def _laws(fit: ComputeFit) -> Table:
 
 def _verdicts(analysis: LadderAnalysis) -> Table:
     table = _table(
-        f"against {escape(analysis.request.reference)} (p: equal slopes; exponent or"
-        " irreducible-loss hypothesis)",
-        ("arm", "verdict", "Δγ", "interval", "p slope", "p exp", "p irr"),
+        f"Does the gain over {escape(analysis.request.reference)} grow, and by what?"
+        f"{_shared_level(analysis)}\n"
+        "p: no growth; p exp: exponent hypothesis; p irr: irreducible-loss hypothesis",
+        ("arm", "gain", "by what", "×/decade", "p", "p exp", "p irr"),
     )
     for v in analysis.verdicts.values():
-        low, high = v.delta_gamma_interval
+        low, high = v.growth_per_decade_interval
         table.add_row(
-            escape(v.arm), f"[{STYLES[v.word]}]{v.word}[/]", _short(v.delta_gamma),
-            f"{_short(low)} {_short(high)}", f"{v.p_slope:.1g}", f"{v.p_exponent_hypothesis:.1g}",
-            f"{v.p_irreducible_hypothesis:.1g}",
+            escape(v.arm), f"[{STYLES[v.growth]}]{v.growth}[/]", (v.by_what or "–").split(":")[0],
+            "–" if math.isnan(v.growth_per_decade) else f"{v.growth_per_decade:.3f} ({low:.2f}–{high:.2f})",
+            f"{v.p_slope:.1g}", f"{v.p_exponent_hypothesis:.1g}", f"{v.p_irreducible_hypothesis:.1g}",
         )  # fmt: skip
     return table
+
+
+def _shared_level(analysis: LadderAnalysis) -> str:
+    """A note on the level of the tests, where arms share it."""
+    levels = [v.level for v in analysis.verdicts.values()]
+    if not analysis.request.adjust or len(levels) < 2:
+        return ""
+    low, high = min(levels), max(levels)
+    each = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
+    return f"\nAny wrong word in this table: {analysis.request.level:.0%} (Holm: each arm at {each})"
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:
     places = next(iter(analysis.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
-        "multipliers: exponent hypothesis / irreducible-loss hypothesis",
-        ("arm", *(f"at {format_flops(place.flops, 2)}" for place in places)),
+        "extrapolated multipliers of every hypothesis that is not rejected",
+        ("arm", "hypothesis", *(f"at {format_flops(place.flops, 2)}" for place in places)),
     )
     for v in analysis.verdicts.values():
-        both = zip(v.hypotheses["exponent"].predictions, v.hypotheses["irreducible"].predictions, strict=True)
-        table.add_row(escape(v.arm), *(f"{_times(a)} / {_times(b)}" for a, b in both))
+        for i, name in enumerate(v.tenable):
+            cells = [_times(place) for place in v.hypotheses[name].predictions]
+            table.add_row("" if i else escape(v.arm), HYPOTHESIS_TITLES[name], *cells)
     return table
 
 
 def _times(prediction: Prediction) -> str:
-    return "–" if math.isnan(prediction.multiplier) else f"{prediction.multiplier:.2f}×"
+    if math.isnan(prediction.multiplier):
+        return "–"
+    low, high = prediction.multiplier_interval
+    return (
+        f"{prediction.multiplier:.2f}× ({low:.2f}–{high:.2f})"
+        if high < 1e3
+        else f"{prediction.multiplier:.2f}×"
+    )
 
 
 def _multipliers(analysis: LadderAnalysis) -> Table:
@@ -153,14 +178,10 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for name in columns:
-        table.add_column(
-            name, justify="left" if name in ("arm", "verdict", "method", "outcome") else "right", no_wrap=True
-        )
+        # Words wrap where the terminal is narrow; numbers are never cut.
+        words = name in ("arm", "gain", "by what", "hypothesis", "method", "outcome")
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     return table
-
-
-def _short(value: float) -> str:
-    return f"{value:+.4f}".replace("0.", ".", 1)
 
 
 def print_power(result: Power, found: list[CheapestLadder]) -> None:
@@ -174,11 +195,13 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
         highlight=False,
     )
     table = _table("", ("outcome", "power"))
-    table.add_row(f"slope differs (joint F-test, {plan.level:.0%} two-sided)", f"{result.slope:.3f}")
-    table.add_row(f"slope differs ({plan.level:.0%} one-sided)", f"{result.slope_one_sided:.3f}")
-    for word, fraction in result.verdict_fractions.items():
-        right = " (correct)" if word == result.expected_verdict else ""
-        table.add_row(f"verdict {word}{right}", f"{fraction:.3f}")
+    for growth, fraction in result.growth_fractions.items():
+        right = " (correct)" if growth == result.expected_growth else ""
+        table.add_row(f"{growth}{right}", f"{fraction:.3f}")
+        for word, part in result.verdict_fractions.items():
+            if growth == "grows" and word.startswith("grows: "):
+                right = " (correct)" if word == result.expected_verdict else ""
+                table.add_row(f"  by {word.removeprefix('grows: ')}{right}", f"{part:.3f}")
     console.print(table)
     if plan.delta_gamma:
         console.print(
@@ -190,15 +213,16 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
     for option in found:
         if option.plan is None or option.power is None:
             console.print(
-                f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {option.goal:.0%} power for the"
-                f" {option.target}.",
+                f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {option.goal:.0%} power to"
+                f" show the {TARGET_TITLES[option.target]}.",
                 highlight=False,
             )
             continue
         cheapest = option.plan
-        reached = option.power.verdict if option.target == "verdict" else option.power.slope
+        reached = option.power.verdict if option.target == "exponent" else option.power.growth
         console.print(
-            f"Cheapest ladder with {option.goal:.0%} power for the {option.target}: {_plan_size(cheapest)}"
+            f"Cheapest ladder with {option.goal:.0%} power to show the {TARGET_TITLES[option.target]}:"
+            f" {_plan_size(cheapest)}"
             f" up to {format_flops(cheapest.highest)} FLOPs ({cheapest.decades:.2f} decades):"
             f" {format_flops(cheapest.cost)} FLOPs in total, simulated power {reached:.3f}",
             highlight=False,

@@ -73,9 +73,9 @@ def power(
     """Estimate the power of a planned ladder, and find the cheapest one.
 
     [bold]steepen power --delta-gamma 0.0027[/bold] simulates the plan and
-    counts the verdicts. Two targets: [bold]slope[/bold], the arm gains with
-    compute, given one irreducible loss E; [bold]verdict[/bold], the gain is
-    a larger exponent and not a lower E, which takes far more compute.
+    counts the answers. Two targets: [bold]growth[/bold], the gain grows with
+    compute; [bold]exponent[/bold], it is also shown to grow by a larger
+    exponent and not by a lower E, which takes far more compute.
     """
     from steepen.cli.fit_tables import print_power, spinner
     from steepen.laws.power import TARGETS, CheapestLadder, LadderPlan, cheapest_ladder, simulate_power

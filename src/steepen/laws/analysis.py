@@ -19,11 +19,11 @@ from steepen.laws.hypotheses.diagnostics import (
     lack_of_fit,
     shared_irreducible_loss,
 )
-from steepen.laws.hypotheses.nested_models import DecisionRule
+from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_word
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
-from steepen.laws.verdict.judge import judge_arm
+from steepen.laws.verdict.judge import compare, judge_arm
 from steepen.laws.verdict.multipliers import (
     INTERPOLATIONS,
     Interpolate,
@@ -41,8 +41,9 @@ class AnalysisRequest:
 
     `method` is how the compute law is fitted: `joint`, `paper`, or `both` (the joint fit comes first).
     `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
-    multipliers. `level` is the level of the tests, `margin` the largest |Δγ|/γ of a constant gain, `draws`
-    the number of bootstrap draws, `budget` a further compute to predict at.
+    multipliers. `level` is the probability of any wrong word, in the whole table with `adjust` (Holm) and for
+    each arm without it; `margin` is the largest |Δγ|/γ of a constant gain, `draws` the number of bootstrap
+    draws, `budget` a further compute to predict at.
     """
 
     reference: str
@@ -54,6 +55,7 @@ class AnalysisRequest:
     confidence: float = 0.90
     noise: float | None = None
     level: float = 0.05
+    adjust: bool = True
     margin: float = 0.025
     draws: int = 2000
     seed: int = 0
@@ -111,6 +113,12 @@ class LadderAnalysis:
             arms[name] = {
                 **law_dict(law),
                 "verdict": verdict.word if verdict else "reference",
+                "growth": verdict.growth if verdict else None,
+                "by_what": verdict.by_what if verdict else None,
+                "p_growth": verdict.p_slope if verdict else None,
+                "growth_per_decade": verdict.growth_per_decade if verdict else None,
+                "level": verdict.level if verdict else None,
+                "unadjusted": verdict and verdict_word(verdict.unadjusted_growth, verdict.unadjusted_by_what),
                 "sentence": verdict.sentence if verdict else "the reference",
                 "delta_gamma": verdict.delta_gamma if verdict else 0.0,
                 "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],
@@ -174,16 +182,24 @@ def analyse(
     }
     primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
+    compared = {
+        name: compare(reference, ladder, base, request.rule)
+        for name, ladder in ladders.items()
+        if name != request.reference
+    }
+    levels = [request.level] * len(compared)
+    if request.adjust:
+        levels = holm_levels([one.tests for one in compared.values()], request.rule)
     verdicts: dict[str, Verdict] = {}
     multipliers: dict[str, tuple[Multiplier, ...]] = {}
-    for name, ladder in ladders.items():
-        if name == request.reference:
-            continue
+    for (name, comparison), level in zip(compared.items(), levels, strict=True):
+        ladder = ladders[name]
         verdicts[name] = judge_arm(
-            reference,
-            ladder,
+            comparison,
             base,
             request.rule,
+            level=level,
+            arms=len(compared) if request.adjust else 1,
             draws=request.draws,
             seed=request.seed,
             budget=request.budget,
@@ -197,9 +213,17 @@ def analyse(
             seed=request.seed,
             interpolate=request.interpolate,
         )
-        for fit in fits.values():
+        if verdicts[name].rejected("exponent"):
+            # Both methods share E between the arms, which the data reject.
+            found += [
+                m for m in verdicts[name].leading_multipliers if request.extrapolate or not m.extrapolated
+            ]
+        else:
             at = _multiplier_flops(reference, request)
-            found += fitted_multipliers(fit, name, at, extrapolate=request.extrapolate)
+            for fit in fits.values():
+                found += fitted_multipliers(
+                    fit, name, at, extrapolate=request.extrapolate, leads=fit is primary
+                )
         multipliers[name] = tuple(found)
         if progress is not None:
             progress(name)

@@ -12,17 +12,21 @@ from scipy import special
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
+    GROWTH,
     VERDICTS,
     DecisionRule,
+    Growth,
     LadderPair,
+    VerdictWord,
+    answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
-    verdict_words,
+    verdict_word,
 )
 from steepen.laws.verdict.sensitivity import alternative_rss
 
-Target = Literal["slope", "verdict"]
-TARGETS: tuple[Target, ...] = ("slope", "verdict")
+Target = Literal["growth", "exponent"]
+TARGETS: tuple[Target, ...] = ("growth", "exponent")
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,24 @@ class LadderPlan:
 
 @dataclass(frozen=True)
 class Power:
-    """Simulated power of a plan: of the F-test of Δγ (two-sided and one-sided), and of the correct verdict.
+    """Simulated power of a plan: how often each question is answered right.
 
+    `growth` is the fraction of draws with the right answer to the first question (does the gain grow?),
+    `verdict` of those that also answer the second (by the exponent?). `slope_one_sided` is the one-sided
+    F-test of Δγ alone.
     `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of
     `confounding_ladder` (a mistuned learning rate) would look like the whole Δγ, whatever the seeds. The
     ladder is the reference for Δγ > 0 and the arm for Δγ < 0.
     """
 
     plan: LadderPlan
-    slope: float
+    growth: float
     slope_one_sided: float
     verdict: float
-    expected_verdict: str
-    verdict_fractions: dict[str, float]
+    expected_growth: Growth
+    expected_verdict: VerdictWord
+    growth_fractions: dict[Growth, float]
+    verdict_fractions: dict[VerdictWord, float]
     delta_gamma_error: float
     confounding_penalty: float
     confounding_ladder: Literal["reference", "arm"]
@@ -165,16 +174,21 @@ def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
     tests = f_test_hypotheses(
         fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm_start=warm), plan.rule
     )
-    words = verdict_words(tests, plan.rule)
-    fractions = {word: float(np.mean(words == word)) for word in VERDICTS}
+    answers = answer_questions(tests, plan.rule)
+    words = answers.words
+    fractions: dict[VerdictWord, float] = {word: float(np.mean(words == word)) for word in VERDICTS}
+    growth: dict[Growth, float] = {word: float(np.mean(answers.growth == word)) for word in GROWTH}
     side = math.copysign(1.0, plan.delta_gamma)
-    right = _expected_verdict(plan)
+    expected = _expected_growth(plan)
+    right = verdict_word(expected, "exponent" if expected == "grows" else None)
     return Power(
         plan=plan,
-        slope=float(np.mean(tests.p_slope < plan.level)),
+        growth=growth[expected],
         slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
         verdict=fractions[right],
+        expected_growth=expected,
         expected_verdict=right,
+        growth_fractions=growth,
         verdict_fractions=fractions,
         delta_gamma_error=float(np.std(tests.delta_gamma)),
         confounding_penalty=_confounding_penalty(plan),
@@ -183,14 +197,14 @@ def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
     )
 
 
-def _expected_verdict(plan: LadderPlan) -> str:
+def _expected_growth(plan: LadderPlan) -> Growth:
     if plan.delta_gamma > 0:
-        return "steeper"
+        return "grows"
     if plan.delta_gamma < 0:
-        return "shallower"
+        return "shrinks"
     if plan.multiplier == 1:
         return "undecided"
-    return "lower (constant)" if plan.multiplier > 1 else "worse"
+    return "constant" if plan.multiplier > 1 else "worse"
 
 
 def _confounding_penalty(plan: LadderPlan) -> float:
@@ -212,7 +226,7 @@ def _alternative_rss(plan: LadderPlan, target: Target) -> float:
     """RSS of the alternative hypothesis on the planned laws without noise, for one seed."""
     pair, _ = replace(plan, seeds=1).pair()
     truth, designs = plan.true_parameters(), pair.designs()
-    slope = target == "slope" or plan.delta_gamma <= 0
+    slope = target == "growth" or plan.delta_gamma <= 0
     start = truth[:4] if slope else truth[[0, 0, 1, 2, 3]]
     return alternative_rss(
         designs["exponent"], truth, designs["constant" if slope else "irreducible"], start, pair
@@ -220,14 +234,14 @@ def _alternative_rss(plan: LadderPlan, target: Target) -> float:
 
 
 def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
-    df = 2 * plan.rungs - (5 if target == "slope" or plan.delta_gamma <= 0 else 6)
+    df = 2 * plan.rungs - (5 if target == "growth" or plan.delta_gamma <= 0 else 6)
     critical = float(special.fdtri(1.0, df, 1.0 - plan.level))
     return 1.0 - float(special.ncfdtr(1.0, df, left * plan.seeds / plan.noise**2, critical))
 
 
 def cheapest_ladder(
     plan: LadderPlan,
-    target: Target = "slope",
+    target: Target = "growth",
     goal: float = 0.90,
     *,
     draws: int = 2000,
@@ -237,7 +251,7 @@ def cheapest_ladder(
 ) -> CheapestLadder:
     """Search rungs, span and seeds for the least FLOPs with power `goal`; the lowest rung stays fixed."""
     if target not in TARGETS:
-        raise UsageError(f"target is {target!r}; choose slope or verdict.")
+        raise UsageError(f"target is {target!r}; choose growth or exponent.")
     if not 0.05 < goal < 0.975:
         raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
@@ -268,7 +282,7 @@ def cheapest_ladder(
         for stretch in range(3):
             longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))
             power = simulate_power(longer, draws)
-            if (power.verdict if target == "verdict" else power.slope) >= goal:
+            if (power.verdict if target == "exponent" else power.growth) >= goal:
                 return CheapestLadder(target, goal, longer, power)
     return CheapestLadder(target, goal, None, None)
 

@@ -95,15 +95,15 @@ def _draw_multipliers(axis: Any, report: LadderAnalysis, name: str, colour: str,
         axis.errorbar(
             values[0], values[1], yerr=np.maximum(values[2:], 0), fmt=marker, color=colour, ms=4, lw=1
         )
-    method = f"fitted ({report.primary_fit.settings.method})"
-    ends = [m.flops for m in found if m.method == method]
-    if not ends:
+    fitted = [m for m in found if m.leads]
+    if not fitted:
         return
-    # Sampled densely: the ratio of two laws is straight only on logarithmic axes.
-    line = np.unique(np.concatenate([ends, np.geomspace(min(ends), max(ends), 100)]))
-    fitted = fitted_multipliers(
-        report.primary_fit, name, line, extrapolate=any(m.extrapolated for m in found)
-    )
+    if not report.verdicts[name].rejected("exponent"):
+        # Sampled densely: the ratio of two laws is straight only on logarithmic axes.
+        ends = [m.flops for m in fitted]
+        line = np.unique(np.concatenate([ends, np.geomspace(min(ends), max(ends), 100)]))
+        extrapolate = any(m.extrapolated for m in found)
+        fitted = fitted_multipliers(report.primary_fit, name, line, extrapolate=extrapolate)
     for beyond, style in ((False, "-"), (True, ":")):
         part = sorted((m for m in fitted if m.extrapolated == beyond), key=lambda m: m.flops)
         if beyond and part:

@@ -17,7 +17,7 @@ from steepen.report.groups import ladder_title
 from steepen.report.layout import NARROW, WIDE, lay_out
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.provenance import provenance_rows, run_title
-from steepen.report.select_verdicts import other_findings, primary_verdicts, secondary_verdicts
+from steepen.report.select_verdicts import primary_verdicts, secondary_verdicts
 from steepen.report.svg import alt_text, panel_svg
 from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
@@ -92,7 +92,8 @@ class _Content:
             "arm": self.arm(judged.arm, judged.variant),
             "part": judged.part,
             "measure": judged.measure,
-            "word": judged.verdict.word,
+            "growth": judged.verdict.growth,
+            "by_what": judged.verdict.by_what,
             "sentence": self.prose(judged.verdict.sentence),
         }
 
@@ -124,7 +125,7 @@ class _Content:
                 for judged in primary_verdicts(answer)
             ],
             "others": [self.verdict(judged) for judged in secondary_verdicts(answer)],
-            "findings": [self.prose(finding) for finding in other_findings(answer)],
+            "findings": [self.prose(finding) for finding in answer.findings],
             "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
             "tables": [self.table(table) for table in answer.tables],
             "method": [self.prose(sentence) for sentence in answer.method],
@@ -156,7 +157,10 @@ class _Content:
     def table(self, table: Table) -> dict[str, Any]:
         """A table; each cell has its HTML, its class and its sort key."""
         rows = [
-            [self.cell(raw, text) for raw, text in zip([*row, *[None] * len(texts)], texts, strict=False)]
+            [
+                self.cell(raw, text, arm=i == table.arm_column)
+                for i, (raw, text) in enumerate(zip([*row, *[None] * len(texts)], texts, strict=False))
+            ]
             for row, texts in zip(table.rows, formatted_rows(table), strict=True)
         ]
         return {
@@ -166,14 +170,14 @@ class _Content:
             "caption": self.prose(table.caption),
         }
 
-    def cell(self, raw: Any, text: str) -> dict[str, Any]:
-        """One cell."""
+    def cell(self, raw: Any, text: str, *, arm: bool) -> dict[str, Any]:
+        """One cell; `arm`: it holds an arm's name."""
         # Right-align numbers; do not wrap short text.
         kind = "n" if is_number(raw) or raw is None else "s" if len(text) <= 32 else ""
         html = escape(text)
         if isinstance(raw, str) and raw in self.records:
             html = Markup('<a href="#run-{0}"><code>{0}</code></a>').format(raw)
-        elif isinstance(raw, str) and (raw in self.titles.values() or arm_key(raw) in self.arms):
+        elif arm and isinstance(raw, str) and (arm_key(raw) in self.arms or raw in self.titles.values()):
             html = self.arm(raw)
         key = repr(float(raw)) if is_number(raw) else "" if raw is None else text
         return {"html": html, "kind": kind, "sort": key}

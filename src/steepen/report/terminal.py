@@ -8,13 +8,21 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from steepen.laws.hypotheses.nested_models import Growth
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.groups import ladder_title
-from steepen.report.select_verdicts import other_findings, primary_verdicts
+from steepen.report.select_verdicts import primary_verdicts
 from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.studies.answer import Answer, Table
 
 MAX_ROWS = 20  # rows of a table; the report has them all
+GROWTH_STYLES: dict[Growth, str] = {
+    "grows": "bold reverse green",
+    "constant": "bold reverse cyan",
+    "shrinks": "bold reverse red",
+    "worse": "bold red",
+    "undecided": "bold dim",
+}
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
@@ -28,14 +36,18 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
     for judged in primary_verdicts(answer):
         verdict = judged.verdict
         line = _arm(judged.arm, judged.variant)
-        line.append(f" {verdict.word}  ", style="bold reverse" if verdict.word == "steeper" else "bold")
+        line.append(" ")
+        line.append(f" {verdict.growth} ", style=GROWTH_STYLES[verdict.growth])
+        if verdict.by_what:
+            line.append(f" by {verdict.by_what}", style="bold")
+        line.append("  ")
         if judged.part:
             line.append(f"({judged.part})", style="dim")
         _print(console, line)
         _print(console, Text(verdict.sentence), indent=2)
         for change in verdict.what_would_change:
             _print(console, Text(f"· {change}", style="dim"), indent=2)
-    for finding in other_findings(answer):
+    for finding in answer.findings:
         _print(console, Text(f"• {finding}"))
     for table in (table for table in answer.tables if not table.per_run):
         console.print()
@@ -83,5 +95,5 @@ def _grid(table: Table, rows: list[list[str]], chosen: list[int]) -> Grid:
     for i in chosen:
         grid.add_column(Text(table.columns[i]), justify="right" if right[i] else "left", overflow="fold")
     for row in rows:
-        grid.add_row(*(_arm(row[i]) if arm_key(row[i]) in ARM_TITLES else Text(row[i]) for i in chosen))
+        grid.add_row(*(_arm(row[i]) if i == table.arm_column else Text(row[i]) for i in chosen))
     return grid

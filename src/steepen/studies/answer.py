@@ -85,6 +85,7 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     caption: str = ""
     per_run: bool = False  # one row per run: written to the report, not to the terminal
+    arm_column: int | None = None  # the column of arm names, which the report colours
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,6 @@ class StudyVerdict:
     variant: str = ""  # as in `Series`
     part: str = ""  # which part of the study judged it
     primary: bool = True  # False: beside the main verdict, as per second beside per FLOP
-
-    @property
-    def finding(self) -> str:
-        """The verdict as a sentence among the answer's findings."""
-        return f"[{self.part}] {self.verdict.sentence}" if self.part else self.verdict.sentence
 
     @property
     def measure(self) -> str:
@@ -126,7 +122,7 @@ class StudyFit:
 
 @dataclass(frozen=True)
 class Answer:
-    """A study's answer. `findings` begin with the sentences of the primary verdicts."""
+    """A study's answer. `findings` are sentences beside the verdicts, which state themselves."""
 
     study: str
     question: str

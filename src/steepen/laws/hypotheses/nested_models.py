@@ -1,4 +1,7 @@
-"""Nested models of two ladders, the F-tests between them, and the rule that turns tests into a verdict.
+"""Nested models of two ladders, the F-tests between them, and the rule that turns tests into two answers.
+
+A verdict answers two questions: does the arm's gain grow with compute (`Growth`), and if so, by what
+(`ByWhat`: a larger exponent, a lower irreducible loss, both, or either)?
 
     same         one law for both                           3 parameters
     constant     separate A                                 4
@@ -13,9 +16,9 @@ bootstrap draws, simulated ladders and ladders with a rung left out go through t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +37,23 @@ from steepen.laws.fits.solver import (
 
 Hypothesis = Literal["same", "constant", "exponent", "irreducible", "free"]
 ExtraParameter = Literal["exponent", "irreducible"]
-VerdictWord = Literal["steeper", "lower (constant)", "floor", "undecided", "shallower", "worse"]
+Growth = Literal["grows", "constant", "shrinks", "worse", "undecided"]
+ByWhat = Literal["exponent", "irreducible loss", "both", "either: not separable here"]
+# Both answers as one word, for counts of simulated and resampled ladders.
+VerdictWord = Literal[
+    "grows: exponent",
+    "grows: irreducible loss",
+    "grows: both",
+    "grows: either",
+    "constant",
+    "shrinks",
+    "worse",
+    "undecided",
+]
 
 HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "irreducible", "free")
+GROWTH: tuple[Growth, ...] = get_args(Growth)
+BY_WHAT: tuple[ByWhat, ...] = get_args(ByWhat)
 VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
 
 
@@ -107,8 +124,12 @@ class NestedFits:
 
 @dataclass(frozen=True, eq=False)
 class FTests:
-    """Test results and estimates behind a verdict, one value per data set; `p_…` are F-test p-values."""
+    """Test results and estimates behind a verdict, one value per data set; `p_…` are F-test p-values.
 
+    `p_difference` tests one law for both against separate A and γ; it must reject before any word is given.
+    """
+
+    p_difference: Array
     p_shift: Array
     p_slope: Array
     p_exponent_hypothesis: Array
@@ -119,7 +140,31 @@ class FTests:
     delta_log_a: Array
     delta_e: Array
     delta_gamma_free: Array
+    delta_e_free: Array
     degrees_of_freedom: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The answers to both questions, one per data set; `by_what` is "" where the gain does not grow."""
+
+    growth: NDArray[np.str_]
+    by_what: NDArray[np.str_]
+
+    @property
+    def words(self) -> NDArray[np.str_]:
+        """Both answers as one word each (`VerdictWord`)."""
+        words = self.growth.astype("<U24")
+        for by_what in BY_WHAT:
+            words[self.by_what == by_what] = verdict_word("grows", by_what)
+        return words
+
+
+def verdict_word(growth: Growth, by_what: ByWhat | None) -> VerdictWord:
+    """Both answers as one word."""
+    if growth != "grows" or by_what is None:
+        return cast(VerdictWord, growth)
+    return cast(VerdictWord, f"grows: {by_what.split(':')[0]}")
 
 
 def fit_hypotheses(
@@ -180,7 +225,7 @@ def _restart_from_nested(
 
 
 def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
-    """F-tests of nested models, each with one numerator degree of freedom."""
+    """F-tests of nested models."""
     free = fits.solutions["free"].theta
     exponent = fits.solutions["exponent"].theta
     covariance = unscaled_covariance(
@@ -188,6 +233,7 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
     )
     variance = fits.variance("exponent", rule)
     return FTests(
+        p_difference=_p_value(fits, "same", "exponent", rule),
         p_shift=_p_value(fits, "same", "constant", rule),
         p_slope=_p_value(fits, "constant", "exponent", rule),
         p_exponent_hypothesis=_p_value(fits, "exponent", "free", rule),
@@ -198,23 +244,29 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
         delta_log_a=fits.solutions["constant"].theta[:, 2],
         delta_e=fits.solutions["irreducible"].theta[:, 1] - fits.solutions["irreducible"].theta[:, 0],
         delta_gamma_free=free[:, 5],
+        delta_e_free=free[:, 1] - free[:, 0],
         degrees_of_freedom=fits.degrees_of_freedom("exponent"),
     )
 
 
-def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
-    """The verdict on each data set.
+def answer_questions(tests: FTests, rule: DecisionRule) -> Answers:
+    """Does the gain grow with compute, and by what? One pair of answers per data set.
 
-    1. Slopes differ, given one E (`p_slope`), and the reference gains: *shallower*, whether by a smaller
-       exponent or a higher E. If the arm gains, the exponent and the irreducible-loss hypothesis are each
-       tested against the free model: *steeper* if only the irreducible-loss hypothesis is rejected, *floor*
-       if only the exponent hypothesis is, the sign of the free Δγ if both are, *undecided* if neither is.
-    2. Slopes do not differ: *lower (constant)* or *worse* if the constant differs (`p_shift`), the interval
-       of Δγ lies inside the margin, and one E for both is not rejected; otherwise *undecided*. If one E is
-       rejected, E and γ may cancel within the ladder but not beyond it.
+    Tests are taken in a fixed order, each at `rule.level`, and none without the ones before it, so that the
+    probability of any wrong word is at most the level.
+
+    1. One law for both is not rejected (`p_difference`): *undecided*.
+    2. Slopes differ, given one E (`p_slope`): the gain *grows* or *shrinks*.
+    3. Slopes do not differ: *constant* (or *worse*, if it is a loss) if the constants differ (`p_shift`), the
+       interval of Δγ lies inside the margin, and one E for both is not rejected (E and γ that both differ may
+       cancel within the ladder but not beyond it); otherwise *undecided*.
+    4. By what, if it grows: the exponent and the irreducible-loss hypothesis are each tested against the free
+       model. Only the latter rejected: *exponent*. Only the former, and ΔE < 0: *irreducible loss*. Both: the
+       signs of the free model's Δγ and ΔE say. Otherwise *either*.
     """
     level = rule.level
-    slopes_differ = tests.p_slope < level
+    differ = tests.p_difference < level
+    slopes_differ = differ & (tests.p_slope < level)
     irreducible_rejected = tests.p_irreducible_hypothesis < level
     exponent_rejected = tests.p_exponent_hypothesis < level
     quantile = t_quantile(
@@ -223,21 +275,59 @@ def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
     )
     upper_bound = np.abs(tests.delta_gamma) + quantile * tests.delta_gamma_error
     within_margin = upper_bound < rule.margin * np.abs(tests.gamma)
-    constant = ~slopes_differ & within_margin & ~exponent_rejected & (tests.p_shift < level)
+    constant = differ & ~slopes_differ & within_margin & ~exponent_rejected & (tests.p_shift < level)
 
-    verdict = np.full(len(slopes_differ), "undecided", dtype="<U16")
-    verdict[constant & (tests.delta_log_a < 0)] = "lower (constant)"
-    verdict[constant & (tests.delta_log_a > 0)] = "worse"
-    arm_gains = slopes_differ & (tests.delta_gamma > 0)
-    verdict[slopes_differ & (tests.delta_gamma < 0)] = "shallower"
-    verdict[arm_gains & irreducible_rejected & ~exponent_rejected] = "steeper"
-    verdict[arm_gains & exponent_rejected & ~irreducible_rejected] = "floor"
-    verdict[arm_gains & exponent_rejected & irreducible_rejected] = "floor"
-    verdict[arm_gains & exponent_rejected & irreducible_rejected & (tests.delta_gamma_free > 0)] = "steeper"
-    return verdict
+    growth = np.full(len(differ), "undecided", dtype="<U9")
+    growth[constant & (tests.delta_log_a < 0)] = "constant"
+    growth[constant & (tests.delta_log_a > 0)] = "worse"
+    growth[slopes_differ & (tests.delta_gamma < 0)] = "shrinks"
+    grows = slopes_differ & (tests.delta_gamma > 0)
+    growth[grows] = "grows"
+
+    by_what = np.full(len(differ), "", dtype="<U26")
+    by_what[grows] = "either: not separable here"
+    by_what[grows & irreducible_rejected & ~exponent_rejected] = "exponent"
+    by_what[grows & exponent_rejected & ~irreducible_rejected & (tests.delta_e < 0)] = "irreducible loss"
+    both = grows & exponent_rejected & irreducible_rejected
+    larger, lower = tests.delta_gamma_free > 0, tests.delta_e_free < 0
+    by_what[both & larger & lower] = "both"
+    by_what[both & larger & ~lower] = "exponent"
+    by_what[both & ~larger & lower] = "irreducible loss"
+    return Answers(growth, by_what)
+
+
+def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
+    """Both answers of each data set as one word."""
+    return answer_questions(tests, rule).words
+
+
+def holm_levels(tests: Sequence[FTests], rule: DecisionRule) -> list[float]:
+    """The level at which each arm of a table is judged, so that any wrong word in the table is as rare as
+    `rule.level`.
+
+    `tests` holds the results of one arm each. Every arm starts with an equal share of the level. An arm that
+    has both answers at its share has nothing left to claim, and its share goes to the others (Holm's
+    procedure, for arms whose tests have a fixed order).
+    """
+    waiting, levels = list(range(len(tests))), [rule.level] * len(tests)
+    while waiting:
+        share = rule.level / len(waiting)
+        answered = [
+            i
+            for i in waiting
+            if answer_questions(tests[i], replace(rule, level=share)).by_what[0]
+            in ("exponent", "irreducible loss", "both")
+        ]
+        for i in waiting:
+            levels[i] = share
+        if not answered:
+            break
+        waiting = [i for i in waiting if i not in answered]
+    return levels
 
 
 def _p_value(fits: NestedFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
-    statistic = (fits.rss(small) - fits.rss(large)) / fits.variance(large, rule)
+    extra = float(fits.designs[large].n_parameters - fits.designs[small].n_parameters)
+    statistic = (fits.rss(small) - fits.rss(large)) / extra / fits.variance(large, rule)
     below = fits.degrees_of_freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)
-    return f_p_value(statistic, 1.0, below)
+    return f_p_value(statistic, extra, below)

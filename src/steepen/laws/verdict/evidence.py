@@ -7,8 +7,18 @@ from typing import Any
 
 from steepen.laws.distributions import Interval
 from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling
-from steepen.laws.hypotheses.nested_models import DecisionRule, Hypothesis, VerdictWord
+from steepen.laws.hypotheses.nested_models import (
+    ByWhat,
+    DecisionRule,
+    Growth,
+    Hypothesis,
+    VerdictWord,
+    verdict_word,
+)
+from steepen.laws.verdict.multipliers import Multiplier
 from steepen.laws.verdict.sensitivity import MistuningTolerance, Separation
+
+SIMPLE_HYPOTHESES: tuple[Hypothesis, ...] = ("exponent", "irreducible")
 
 
 @dataclass(frozen=True)
@@ -43,22 +53,53 @@ class HypothesisFit:
     predictions: tuple[Prediction, ...]
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """The first compute above the ladders at which two fitted laws cross, infinite where they do not.
+
+    `interval` is a bootstrap percentile interval.
+    """
+
+    flops: float
+    interval: Interval
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything measured about one arm against the reference, and the verdict of the decision rule.
+    """Everything measured about one arm against the reference, and the two answers of the decision rule.
 
-    `delta_gamma` assumes one irreducible loss for both arms, `delta_gamma_free` does not. `multiplier` is the
-    exponent hypothesis' at `multiplier_flops`, the highest compute that both ladders cover; NaN where a curve
-    does not fall with compute. `sigma` is the standard deviation of one run's loss.
+    `growth` says whether the gain grows with compute; `by_what`, only where it grows, whether by the exponent
+    or the irreducible loss. They hold at `level`, the arm's share of `rule.level` where several arms are
+    judged (`arms`); `unadjusted_growth` and `unadjusted_by_what` hold at `rule.level` itself.
+
+    `leading` is the hypothesis that numbers are taken from: `exponent` unless it is rejected, then
+    `irreducible`, and `free` if both are. `growth_per_decade` is the factor by which the multiplier grows per
+    decade of compute, the mean over the compute that both ladders cover. `multiplier` is the one at
+    `multiplier_flops`, the highest compute that both ladders cover; NaN where a curve does not fall with
+    compute. `delta_gamma` assumes one irreducible loss for both arms, `delta_gamma_free` does not.
+
+    Intervals of Δγ, ΔE and growth have confidence 1 − `level`, like the tests; `equivalence_interval`, which
+    must lie inside the margin for a constant gain, has 1 − 2 · `level` (two one-sided tests). `sigma` is the
+    standard deviation of one run's loss.
     """
 
     arm: str
     reference: str
-    word: VerdictWord
+    growth: Growth
+    by_what: ByWhat | None
+    unadjusted_growth: Growth
+    unadjusted_by_what: ByWhat | None
     rule: DecisionRule
+    level: float
+    arms: int
+    leading: Hypothesis
+    growth_per_decade: float
+    growth_per_decade_interval: Interval
     delta_gamma: float
     delta_gamma_interval: Interval
+    equivalence_interval: Interval
     delta_e: float
+    p_difference: float
     p_slope: float
     p_slope_one_sided: float
     p_shift: float
@@ -66,9 +107,13 @@ class Evidence:
     p_irreducible_hypothesis: float
     delta_gamma_free: float
     delta_gamma_free_interval: Interval
+    delta_e_free: float
+    delta_e_free_interval: Interval
+    free_crossing: Crossing
     sigma: float
     multiplier: float
     multiplier_flops: float
+    leading_multipliers: tuple[Multiplier, ...]
     c0: float
     hypotheses: dict[Hypothesis, HypothesisFit]
     bootstraps: tuple[Resampling, ...]
@@ -77,17 +122,33 @@ class Evidence:
     tolerance: tuple[MistuningTolerance, MistuningTolerance]
     unit: str = "FLOPs"  # of every `flops` field: what the ladders are measured along
 
+    @property
+    def word(self) -> VerdictWord:
+        """Both answers as one word."""
+        return verdict_word(self.growth, self.by_what)
+
+    def rejected(self, hypothesis: Hypothesis) -> bool:
+        """Whether the data reject the exponent or the irreducible-loss hypothesis at the arm's level."""
+        p = {"exponent": self.p_exponent_hypothesis, "irreducible": self.p_irreducible_hypothesis}
+        return p.get(hypothesis, 1.0) < self.level
+
+    @property
+    def tenable(self) -> tuple[Hypothesis, ...]:
+        """Hypotheses that may be extrapolated: those not rejected, or the free fit if both are."""
+        simple: list[Hypothesis] = [name for name in SIMPLE_HYPOTHESES if not self.rejected(name)]
+        return tuple(simple or ["free"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Evidence):
-    """The verdict on one arm: its evidence, stated in one sentence, and what would change it."""
+    """The verdict on one arm: its evidence, stated in words, and what would change it."""
 
     sentence: str
     what_would_change: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, tuples and numbers, for JSON."""
-        return asdict(self)
+        return {"word": self.word, **asdict(self)}
 
     def summary(self) -> str:
         """The sentence, then one line for each thing that would change the verdict."""

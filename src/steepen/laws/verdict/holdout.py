@@ -155,8 +155,8 @@ def score_hold_outs(
 
 
 def _by_hypothesis(verdict: Verdict | None, x: float) -> dict[str, float]:
-    """Forecast of the arm's loss at log(C/C0) = x by each hypothesis; empty without a verdict."""
+    """Forecast of the arm's loss at log(C/C0) = x by each tenable hypothesis; empty without a verdict."""
     if verdict is None:
         return {}
-    fits = {name: verdict.hypotheses[name] for name in ("exponent", "irreducible")}
+    fits = {name: verdict.hypotheses[name] for name in verdict.tenable}
     return {name: float(f.e[1] + np.exp(f.log_a[1] - f.gamma[1] * x)) for name, f in fits.items()}

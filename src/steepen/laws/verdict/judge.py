@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -10,43 +11,87 @@ import numpy as np
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.compute_law import FitSettings, default_c0
 from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
-from steepen.laws.fits.solver import Array, unscaled_covariance
+from steepen.laws.fits.solver import Array, solve, unscaled_covariance
 from steepen.laws.hypotheses.bootstrap import bootstrap, leave_one_out
 from steepen.laws.hypotheses.nested_models import (
     HYPOTHESES,
+    ByWhat,
     DecisionRule,
     FTests,
+    Growth,
     Hypothesis,
     LadderPair,
     NestedFits,
-    VerdictWord,
+    answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
-    verdict_words,
 )
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.evidence import Evidence, HypothesisFit, Prediction, Verdict
-from steepen.laws.verdict.sensitivity import mistuning_tolerance, separate_hypotheses
+from steepen.laws.verdict.evidence import Crossing, Evidence, HypothesisFit, Prediction, Verdict
+from steepen.laws.verdict.multipliers import Multiplier
+from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, mistuning_tolerance, separate_hypotheses
 from steepen.laws.verdict.sentences import verdict_sentence, what_would_change
 
 MIN_EXPONENT = 1e-6  # below this a curve counts as not falling with compute
+HYPOTHESIS_NAMES: dict[Hypothesis, str] = {
+    "exponent": "exponent",
+    "irreducible": "irreducible loss",
+    "free": "free E and γ",
+}
 MAX_MULTIPLIER = 1e30  # above this (or below its inverse) a multiplier is reported as NaN
 
 
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The points, fits and tests of an arm and the reference, before a level is chosen."""
+
+    reference: Ladder
+    arm: Ladder
+    c0: float
+    y: Array
+    fits: NestedFits
+    tests: FTests
+
+
+def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
+    """Fit and test the nested models of two ladders."""
+    c0 = settings.c0 or default_c0(reference)
+    pair = LadderPair(
+        np.log(np.concatenate([reference.flops, arm.flops]) / c0),
+        np.repeat([False, True], [len(reference.flops), len(arm.flops)]),
+        np.concatenate([reference.seeds, arm.seeds]),
+    )
+    y = np.concatenate([reference.loss, arm.loss])
+    fits = fit_hypotheses(pair, y, rule)
+    return Comparison(reference, arm, c0, y, fits, f_test_hypotheses(fits, rule))
+
+
 def judge_arm(
-    reference: Ladder,
-    arm: Ladder,
+    comparison: Comparison,
     settings: FitSettings,
     rule: DecisionRule,
     *,
+    level: float | None = None,
+    arms: int = 1,
     draws: int = 2000,
     seed: int = 0,
     budget: float | None = None,
     unit: str = "FLOPs",
 ) -> Verdict:
-    """Verdict on `arm` against `reference`, from these two ladders alone: other arms do not change it."""
+    """Verdict on an arm against the reference, at `level` (default: the rule's) if `arms` share the level.
+
+    Only these two ladders are used: other arms change nothing but the level.
+    """
     evidence = gather_evidence(
-        reference, arm, settings, rule, draws=draws, seed=seed, budget=budget, unit=unit
+        comparison,
+        settings,
+        rule,
+        level=rule.level if level is None else level,
+        arms=arms,
+        draws=draws,
+        seed=seed,
+        budget=budget,
+        unit=unit,
     )
     return Verdict(
         **vars(evidence),
@@ -56,56 +101,73 @@ def judge_arm(
 
 
 def gather_evidence(
-    reference: Ladder,
-    arm: Ladder,
+    comparison: Comparison,
     settings: FitSettings,
     rule: DecisionRule,
     *,
+    level: float,
+    arms: int,
     draws: int,
     seed: int,
     budget: float | None,
     unit: str,
 ) -> Evidence:
     """Fits, tests, bootstraps, leave-one-out and sensitivity of one arm against the reference."""
-    c0 = settings.c0 or default_c0(reference)
-    pair = LadderPair(
-        np.log(np.concatenate([reference.flops, arm.flops]) / c0),
-        np.repeat([False, True], [len(reference.flops), len(arm.flops)]),
-        np.concatenate([reference.seeds, arm.seeds]),
-    )
-    y = np.concatenate([reference.loss, arm.loss])
-    fits = fit_hypotheses(pair, y, rule)
-    tests = f_test_hypotheses(fits, rule)
+    reference, arm, c0, y = comparison.reference, comparison.arm, comparison.c0, comparison.y
+    fits, tests = comparison.fits, comparison.tests
+    own_rule = replace(rule, level=level)
+    growth, by_what = _only_answer(tests, own_rule)
     resamplings, residual_fits = bootstrap(
-        (reference, arm), fits, y, rule, confidence=settings.confidence, draws=draws, seed=seed
+        (reference, arm), fits, y, own_rule, confidence=settings.confidence, draws=draws, seed=seed
     )
     top = float(reference.flops[-1])
     prediction_points = [("10× the top rung", 10 * top), ("1000× the top rung", 1000 * top)]
     if budget is not None:
         prediction_points.append((f"{budget:.3g} {unit}", budget))
     delta_gamma, p_slope = float(tests.delta_gamma[0]), float(tests.p_slope[0])
-    multiplier_flops = _highest_common_compute(reference, arm)
+    delta_gamma_interval = _delta_gamma_interval("exponent", 4, fits, y, 1 - level, rule)
+    leading = _leading(tests, level)
+    span = _common_span(reference, arm)
     log_multiplier = _log_multiplier(
-        "exponent", fits.solutions["exponent"].theta, np.array([math.log(multiplier_flops / c0)])
+        leading, fits.solutions[leading].theta, np.array([math.log(span[1] / c0)])
+    )
+    per_decade, per_decade_interval = _growth_per_decade(
+        leading, fits, residual_fits, delta_gamma_interval, np.log(np.array(span) / c0), 1 - level
     )
     return Evidence(
         arm=arm.arm,
         reference=reference.arm,
-        word=cast(VerdictWord, str(verdict_words(tests, rule)[0])),
+        growth=growth,
+        by_what=by_what,
+        unadjusted_growth=_only_answer(tests, rule)[0],
+        unadjusted_by_what=_only_answer(tests, rule)[1],
         rule=rule,
+        level=level,
+        arms=arms,
+        leading=leading,
+        growth_per_decade=per_decade,
+        growth_per_decade_interval=per_decade_interval,
         delta_gamma=delta_gamma,
-        delta_gamma_interval=_delta_gamma_interval("exponent", 4, fits, y, settings, rule),
+        delta_gamma_interval=delta_gamma_interval,
+        equivalence_interval=_delta_gamma_interval("exponent", 4, fits, y, 1 - 2 * level, rule),
         delta_e=float(tests.delta_e[0]),
+        p_difference=float(tests.p_difference[0]),
         p_slope=p_slope,
         p_slope_one_sided=p_slope / 2 if delta_gamma > 0 else 1 - p_slope / 2,
         p_shift=float(tests.p_shift[0]),
         p_exponent_hypothesis=float(tests.p_exponent_hypothesis[0]),
         p_irreducible_hypothesis=float(tests.p_irreducible_hypothesis[0]),
         delta_gamma_free=float(tests.delta_gamma_free[0]),
-        delta_gamma_free_interval=_delta_gamma_interval("free", 5, fits, y, settings, rule),
+        delta_gamma_free_interval=_delta_gamma_interval("free", 5, fits, y, 1 - level, rule),
+        delta_e_free=float(tests.delta_e_free[0]),
+        delta_e_free_interval=_delta_e_interval(fits, y, 1 - level, rule),
+        free_crossing=_free_crossing(fits, residual_fits, c0, settings.confidence),
         sigma=math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0),
         multiplier=float(_usable_multiplier(log_multiplier)[0, 0]),
-        multiplier_flops=multiplier_flops,
+        multiplier_flops=span[1],
+        leading_multipliers=_leading_multipliers(
+            leading, comparison, residual_fits, settings.confidence, budget
+        ),
         c0=c0,
         hypotheses={
             name: _hypothesis_fit(
@@ -121,17 +183,165 @@ def gather_evidence(
             if name != "same"
         },
         bootstraps=resamplings,
-        leave_one_out=leave_one_out((reference, arm), fits, y, rule),
-        separation=separate_hypotheses(fits, rule, c0),
-        tolerance=mistuning_tolerance(fits, y, rule, (reference.arm, arm.arm), c0),
+        leave_one_out=leave_one_out((reference, arm), fits, y, own_rule),
+        separation=separate_hypotheses(fits, own_rule, c0),
+        tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0),
         unit=unit,
     )
 
 
-def _highest_common_compute(reference: Ladder, arm: Ladder) -> float:
-    """The highest compute both ladders reach (the reference's top rung, if they share no span)."""
+def _only_answer(tests: FTests, rule: DecisionRule) -> tuple[Growth, ByWhat | None]:
+    """The two answers of the first data set."""
+    answers = answer_questions(tests, rule)
+    by_what = str(answers.by_what[0])
+    return cast(Growth, str(answers.growth[0])), cast(ByWhat, by_what) if by_what else None
+
+
+def _leading(tests: FTests, level: float) -> Hypothesis:
+    """The hypothesis that numbers are taken from: the first one that is not rejected."""
+    if tests.p_exponent_hypothesis[0] >= level:
+        return "exponent"
+    return "irreducible" if tests.p_irreducible_hypothesis[0] >= level else "free"
+
+
+def _common_span(reference: Ladder, arm: Ladder) -> tuple[float, float]:
+    """The lowest and highest compute both ladders cover (the reference's, if they share no span)."""
     low, high = max(reference.flops[0], arm.flops[0]), min(reference.flops[-1], arm.flops[-1])
-    return float(high if low < high else reference.flops[-1])
+    return (
+        (float(low), float(high)) if low < high else (float(reference.flops[0]), float(reference.flops[-1]))
+    )
+
+
+def _growth_per_decade(
+    leading: Hypothesis,
+    fits: NestedFits,
+    resampled: NestedFits,
+    delta_gamma_interval: Interval,
+    span: Array,
+    confidence: float,
+) -> tuple[float, Interval]:
+    """Factor by which the multiplier grows per decade, the mean over `span` (log compute), and its interval.
+
+    With one E the factor is 10^(Δγ/γ_arm) at every compute, and the interval that of Δγ, so that it excludes
+    1 exactly where the test rejects equal slopes. Otherwise the interval is that of the residual bootstrap.
+    """
+    if leading == "exponent":
+        gamma, delta = (float(value) for value in fits.solutions["exponent"].theta[0, 3:5])
+        low, high = (_per_decade(gamma, end) for end in delta_gamma_interval)
+        return _per_decade(gamma, delta), (low, high)
+    decades = (span[1] - span[0]) / math.log(10)
+
+    def growth(found: NestedFits) -> Array:
+        log = _log_multiplier(leading, found.solutions[leading].theta, span)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.exp((log[:, 1] - log[:, 0]) / decades)
+
+    drawn = growth(resampled)
+    tail = (1 - confidence) / 2
+    drawn = drawn[np.isfinite(drawn)]
+    value = float(growth(fits)[0])
+    if not len(drawn) or not math.isfinite(value):
+        return math.nan, (math.nan, math.nan)
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return value, (float(low), float(high))
+
+
+def _per_decade(gamma: float, delta: float) -> float:
+    """10^(Δγ/γ_arm); NaN where a curve does not fall."""
+    if min(gamma, gamma + delta) < MIN_EXPONENT or not math.isfinite(delta):
+        return 0.0 if delta == -math.inf else math.nan
+    return 10 ** (delta / (gamma + delta))
+
+
+def _delta_e_interval(fits: NestedFits, y: Array, confidence: float, rule: DecisionRule) -> Interval:
+    """Profile interval of the free model's ΔE: shifts of the arm's losses that leave one E tenable.
+
+    A ΔE of δ is the exponent hypothesis on data whose arm is lower by δ, so the interval contains zero
+    exactly where the exponent hypothesis is not rejected at 1 − confidence. Infinite where it is not reached
+    within the loss itself.
+    """
+    arm = fits.pair.arm
+    df = math.inf if rule.noise else float(fits.degrees_of_freedom("free")[0])
+    limit = float(t_quantile((1 + confidence) / 2, np.array(df))) ** 2
+    variance, rss = float(fits.variance("free", rule)[0]), float(fits.rss("free")[0])
+    centre = float(fits.solutions["free"].theta[0, 1] - fits.solutions["free"].theta[0, 0])
+    start = fits.solutions["free"].theta[:, [0, 2, 3, 4, 5]]
+    ends: list[float] = []
+    for side in (-1.0, 1.0):
+        near, far = 0.0, 0.9 * float(y.min())
+        for points in (np.geomspace(1e-7, far, 40), None):
+            steps = np.linspace(near, far, 24) if points is None else points
+            data = y[None] - (centre + side * steps)[:, None] * arm
+            usable = np.min(data, axis=1) > 0
+            found = solve(
+                fits.designs["exponent"], fits.pair.x, np.maximum(data, 1e-9), start,
+                weights=fits.weights, log=rule.log, iterations=120,
+            )  # fmt: skip
+            outside = ((found.objective - rss) / variance >= limit) | ~usable
+            if not outside.any():
+                near = math.inf
+                break
+            first = int(np.argmax(outside))
+            if not usable[first]:
+                near = math.inf
+                break
+            near, far = (float(steps[first - 1]) if first else 0.0), float(steps[first])
+        ends.append(side * math.inf if math.isinf(near) else centre + side * 0.5 * (near + far))
+    return ends[0], ends[1]
+
+
+def _free_crossing(fits: NestedFits, resampled: NestedFits, c0: float, confidence: float) -> Crossing:
+    """The first compute above the ladders at which the free model's two laws cross."""
+    top = float(fits.pair.x.max())
+    line = np.linspace(top, top + MAX_EXTRA_DECADES * math.log(10), 400)
+    pair = LadderPair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
+    design = pair.designs()["free"]
+
+    def crossings(found: NestedFits) -> Array:
+        losses = design.predict(found.solutions["free"].theta, pair.x)
+        gap = losses[:, len(line) :] - losses[:, : len(line)]
+        crossed = np.sign(gap) != np.sign(gap[:, :1])
+        return np.where(crossed.any(axis=1), c0 * np.exp(line[crossed.argmax(axis=1)]), np.inf)
+
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(crossings(resampled), [tail, 1 - tail], method="nearest")
+    return Crossing(float(crossings(fits)[0]), (float(low), float(high)))
+
+
+def _leading_multipliers(
+    leading: Hypothesis,
+    comparison: Comparison,
+    resampled: NestedFits,
+    confidence: float,
+    budget: float | None,
+) -> tuple[Multiplier, ...]:
+    """Multipliers of the leading hypothesis at the reference's rungs and at the budget, with bands."""
+    reference, arm, c0 = comparison.reference, comparison.arm, comparison.c0
+    flops = np.append(reference.flops, [] if budget is None else [budget])
+    x = np.log(flops / c0)
+    value = _usable_multiplier(_log_multiplier(leading, comparison.fits.solutions[leading].theta, x))[0]
+    with np.errstate(over="ignore"):
+        drawn = np.exp(_log_multiplier(leading, resampled.solutions[leading].theta, x))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0, method="nearest")
+    found: list[Multiplier] = []
+    for i, at in enumerate(flops):
+        if not math.isfinite(value[i]):
+            continue
+        needed = at / value[i]
+        inside = at <= reference.flops[-1] and arm.flops[0] <= needed <= arm.flops[-1]
+        found.append(
+            Multiplier(
+                f"fitted ({HYPOTHESIS_NAMES[leading]})",
+                float(at),
+                float(value[i]),
+                float(low[i]),
+                float(high[i]),
+                not inside,
+                leads=True,
+            )
+        )
+    return tuple(found)
 
 
 def _log_multiplier(hypothesis: Hypothesis, theta: Array, x: Array) -> Array:
@@ -205,7 +415,7 @@ def _delta_gamma_interval(
     index: int,
     fits: NestedFits,
     y: Array,
-    settings: FitSettings,
+    confidence: float,
     rule: DecisionRule,
 ) -> Interval:
     """Profile-likelihood interval of Δγ (`index` in θ): all other parameters are refitted."""
@@ -217,5 +427,5 @@ def _delta_gamma_interval(
     )  # fmt: skip
     df = np.array(math.inf if rule.noise else float(fits.degrees_of_freedom(hypothesis)[0]))
     covariance = unscaled_covariance(design, fits.pair.x, theta, weights=weights, log=rule.log)[0]
-    quantile = float(t_quantile((1 + settings.confidence) / 2, df))
+    quantile = float(t_quantile((1 + confidence) / 2, df))
     return profile_intervals(fit, [index], covariance, quantile)[0]

@@ -24,7 +24,10 @@ INTERPOLATIONS: tuple[Interpolate, ...] = ("raw-loss", "log-loss")
 
 @dataclass(frozen=True)
 class Multiplier:
-    """A multiplier with its interval at the reference's `flops`; `extrapolated`: beyond the ladders."""
+    """A multiplier with its interval at the reference's `flops`; `extrapolated`: beyond the ladders.
+
+    `leads`: of the fit that figures draw (one method, and no hypothesis that the data reject).
+    """
 
     method: str
     flops: float
@@ -32,6 +35,7 @@ class Multiplier:
     low: float
     high: float
     extrapolated: bool = False
+    leads: bool = False
 
 
 def interpolate_compute(
@@ -107,7 +111,7 @@ def interpolated_multipliers(
 
 
 def fitted_multipliers(
-    fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False
+    fit: ComputeFit, arm: str, flops: Array, *, extrapolate: bool = False, leads: bool = False
 ) -> list[Multiplier]:
     """Multipliers from the fitted laws at the reference's compute; beyond the ladders with `extrapolate`."""
     if arm not in fit.arms:
@@ -146,6 +150,7 @@ def fitted_multipliers(
                     _exp(log_m - reach),
                     _exp(log_m + reach),
                     not inside,
+                    leads,
                 )
             )
     return multipliers

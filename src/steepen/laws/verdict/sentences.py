@@ -4,53 +4,120 @@ from __future__ import annotations
 
 import math
 
-from steepen.laws.verdict.evidence import Evidence, HypothesisFit
+from steepen.laws.hypotheses.nested_models import ByWhat
+from steepen.laws.verdict.evidence import SIMPLE_HYPOTHESES, Evidence, HypothesisFit
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
 from steepen.utils.formatting import format_flops
 
+MAX_BAND = 1e6  # larger multipliers are printed as unbounded
+
+BY_WHAT_PHRASES: dict[ByWhat, str] = {
+    "exponent": "by a larger exponent",
+    "irreducible loss": "by a lower irreducible loss",
+    "both": "by a larger exponent and a lower irreducible loss",
+    "either: not separable here": "by a larger exponent or a lower irreducible loss (not separable here)",
+}
+
 
 def verdict_sentence(evidence: Evidence) -> str:
-    """State the verdict, then the numbers it rests on, then their condition."""
+    """State the answers, then the numbers they rest on, then their condition."""
     v = evidence
-    low, high = v.delta_gamma_interval
-    delta = f"Δγ = {v.delta_gamma:+.4f} ({low:+.4f} to {high:+.4f})"
-    answer = f"{v.arm} against {v.reference}: {v.word}"
-    if v.word in ("steeper", "floor") and _both_rejected(v):
-        return f"{answer}. {_free_fit(v)}{_current_cost(v)}."
-    if v.word == "steeper":
-        alternative = "a lower irreducible loss with the same exponent is rejected"
-        return f"{answer}. {delta}; {alternative} (p = {v.p_irreducible_hypothesis:.2g}){_current_cost(v)}."
-    if v.word == "floor":
+    return f"{v.arm} against {v.reference}: {_answers(v)}. {_detail(v)}{_unadjusted(v)}"
+
+
+def _answers(v: Evidence) -> str:
+    """Both answers in words, with a difference that works against the gain."""
+    if v.by_what is None:
+        return v.growth
+    phrase = BY_WHAT_PHRASES[v.by_what]
+    if v.leading == "free" and v.by_what == "exponent":
+        phrase += ", despite a higher irreducible loss"
+    elif v.leading == "free" and v.by_what == "irreducible loss":
+        phrase += ", despite a smaller exponent"
+    return f"{v.growth}, {phrase}"
+
+
+def _detail(v: Evidence) -> str:
+    """The numbers behind the answers."""
+    delta = f"Δγ = {v.delta_gamma:+.4f} ({_interval(v.delta_gamma_interval, v.level)})"
+    if v.growth == "grows":
+        return f"{_growth(v)}; {_why_grows(v, delta)}{_current_cost(v)}."
+    if v.growth == "constant":
+        drift = max(abs(end) for end in v.equivalence_interval) / v.hypotheses["constant"].gamma[0]
+        bound = f"Δγ = {v.delta_gamma:+.4f} ({_interval(v.equivalence_interval, 2 * v.level)})"
         return (
-            f"{answer}. It gains with {_cost(v)} because its irreducible loss E is lower (ΔE ="
-            f" {v.delta_e:+.4f}); a larger exponent with the same E is rejected"
-            f" (p = {v.p_exponent_hypothesis:.2g})."
-        )
-    if v.word == "lower (constant)":
-        drift = max(abs(low), abs(high)) / v.hypotheses["constant"].gamma[0]
-        return (
-            f"{answer}. It needs {_times(_constant_multiplier(v))} less {_cost(v)} at every rung; {delta}, so"
+            f"It needs {_times(_constant_multiplier(v))} less {_cost(v)} at every rung; {bound}, so"
             f" the multiplier drifts by at most ×{10**drift:.3f} per decade."
         )
-    if v.word == "shallower":
-        return f"{answer}. {_why_shallower(v, delta)}, {_current_saving(v)}."
-    if v.word == "worse":
+    if v.growth == "shrinks":
+        return f"{_growth(v)}; {_why_shrinks(v, delta)}, {_current_saving(v)}."
+    if v.growth == "worse":
         more = _times(1 / _constant_multiplier(v))
-        return f"{answer}. It needs {more} the {_cost(v)} at every rung, and {delta}."
-    if v.p_slope < v.rule.level:
-        return f"{answer}. {_exponent_or_irreducible(v, delta)}"
-    if v.p_shift < v.rule.level:
-        return f"{answer}. {_constant_or_slope(v, delta)}"
-    return f"{answer}. No difference is resolved: {_multiplier(v)}, {delta}."
+        return f"It needs {more} the {_cost(v)} at every rung, and {delta}."
+    if v.p_difference >= v.level:
+        return f"No difference is resolved (p = {v.p_difference:.2g}): {_multiplier(v)}, {delta}."
+    return _constant_or_slope(v, delta)
+
+
+def _growth(v: Evidence) -> str:
+    """By what factor the multiplier grows per decade, and the p-value of equal slopes."""
+    if math.isnan(v.growth_per_decade):
+        return f"Equal slopes are rejected (p = {v.p_slope:.2g})"
+    low, high = v.growth_per_decade_interval
+    return (
+        f"The multiplier changes by ×{v.growth_per_decade:.3f} per decade of {_cost(v)}"
+        f" ({_percent(v.level)} {low:.3f} to {high:.3f}; p = {v.p_slope:.2g})"
+    )
+
+
+def _why_grows(v: Evidence, delta: str) -> str:
+    """The evidence on the second question."""
+    if v.leading == "free":
+        return _free_fit(v)
+    if v.by_what == "exponent":
+        return (
+            f"{delta}; a lower irreducible loss with the same exponent is rejected"
+            f" (p = {v.p_irreducible_hypothesis:.2g})"
+        )
+    if v.by_what == "irreducible loss":
+        return (
+            f"ΔE = {v.delta_e:+.4f}; a larger exponent with the same E is rejected"
+            f" (p = {v.p_exponent_hypothesis:.2g})"
+        )
+    if v.rejected("exponent"):
+        return (
+            f"one irreducible loss for both is rejected (p = {v.p_exponent_hypothesis:.2g}), and with one"
+            f" exponent E would be higher (ΔE = {v.delta_e:+.4f})"
+        )
+    exponent, irreducible = (v.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
+    at = f"{format_flops(exponent.flops, 2)} {v.unit}"
+    return (
+        f"the data allow both a larger exponent ({delta}; p = {v.p_exponent_hypothesis:.2g}) and a lower"
+        f" irreducible loss with the same exponent (ΔE = {v.delta_e:+.4f};"
+        f" p = {v.p_irreducible_hypothesis:.2g}). At {at} the exponent hypothesis predicts"
+        f" {_times(exponent.multiplier)} and the irreducible-loss hypothesis"
+        f" {_times(irreducible.multiplier)}{_small_slope(v)}"
+    )
+
+
+def _unadjusted(v: Evidence) -> str:
+    """The answers at the level of a single arm, where sharing the level among arms changed them."""
+    if (v.growth, v.by_what) == (v.unadjusted_growth, v.unadjusted_by_what):
+        return ""
+    by_what = f", {BY_WHAT_PHRASES[v.unadjusted_by_what]}" if v.unadjusted_by_what else ""
+    return (
+        f" Judged alone at {v.rule.level:.0%} instead of with {v.arms - 1} other arms:"
+        f" {v.unadjusted_growth}{by_what}."
+    )
 
 
 def what_would_change(evidence: Evidence) -> list[str]:
     """What would settle an undecided verdict, what would overturn a verdict, and rungs it depends on."""
     v = evidence
     lines: list[str] = []
-    if v.word == "undecided" and v.p_slope < v.rule.level:
+    if v.by_what == "either: not separable here" and v.tenable == SIMPLE_HYPOTHESES:
         lines += _what_separates(v)
-    elif v.word == "undecided":
+    elif v.growth == "undecided":
         lines += _what_bounds_the_slope(v)
     for tolerance in v.tolerance:
         rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
@@ -80,24 +147,11 @@ def what_would_change(evidence: Evidence) -> list[str]:
     return lines
 
 
-def _exponent_or_irreducible(v: Evidence, delta: str) -> str:
-    """Undecided with a resolved slope: both hypotheses fit, but extrapolate differently."""
-    exponent, irreducible = (v.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
-    at = f"{format_flops(exponent.flops, 2)} {v.unit}"
-    return (
-        f"It gains with {_cost(v)}, but the data allow both a larger exponent ({delta};"
-        f" p = {v.p_exponent_hypothesis:.2g}) and a lower irreducible loss with the same exponent"
-        f" (ΔE = {v.delta_e:+.4f}; p = {v.p_irreducible_hypothesis:.2g}). At {at} the exponent hypothesis"
-        f" predicts {_times(exponent.multiplier)} and the irreducible-loss hypothesis"
-        f" {_times(irreducible.multiplier)}.{_small_slope(v)}"
-    )
-
-
 def _constant_or_slope(v: Evidence, delta: str) -> str:
     """Undecided with a resolved offset: the slopes may differ, or both E and γ do."""
     constant = v.hypotheses["constant"]
     side = "lower" if constant.log_a[1] < constant.log_a[0] else "higher"
-    if v.p_exponent_hypothesis < v.rule.level:
+    if v.rejected("exponent"):
         return (
             f"It is {side} where it was measured ({_multiplier(v)}), but one irreducible loss for both is"
             f" rejected (p = {v.p_exponent_hypothesis:.2g}): E and γ both seem to differ, and may cancel"
@@ -158,52 +212,58 @@ def _too_many_runs() -> str:
     return f"more runs in the same span are not enough (over {MAX_RUNS_FACTOR} times as many)"
 
 
-def _both_rejected(v: Evidence) -> bool:
-    """Whether neither a common irreducible loss nor a common exponent fits."""
-    return max(v.p_exponent_hypothesis, v.p_irreducible_hypothesis) < v.rule.level
-
-
 def _free_fit(v: Evidence) -> str:
-    """Why both hypotheses are rejected, and Δγ of the free model."""
-    low, high = v.delta_gamma_free_interval
+    """Why both hypotheses are rejected, and what the free fit says within and beyond the ladders."""
+    beyond = v.hypotheses["free"].predictions[-1]
     return (
-        f"A common irreducible loss is rejected (p = {v.p_exponent_hypothesis:.2g}) and so is a common"
-        f" exponent (p = {v.p_irreducible_hypothesis:.2g}); with separate E and γ,"
-        f" Δγ = {v.delta_gamma_free:+.4f} ({low:+.4f} to {high:+.4f})"
+        f"a common irreducible loss is rejected (p = {v.p_exponent_hypothesis:.2g}) and so is a common"
+        f" exponent (p = {v.p_irreducible_hypothesis:.2g}). With separate E and γ,"
+        f" ΔE = {v.delta_e_free:+.4f} ({_interval(v.delta_e_free_interval, v.level)}) and"
+        f" Δγ = {v.delta_gamma_free:+.4f} ({_interval(v.delta_gamma_free_interval, v.level)});"
+        f" {_free_crossing(v)}, and at {format_flops(beyond.flops, 2)} {v.unit} the fit gives"
+        f" {_times(beyond.multiplier)} ({_band(beyond.multiplier_interval)})"
     )
 
 
-def _why_shallower(v: Evidence, delta: str) -> str:
+def _free_crossing(v: Evidence) -> str:
+    """Where the free fit's laws cross above the ladders."""
+    low, high = v.free_crossing.interval
+    if not math.isfinite(v.free_crossing.flops):
+        return f"the laws do not cross within {MAX_EXTRA_DECADES:.0f} decades above the ladders"
+    ends = [format_flops(end, 2) if math.isfinite(end) else "never" for end in (low, high)]
+    return f"the laws cross at {format_flops(v.free_crossing.flops, 2)} {v.unit} ({ends[0]} to {ends[1]})"
+
+
+def _why_shrinks(v: Evidence, delta: str) -> str:
     """Whether the reference gains by its exponent, by its irreducible loss, or by either."""
-    if _both_rejected(v):
-        e, arm_e = v.hypotheses["free"].e
-        return f"{_free_fit(v)} and ΔE = {arm_e - e:+.4f}"
-    if v.p_irreducible_hypothesis < v.rule.level:
+    if v.leading == "free":
+        return _free_fit(v)
+    if v.rejected("irreducible"):
         return (
             f"{delta}; a higher irreducible loss with the same exponent is rejected"
             f" (p = {v.p_irreducible_hypothesis:.2g})"
         )
-    if v.p_exponent_hypothesis < v.rule.level:
+    if v.rejected("exponent"):
         return (
-            f"It loses with {_cost(v)} because its irreducible loss is higher (ΔE = {v.delta_e:+.4f}); a"
+            f"its irreducible loss is higher (ΔE = {v.delta_e:+.4f}), and a"
             f" smaller exponent with the same E is rejected (p = {v.p_exponent_hypothesis:.2g})"
         )
     return f"{delta}, or a higher irreducible loss with the same exponent (ΔE = {v.delta_e:+.4f})"
 
 
 def _current_saving(v: Evidence) -> str:
-    """What a shallower arm saves at the top of the ladders, and the compute at which the saving ends."""
+    """What an arm whose gain shrinks saves at the top of the ladders, and where the saving ends."""
     if math.isnan(v.multiplier):
         return f"and {_multiplier(v)}"
     if v.multiplier <= 1:
         return f"and it already needs {_times(1 / v.multiplier)} the {_cost(v)} {_at_top(v)}"
     now = f"though it still saves {_cost(v)} ({_times(v.multiplier)}) {_at_top(v)}"
-    if _both_rejected(v):
-        return f"{now}; whether the saving lasts is open"
+    if v.leading == "free":
+        return now
     exponent, irreducible = (_crossing(v, v.hypotheses[name]) for name in ("exponent", "irreducible"))
-    if v.p_irreducible_hypothesis < v.rule.level:
+    if v.rejected("irreducible"):
         return f"{now}; the saving is gone {exponent}"
-    if v.p_exponent_hypothesis < v.rule.level:
+    if v.rejected("exponent"):
         return f"{now}; given its E, the saving is gone {irreducible}"
     return (
         f"{now}; the saving is gone {exponent} (exponent hypothesis) or {irreducible} (irreducible-loss"
@@ -231,7 +291,7 @@ def _crossing(v: Evidence, fit: HypothesisFit) -> str:
 
 
 def _current_cost(v: Evidence) -> str:
-    """How much more compute a steeper arm still needs at the top of the ladders, if any."""
+    """How much more compute an arm whose gain grows still needs at the top of the ladders, if any."""
     if math.isnan(v.multiplier):
         return f"; {_multiplier(v)}"
     if v.multiplier >= 1:
@@ -265,7 +325,7 @@ def _small_slope(v: Evidence) -> str:
     """A remark where the slope is resolved but lies inside the margin of a constant gain."""
     largest = max(abs(end) for end in v.delta_gamma_interval)
     fraction = largest / abs(v.hypotheses["constant"].gamma[0])
-    return f" Either way it is small: at most {fraction:.1%} of γ." if fraction < v.rule.margin else ""
+    return f"; either way Δγ is at most {fraction:.1%} of γ" if fraction < v.rule.margin else ""
 
 
 def _in_sigma(penalty: float, sigma: float) -> str:
@@ -278,3 +338,19 @@ def _times(value: float) -> str:
     if math.isnan(value):
         return "an unknown factor"
     return f"{value:.3f}×" if value < 10 else f"{value:.3g}×"
+
+
+def _percent(level: float) -> str:
+    """The confidence that belongs to a test's level, such as "95%" or "99.3%"."""
+    return f"{100 * (1 - level):.3g}%"
+
+
+def _interval(interval: tuple[float, float], level: float) -> str:
+    """An interval with its confidence: "95% +0.0056 to +0.0060"."""
+    return f"{_percent(level)} {interval[0]:+.4f} to {interval[1]:+.4f}"
+
+
+def _band(interval: tuple[float, float]) -> str:
+    """A band of multipliers; an end that no draw bounds is said so."""
+    low, high = (f"{end:.3g}" if end < MAX_BAND else "unbounded" for end in interval)
+    return f"band {low} to {high}"

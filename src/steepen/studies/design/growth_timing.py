@@ -123,6 +123,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
                 ("arm", "depth", "TPP without growth", "ρ*", "inside", "TPP at ρ*", "expansion", "loss"),
                 tuple(rows),
                 "Both TPP count initial stored parameters. Not inside: the best measured, not an optimum.",
+                arm_column=0,
             ),
         ),
         warnings=tuple(notes),

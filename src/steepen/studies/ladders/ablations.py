@@ -121,7 +121,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
         study="ablations",
         question="Which design choices account for the gains?",
         section=SECTION,
-        findings=tuple(verdict.finding for verdict in verdicts),
+        findings=(),
         values={name: answer.values for name, answer in answers.items()},
         verdicts=verdicts,
         fits=tuple(replace(fit, part=name) for name, answer in answers.items() for fit in answer.fits),

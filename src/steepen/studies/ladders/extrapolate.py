@@ -118,7 +118,7 @@ def _answer(
         study="extrapolate",
         question=f"Does the law fitted to the ladder predict {own.label} at d{depth}?",
         section=SECTION,
-        findings=(sentence, *(verdict.finding for verdict in verdicts)),
+        findings=(sentence,),
         values=json_safe(
             {"hold_out": asdict(score), "forecast_before_the_run": forecast, "flops": analysis.to_dict()}
         ),
@@ -126,7 +126,9 @@ def _answer(
         fits=study_fits(analysis, measured),
         panels=panels,
         tables=(
-            Table("The held-out run", columns, (row,), "Negative misses are better than forecast."),
+            Table(
+                "The held-out run", columns, (row,), "Negative misses are better than forecast.", arm_column=0
+            ),
             verdict_table(analysis),
             runs_table(everything),
         ),

@@ -119,7 +119,7 @@ def judged_ladders(
         study=study,
         question=question,
         section=section,
-        findings=tuple(verdict.finding for verdict in verdicts if verdict.primary),
+        findings=(),
         values={**values, "what_would_change": what_would_change(analysis)},
         verdicts=verdicts,
         fits=fits,

@@ -65,7 +65,10 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         rows.append(
             (
                 name,
-                verdict.word if verdict else "reference",
+                verdict.growth if verdict else "reference",
+                verdict.by_what if verdict else None,
+                finite_or_none(verdict.growth_per_decade) if verdict else None,
+                verdict.p_slope if verdict else None,
                 gamma.value,
                 finite_or_none(gamma.unconditional[0]),
                 finite_or_none(gamma.unconditional[1]),
@@ -80,7 +83,10 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         title=f"Verdicts against {analysis.request.reference}" + ("" if by == "flops" else f", per {noun}"),
         columns=(
             "arm",
-            "verdict",
+            "gain",
+            "by what",
+            "× per decade",
+            "p (growth)",
             "γ",
             "γ low",
             "γ high",
@@ -92,37 +98,56 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         ),
         rows=tuple(rows),
         caption=(
-            f"γ of L = E + A·(C/C0)^−γ by one joint fit, with {analysis.request.confidence:.0%} intervals "
-            f"that count E as unknown; × is the {noun} the reference needs over the arm's for the same loss, "
-            "interpolated between measurements, at the lowest and highest budget both cover."
+            f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
+            f"{analysis.request.confidence:.0%} intervals that count E as unknown; × is the {noun} the "
+            "reference needs over the arm's for the same loss, interpolated between measurements, at the "
+            "lowest and highest budget both cover."
         ),
+        arm_column=0,
+    )
+
+
+def _levels(analysis: LadderAnalysis) -> str:
+    """What the level of the verdicts' tests and of Δγ's intervals is."""
+    levels = sorted(verdict.level for verdict in analysis.verdicts.values())
+    if not levels:
+        return ""
+    if not analysis.request.adjust or len(levels) == 1:
+        return f"Tests of each arm at {analysis.request.level:.0%}, Δγ with intervals to match."
+    return (
+        f"Any wrong word in this table has a probability of {analysis.request.level:.0%} (Holm: arms are "
+        f"tested at {levels[0]:.2g} to {levels[-1]:.2g}, with intervals of Δγ to match)."
     )
 
 
 def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
-    """Each arm's multipliers beyond the ladder under the exponent and the irreducible-loss hypothesis."""
+    """Each arm's multipliers beyond the ladder under every hypothesis that is not rejected."""
     _, noun = AXIS_WORDS[by]
     rows: list[tuple[object, ...]] = []
     for name, verdict in analysis.verdicts.items():
         row: list[object] = [name]
-        for hypothesis in ("exponent", "irreducible"):
+        for hypothesis in ("exponent", "irreducible", "free"):
             fit = verdict.hypotheses[hypothesis]
-            row += [finite_or_none(prediction.multiplier) for prediction in fit.predictions[:2]]
-            row.append(finite_or_none(fit.p_against_free) if fit.p_against_free is not None else None)
+            tenable = hypothesis in verdict.tenable
+            row += [finite_or_none(p.multiplier) if tenable else None for p in fit.predictions[:2]]
+            if fit.p_against_free is not None:
+                row.append(finite_or_none(fit.p_against_free))
         rows.append(tuple(row))
     return Table(
         title="Exponent and irreducible-loss hypotheses" + ("" if by == "flops" else f", per {noun}"),
         columns=(
             "arm", "exponent: × at 10×", "exponent: × at 1000×", "exponent: p",
             "irreducible loss: × at 10×", "irreducible loss: × at 1000×", "irreducible loss: p",
+            "free: × at 10×", "free: × at 1000×",
         ),
         rows=tuple(rows),
         caption=(
             f"The {noun} multiplier at 10 and 1000 times the reference's top budget under either hypothesis: "
             "a better exponent above one irreducible loss, or a lower irreducible loss with one exponent. "
-            "Fitted and extrapolated, not measured. A small p rejects a hypothesis; if neither is rejected, "
-            "both are open."
+            "Fitted and extrapolated, not measured. A small p rejects a hypothesis, whose multipliers are "
+            "then left out; if neither is rejected, both are open; if both are, E and γ are fitted freely."
         ),
+        arm_column=0,
     )  # fmt: skip
 
 
@@ -193,7 +218,7 @@ def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]
             low, high = tuple(m.low for m in interpolated), tuple(m.high for m in interpolated)
             note = f"{analysis.request.confidence:.0%} band"
             series.append(Series(name, "band", x, low, high, note=note, **curve))
-        fitted = sorted((m for m in found if m.method == "fitted (joint)"), key=lambda m: m.flops)
+        fitted = sorted((m for m in found if m.leads), key=lambda m: m.flops)
         if fitted:
             x, values = tuple(m.flops for m in fitted), [m.value for m in fitted]
             series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
@@ -261,4 +286,5 @@ def runs_table(measured: Sequence[MeasuredLadder]) -> Table:
         rows,
         "Parameters are those stored at the start; seconds are of training alone.",
         per_run=True,
+        arm_column=0,
     )

@@ -323,11 +323,13 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
                 "Tuned hyperparameters",
                 ("arm", *map(with_paper_code, chains[0].values.to_dict()), "loss"),
                 tuple(tuned),
+                arm_column=0,
             ),
             Table(
                 "The chain, sweep by sweep",
                 ("arm", "round", "sweep", "baseline", "adopted", "best"),
                 tuple(rows),
+                arm_column=0,
             ),
         ),
         warnings=tuple(warning for chain in chains for warning in chain.warnings),

@@ -79,6 +79,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
                     for name, fit in found.items()
                 ),
                 "Empty where an anchor's optimum lies outside the sweep.",
+                arm_column=0,
             ),
         ),
         warnings=tuple(notes),

@@ -187,6 +187,7 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
         ),
         rows,
         "Under a constant recipe the optimum scales as N^β; under a scaled one the GLR row is what remains.",
+        arm_column=0,
     )
 
 
@@ -207,7 +208,9 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
     if not rows:
         return None
     columns = ("arm", "size", "tokens", "constant", "scaled", "gain of scaling")
-    return Table("Constant against scaled learning rate", columns, rows, "Losses at the base values.")
+    return Table(
+        "Constant against scaled learning rate", columns, rows, "Losses at the base values.", arm_column=0
+    )
 
 
 def _panels(one: HyperparameterSweeps) -> list[Panel]:

@@ -168,4 +168,5 @@ def _table(found: dict[str, IsoflopFit]) -> Table:
         ("arm", "mean TPP*", "rounded", "p (no drift)", "drift exponent", "detectable drift", "inside",
          "budgets", "loss at smallest", "loss at largest"),
         rows,
+        arm_column=0,
     )  # fmt: skip

@@ -99,6 +99,7 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
                 ("arm", "transferred loss", f"Δ against {source_arm.name} ×10³", "own loss", "regret ×10³"),
                 tuple(table),
                 "Regret: loss with the transferred recipe minus loss with the arm's own, at the base size.",
+                arm_column=0,
             ),
         ),
         warnings=tuple(
