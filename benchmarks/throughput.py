@@ -228,11 +228,13 @@ class FusedStep:
             out = fused.after_attention(attended, x)
             out.backward(torch.ones_like(out))
 
+        optimizer = self.train_step.optimizer
+        assert isinstance(optimizer, Optimizer)
         return {
             "head": (lambda: network.loss(x, micro_targets).backward(), micro_batches),
             "attention": (attention, blocks),
             "MLP": (after_attention, blocks),
-            "optimizer": (self.train_step.optimizer.step_at_current_lr, 1),
+            "optimizer": (optimizer.step_at_current_lr, 1),
         }
 
 

@@ -14,6 +14,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "steepen"
 # Modules that describe a network without torch.
 MODEL_CONFIG = {"model.shape", "model.arm", "model.arms", "model.config"}
 OPTIM_CONFIG = {"optim.config"}
+# The place of a process and the owners of parameters, without torch.
+DISTRIBUTED_CONFIG = {"distributed.environment", "distributed.owners"}
 
 # What each package may import, at the top of a file or inside a function. A dotted name allows one module.
 # Every package may import `errors`; none may import `cli`.
@@ -24,17 +26,20 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"utils"},
     "execution": {"kernels", "model", "utils"},
     "optim": {"kernels", "execution.cuda_streams", "utils"},
-    "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "model.count", "utils"},
+    "distributed": {"optim", "utils"},
+    "recipe": {*MODEL_CONFIG, *OPTIM_CONFIG, "distributed.owners", "model.count", "utils"},
     "runs": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "utils"},
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
-    "training": {"data", "model", "kernels", "execution", "optim", "recipe", "runs", "utils"},
-    "evaluation": {"data", "model", "training", "runs", "laws", "utils"},
+    "training": {
+        *("data", "model", "kernels", "execution", "optim", "distributed", "recipe", "runs", "utils"),
+    },
+    "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
     "laws": {"utils"},
     "studies": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils"},
     "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        "utils",
+        *("distributed", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)
@@ -47,7 +52,7 @@ TORCH_FREE = [
     "report",
     "recipe",
     "utils",
-    *sorted(MODEL_CONFIG | OPTIM_CONFIG),
+    *sorted(MODEL_CONFIG | OPTIM_CONFIG | DISTRIBUTED_CONFIG),
 ]
 
 

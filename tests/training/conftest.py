@@ -1,49 +1,7 @@
-"""A tiny dataset, and specs of runs that take a second."""
+"""The tiny data set and specs of runs that take a second."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from training_fixtures import make_spec, tiny_data
 
-import pytest
-
-from steepen.data import Dataset
-from steepen.data.prepare import PrepareRequest, prepare
-from steepen.model.arms import find_arm
-from steepen.model.shape import SizeRule
-from steepen.recipe.paper_tables import recipe_of
-from steepen.runs.spec import DataConfig, RunSpec
-
-SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
-WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows", "falls", "over", "depth"]
-
-
-@pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Sentences of a small grammar: real enough to be learnt, small enough to be made in a second."""
-    folder = tmp_path_factory.mktemp("tiny")
-    choose = random.Random(0)
-    documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(400)]
-    (folder / "text.txt").write_text("<|endoftext|>".join(documents))
-    prepare(
-        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=2_000), folder / "data"
-    )
-    return Dataset.open(folder / "data")
-
-
-@pytest.fixture
-def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
-    """Build the spec of a one-second run; keyword arguments change fields."""
-
-    def make(arm: str = "untied-grow", depth: int = 3, steps: int = 12, **changes: Any) -> RunSpec:
-        found = find_arm(arm)
-        recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
-        rho = 0.5 if found.passes.grows else None
-        rung = recipe.at_budget(found, depth, SCALE, tokens=256 * steps, rho=rho)
-        rung = replace(rung, hyperparameters=replace(rung.hyperparameters, warmup_steps=2))
-        spec = RunSpec.of(rung, DataConfig(tiny_data.identity), validation_tokens=512)
-        return replace(spec, **changes)
-
-    return make
+__all__ = ["make_spec", "tiny_data"]

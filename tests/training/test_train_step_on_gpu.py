@@ -70,6 +70,7 @@ def test_replayed_steps_equal_launched_steps_through_growth(
             for step in range(30):
                 if step == 20:
                     sources = grow(train_step.network, 4)
+                    assert isinstance(train_step.optimizer, Optimizer)
                     train_step.optimizer.grow(train_step.network.named_parameters(), sources)
                     train_step.reset()
                 passes = (2, 1, 2, 2)[step % 4] if step < 20 else 4

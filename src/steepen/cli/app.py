@@ -124,6 +124,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_error(sentence: str) -> None:
+    if "STEEPEN_FAULT_DIRECTORY" in os.environ:  # a rank that `steepen train --gpus` started, which prints
+        from steepen.distributed.monitor import report_fault
+
+        report_fault(sentence, 1, "Failed")
+        return
     from steepen.utils.formatting import wrap_to_terminal
 
     print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr)

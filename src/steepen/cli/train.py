@@ -15,6 +15,7 @@ from steepen.utils.formatting import wrap_to_terminal
 if TYPE_CHECKING:
     from steepen.data import Dataset
     from steepen.runs.spec import RunSpec
+    from steepen.training.train_options import TrainOptions
 
 
 # Options that are part of a spec, and so refused beside --spec.
@@ -132,6 +133,37 @@ def train(
             rich_help_panel=EXECUTION,
         ),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            help="Train on this many GPUs of this machine (with --device cpu: processes); torchrun and srun "
+            "start ranks on several machines.",
+            min=1,
+            rich_help_panel=EXECUTION,
+        ),
+    ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            help="With several GPUs: optimizer (each matrix has one owner, ZeRO-2), or full (weights and "
+            "gradients too, FSDP2, without fused kernels).",
+            rich_help_panel=EXECUTION,
+        ),
+    ] = "optimizer",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            help="With --gpus: how often to restart from the last checkpoint when a rank is lost.",
+            min=0,
+            rich_help_panel=EXECUTION,
+        ),
+    ] = 0,
+    rank_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without progress after which a rank counts as hung.", rich_help_panel=EXECUTION
+        ),
+    ] = 600.0,
     validate_every: Annotated[
         int | None, typer.Option(help="Steps between validations.", rich_help_panel=CHECKPOINTS)
     ] = None,
@@ -181,6 +213,7 @@ def train(
         str | None,
         typer.Option(help="Measure the loss at these core passes, e.g. 1..8.", rich_help_panel=EVALUATION),
     ] = None,
+    ranks_only: Annotated[bool, typer.Option(hidden=True, help="Print no result: --gpus does.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the record as JSON when done.", rich_help_panel=OUTPUT)
     ] = False,
@@ -193,9 +226,12 @@ def train(
     [bold]steepen train --arm untied-grow --depth 8 --data data/edu[/bold]
     """
     from steepen.data import Dataset
+    from steepen.distributed.environment import process_environment
     from steepen.training.train_options import TrainOptions
 
     options = TrainOptions(
+        shard=shard,
+        rank_timeout=rank_timeout,
         device=device,
         micro_batch=_micro_batch(micro_batch),
         fused=fast if fused is None else fused,
@@ -253,15 +289,23 @@ def train(
     from steepen.training.trainer import train as train_run
 
     on_cpu = find_device(device).type == "cpu"  # refuse a wrong name before printing notes
-    for note in notes:
+    place = process_environment()
+    if gpus is not None and place.size > 1:
+        raise UsageError("--gpus starts the processes itself: leave it out under torchrun or srun.")
+    for note in notes if place.is_main else ():
         print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     store = RunStore(runs)
-    if on_cpu and run.precision == "bf16" and store.record(run) is None:
+    if on_cpu and place.is_main and run.precision == "bf16" and store.record(run) is None:
         given = _was_given(context_, "precision") or any("precision" in text for text in settings or ())
         if spec is None and not given:
             print(wrap_to_terminal(f"note: {BF16_ON_CPU}", sys.stderr), file=sys.stderr)
 
+    if gpus is not None and gpus > 1 and store.record(run) is None:
+        _check_gpus(gpus, device, run.batch_sequences)
+        _train_on_ranks(run, gpus, max_restarts, data, runs, options)
     record = train_run(run, dataset, store, options)
+    if ranks_only or not place.is_main:
+        return
     if wanted is not None:
         from steepen.cli.evaluate import print_scores
         from steepen.evaluation.evaluate_run import evaluate
@@ -293,6 +337,69 @@ def train(
         f"{record.tokens:,} tokens and {record.flops:.3e} FLOPs; {record.seconds_training:.1f} s of "
         f"training, {record.tokens_per_second:,.0f} tokens/s{mfu}.\n{runs / run.hash}"
     )
+
+
+def _check_gpus(gpus: int, device: str, sequences: int) -> None:
+    """Refuse ranks that cannot share the batch, or more than GPUs, unless they share one that was named."""
+    import torch
+
+    from steepen.training.device import find_device
+
+    if sequences % gpus:
+        raise UsageError(
+            f"--gpus {gpus} is not possible: a batch of {sequences:,} sequences cannot be divided evenly."
+        )
+    found = find_device(device)
+    if found.type == "cuda" and found.index is None and torch.cuda.device_count() < gpus:
+        raise UsageError(
+            f"--gpus {gpus} is not possible: this machine has {torch.cuda.device_count()} GPUs; start ranks "
+            "on several machines with torchrun or srun (docs/distributed.md)."
+        )
+
+
+def _train_on_ranks(
+    run: RunSpec, gpus: int, max_restarts: int, data: Path, runs: Path, options: TrainOptions
+) -> None:
+    """Train a run in `gpus` processes of this machine; raises SystemExit if it does not finish."""
+    import os
+    import tempfile
+
+    from steepen.distributed.processes import start_processes
+    from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
+    from steepen.launch.worker import python_path
+    from steepen.utils.json_io import write_json
+
+    words = [
+        "--device",
+        options.device,
+        "--shard",
+        options.shard,
+        "--rank-timeout",
+        str(options.rank_timeout),
+    ]
+    words += ["--checkpoint-minutes", str(options.checkpoint_minutes), "--keep-last", str(options.keep_last)]
+    for name in ("micro_batch", "validate_every", "checkpoint_every", "keep_every"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    for name in ("fused", "compile"):
+        if (value := getattr(options, name)) is not None:
+            words.append(f"--{name}" if value else f"--no-{name}")
+    words += ["--wait"] if options.wait else []
+    words += [word for tracker in options.trackers for word in ("--track", tracker)]
+    with tempfile.TemporaryDirectory(prefix="steepen-") as folder:
+        spec_file = Path(folder) / "spec.json"
+        write_json(spec_file, run.to_dict())
+        command = [sys.executable, "-m", "steepen.launch.subprocess_entry", "train", "--ranks-only"]
+        command += ["--spec", str(spec_file), "--data", str(data), "--runs", str(runs), *words]
+        code = start_processes(
+            gpus,
+            command,
+            max_restarts=max_restarts,
+            say=lambda sentence: print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr),
+            environment={PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
+        )
+    if code:
+        raise SystemExit(code)
 
 
 def _spec(

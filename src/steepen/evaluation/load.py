@@ -9,7 +9,6 @@ run.tokenizer.decode(...), run.spec, run.record
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,12 +55,7 @@ class RunCheckpoint:
     @property
     def weights_sha256(self) -> str:
         """SHA-256 of the checkpoint's tensors, as stored beside them."""
-        from steepen.training.checkpoint import META_FILE
-
-        try:
-            return str(json.loads((self.checkpoint.path / META_FILE).read_text())["sha256"])
-        except (OSError, ValueError, KeyError) as error:
-            raise SteepenError(f"{self.checkpoint.path} has no readable {META_FILE}.") from error
+        return self.checkpoint.sha256
 
 
 @dataclass(frozen=True)
@@ -148,21 +142,22 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     import torch
 
     from steepen.model.init import build_on_meta
-    from steepen.model.load_weights import allocate, copy_weights, read_weights
-    from steepen.training.checkpoint import SEPARATOR, STATE_FILE
-    from steepen.utils.files import sha256_of_file
+    from steepen.model.load_weights import allocate, copy_weights
+    from steepen.training.checkpoint import CorruptCheckpoint
 
     state, spec = checkpoint.checkpoint.training_state(), checkpoint.spec
     path = checkpoint.checkpoint.path
     if state.run != spec.hash:
         raise SteepenError(f"{path} belongs to another run ({state.run}).")
-    file = path / STATE_FILE
-    if sha256_of_file(file) != checkpoint.weights_sha256:
-        raise SteepenError(f"{file} is corrupt: its checksum is wrong; use another checkpoint.")
+    try:
+        checkpoint.checkpoint.verify()
+    except CorruptCheckpoint as error:
+        raise SteepenError(f"{error} Use another checkpoint.") from error
     multipliers = spec.hyperparameters.multipliers
     network = build_on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
     network = allocate(network, device)
-    copy_weights(network, read_weights(file, f"model{SEPARATOR}", device))
+    with checkpoint.checkpoint.reader(device) as reader:
+        copy_weights(network, {name: reader.read("model", name) for name in reader.names("model")})
     # Weights cast once give the same results as weights cast at every use, and are faster.
     return network.to(torch.bfloat16) if precision == "bf16" else network
 

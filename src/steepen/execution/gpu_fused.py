@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.execution.float8_linear import Float8Linear, quantize_weights
-from steepen.execution.linear import FusedLinear, cast_weights
+from steepen.execution.linear import FusedLinear, GradientSignal, cast_weights
 from steepen.kernels.dispatch import block_kernels_for, kernels_for
 from steepen.kernels.fp8 import RowwiseFp8, unquantized
 from steepen.model.block import TransformerBlock
@@ -95,6 +95,8 @@ class _Qkv(torch.autograd.Function):
         qkv = block.qkv(n).view(*x.shape[:2], 3, block.heads, -1)
         qk_rstd = kernels.rotate_norm_(qkv, rotary, block.eps)
         ctx.block = block
+        if ctx.needs_input_grad[0]:
+            block.qkv.used()
         ctx.save_for_backward(unquantized(n), rstd, qkv, qk_rstd, rotary)
         return (*qkv.unbind(2), x)
 
@@ -106,6 +108,7 @@ class _Qkv(torch.autograd.Function):
         kernels = block_kernels_for(d_residual, fp8=block.fp8)
         d = kernels.rotate_norm_backward(dq, dk, dv, qkv, qk_rstd, rotary)
         dn = block.qkv.backward(d, kernels.wgrad_normed(n))
+        block.qkv.written()
         d = kernels_for(d_residual).rms_norm_backward(dn, n, rstd, _rows(d_residual))
         return d.view(d_residual.shape), None, None
 
@@ -130,6 +133,9 @@ class _AfterAttention(torch.autograd.Function):
         block.down.add_to_(middle, activated)
         keep = isinstance(activated, Tensor) and activated.shape[1] <= KEEP_ACTIVATION_MAX_WIDTH
         ctx.block = block
+        if ctx.needs_input_grad[0]:
+            for linear in (block.out, block.gate_up, block.down):
+                linear.used()
         ctx.save_for_backward(flat, scale, unquantized(n), rstd, gate_up, activated if keep else None)
         return middle.view(x.shape)
 
@@ -145,12 +151,15 @@ class _AfterAttention(torch.autograd.Function):
         d_gate_up, activated = kernels.swiglu_backward_(gate_up, d_activated, activated)
         del d_activated
         block.down.wgrad(d, activated)
+        block.down.written()
         del activated
         dn = block.gate_up.backward(d_gate_up, kernels.wgrad_normed(n))
+        block.gate_up.written()
         del d_gate_up
         d_stream, d = kernels.rms_norm_backward(dn, n, rstd, d_stream)
         del dn
         d_attended = block.out.backward(d, kernels.wgrad_activation(flat, scale))
+        block.out.written()
         return d_attended.view(shape), d_stream.view(shape), None
 
 
@@ -158,10 +167,12 @@ class _Embed(torch.autograd.Function):
     """Tokens → RMSNorm of their embeddings."""
 
     @staticmethod
-    def forward(ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any, table: nn.Parameter, tokens: Tensor, eps: float, dtype: torch.dtype, signal: GradientSignal
+    ) -> Tensor:
         flat = tokens.flatten().contiguous()
         n, rstd = kernels_for(table).embed_norm(flat, table, eps, dtype)
-        ctx.table = table
+        ctx.table, ctx.signal = table, signal
         ctx.save_for_backward(flat, n, rstd)
         return n.view(*tokens.shape, -1)
 
@@ -173,7 +184,8 @@ class _Embed(torch.autograd.Function):
             table.grad = torch.zeros_like(table)
         d = _rows(gradients[0])
         kernels_for(d).embed_norm_backward_(table.grad, tokens, d, n, rstd)
-        return None, None, None, None
+        ctx.signal.written(table)
+        return None, None, None, None, None
 
 
 class _NormInject(torch.autograd.Function):
@@ -234,6 +246,7 @@ class _Loss(torch.autograd.Function):
                 kernels_for(dn).rms_norm_backward(dn, normed, rstd[chunk], row_factor=row_factor, out=out)
             del dn
         if gradient:
+            fused.signal.written(head.parameter)
             ctx.save_for_backward(d_hidden)
             ctx.shape = hidden.shape
         return torch.cat(losses).mean() * loss_scale
@@ -282,6 +295,7 @@ class FusedNetwork:
     def __init__(self, network: Network, make_linear: MakeLinear) -> None:
         self.network, self.make_linear = network, make_linear
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
+        self.signal = GradientSignal()
         self.head: FusedLinear = make_linear(network.head, network.multipliers.output, head=True)
         self.linears: list[FusedLinear] = []
         self.install_in_new_blocks()
@@ -294,17 +308,28 @@ class FusedNetwork:
                 if not isinstance(block.fused_forward, FusedBlock):
                     block.fused_forward = FusedBlock(block, self.make_linear)
                 self.linears += block.fused_forward.linears()
+        for linear in self.linears:
+            linear.signal = self.signal
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Cast and quantize the weights again; call it whenever they have changed."""
         cast_weights(self.linears)
+        self.requantize()
+
+    @torch.no_grad()
+    def requantize(self) -> None:
+        """Quantize the compute copies again; call it whenever only they have changed."""
         quantize_weights(self.linears)
+
+    def compute_copies(self) -> dict[nn.Parameter, FusedLinear]:
+        """The layers that hold a copy of a parameter in the compute dtype, by parameter."""
+        return {linear.parameter: linear for linear in self.linears}
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """RMSNorm of the token embeddings, in `dtype`."""
-        return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype)
+        return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype, self.signal)
 
     def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
         """`loss_scale` times the mean cross-entropy."""

@@ -5,10 +5,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from steepen.kernels.cublaslt_gemm import gemm, gemm_add
+
+
+class GradientSignal:
+    """Tells a listener when the gradient of a parameter is complete, which hooks cannot: it is written here.
+
+    A parameter may be used several times in a forward pass (a tied core): its gradient is complete when the
+    backward has written it as often.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[nn.Parameter], None] | None = None
+        self.uses: dict[nn.Parameter, int] = {}
+
+    def used(self, parameter: nn.Parameter) -> None:
+        """Count one use in a forward pass that needs gradients."""
+        self.uses[parameter] = self.uses.get(parameter, 0) + 1
+
+    def written(self, parameter: nn.Parameter) -> None:
+        """Count one write in the backward; after the last, call the listener."""
+        left = self.uses[parameter] = self.uses.get(parameter, 1) - 1
+        if left <= 0:
+            self.uses.pop(parameter)
+            if self.listener is not None:
+                self.listener(parameter)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> GradientSignal:
+        """Growth copies blocks: all blocks of a network share one signal."""
+        return self
 
 
 class FusedLinear:
@@ -25,6 +55,7 @@ class FusedLinear:
         self.rows = parameter.numel() // parameter.shape[-1]
         # Filled by `cast_weights` with the parameter times the factor.
         self.weight = torch.empty(self.rows, parameter.shape[-1], dtype=dtype, device=parameter.device)
+        self.signal: GradientSignal | None = None  # set by the network where someone may listen
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weightᵀ, (tokens, in) → (tokens, out)."""
@@ -57,6 +88,29 @@ class FusedLinear:
         self.wgrad(d, x)
         return self.dgrad(d)
 
+    def used(self) -> None:
+        """Note a use in a forward pass that needs gradients."""
+        if self.signal is not None:
+            self.signal.used(self.parameter)
+
+    def written(self) -> None:
+        """Note that a use's part of the weight's gradient has been written."""
+        if self.signal is not None:
+            self.signal.written(self.parameter)
+
+    def cast_rows_(self, first: int, values: Tensor) -> None:
+        """Fill the rows of the compute copy from `first` on with fp32 values, times the factor."""
+        values = values.reshape(-1, self.weight.shape[1])
+        rows = self.weight[first : first + len(values)]
+        rows.copy_(values)
+        if self.factor != 1.0:
+            rows.mul_(self.factor)
+
+
+def is_released(parameter: Tensor) -> bool:
+    """Whether another rank owns the fp32 values: here the parameter is one zero, expanded to its shape."""
+    return parameter.numel() > 1 and not any(parameter.stride())
+
 
 def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float = 1.0) -> None:
     """total ← beta·total + alpha·(a @ b), accumulated in total's dtype whatever that of a and b.
@@ -72,7 +126,10 @@ def accumulate_gemm_(total: Tensor, a: Tensor, b: Tensor, alpha: float, beta: fl
 
 
 def cast_weights(linears: list[FusedLinear]) -> None:
-    """Copy all parameters, times their factors, into the weights in the compute dtype."""
+    """Copy all parameters that are not released, times their factors, into the compute copies."""
+    linears = [linear for linear in linears if not is_released(linear.parameter)]
+    if not linears:
+        return
     torch._foreach_copy_([x.weight for x in linears], [x.parameter.view(x.rows, -1) for x in linears])
     scaled = [linear for linear in linears if linear.factor != 1.0]
     if scaled:

@@ -8,7 +8,7 @@ gradient, and both gradient GEMMs while it is in the cache; no logits are stored
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -111,8 +111,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 @torch.no_grad()
-def mean_loss(network: Network, batches: Iterable[tuple[Tensor, Tensor]], passes: int | None = None) -> float:
-    """Mean cross-entropy per token over (inputs, targets) batches of any sizes, summed in fp64."""
+def mean_loss(
+    network: Network,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    passes: int | None = None,
+    *,
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
+) -> float:
+    """Mean cross-entropy per token over (inputs, targets) batches of any sizes, summed in fp64.
+
+    With `sum_over_ranks`, which adds a tensor over ranks, the batches are this rank's part of them.
+    """
     device = network.embedding.device
     total, tokens = 0.0, 0
     training = network.training
@@ -124,4 +133,7 @@ def mean_loss(network: Network, batches: Iterable[tuple[Tensor, Tensor]], passes
             tokens += targets.numel()
     finally:
         network.train(training)
+    if sum_over_ranks is not None:
+        sums = torch.tensor([total, tokens], dtype=torch.float64, device=device)
+        total, tokens = sum_over_ranks(sums).tolist()
     return total / tokens

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,19 @@ class FusedForward(Protocol):
 
     def refresh(self) -> None:
         """Recompute everything derived from the weights; called after the weights have changed."""
+        ...
+
+    @property
+    def signal(self) -> Any:
+        """Where a listener is told that a gradient is complete (`execution.linear.GradientSignal`)."""
+        ...
+
+    def requantize(self) -> None:
+        """Recompute what is derived from the compute copies; called after only these have changed."""
+        ...
+
+    def compute_copies(self) -> Mapping[nn.Parameter, Any]:
+        """Copies of parameters that forward and backward read instead of them, by parameter."""
         ...
 
     def install_in_new_blocks(self) -> None:

@@ -50,18 +50,21 @@ class CustomOptimizer:
         """Build the optimizer again with the new parameters; the state of the others stays."""
         state = {name: found for name in self.parameters if (found := self.state_of(name))}
         self.parameters |= new
+        if not self.parameters:  # a rank that owns no matrix
+            return
         self.optimizer = self._build()
         for name, tensors in state.items():
             self.load_state_of(name, tensors)
 
     def set_factor(self, factor: float) -> None:
         """Set every group's learning rate to this fraction of its peak."""
-        for group in self._built_optimizer().param_groups:
+        for group in self.optimizer.param_groups if self.optimizer else ():
             group["lr"] = group["initial_lr"] * factor
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        self._built_optimizer().step()
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def state_of(self, name: str) -> dict[str, Tensor] | None:
         """State of a parameter by key, or None before its first step."""

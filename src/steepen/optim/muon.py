@@ -91,6 +91,7 @@ class Muon:
         self.config = config
         self.parameters = parameters
         self.state: OptimizerState = {}
+        self.orthogonalized = 0  # logical matrices so far; replays of a CUDA graph are not counted
         self.streams: defaultdict[tuple[int, int], StreamPool] = defaultdict(StreamPool)  # by shape
 
     def step(self, lr: float | Tensor, weight_decay: float, momentum: float | Tensor | None = None) -> None:
@@ -157,6 +158,7 @@ class Muon:
         gradients = [p.grad for p in parameters if p.grad is not None]
         momenta = [self.state[name]["momentum"] for name in names]
         kernels = kernels_for(parameters[0])
+        self.orthogonalized += sum(counts)
         # bf16 GEMMs are fast on a GPU and slow on a CPU.
         dtype = torch.bfloat16 if parameters[0].is_cuda else parameters[0].dtype
         batch = torch.empty(sum(counts), rows, columns, dtype=dtype, device=parameters[0].device)

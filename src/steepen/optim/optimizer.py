@@ -28,11 +28,20 @@ def parameter_group(name: str, parameter: Tensor) -> str:
     return "matrices" if parameter.ndim >= 2 else "vectors"
 
 
+def gradient_norm(gradients: list[Tensor]) -> Tensor:
+    """Norm of all gradients together, a scalar; on a CPU in fp64, so that the order does not matter."""
+    if gradients and gradients[0].is_cpu:
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+        return torch.stack(norms).square().sum().sqrt().to(gradients[0].dtype)
+    return nn.utils.get_total_norm(gradients)
+
+
 class Optimizer:
     """Steps named parameters by a recipe's hyperparameters; state is read and loaded by parameter name.
 
     `after_step` is called at the end of every step, also inside a CUDA graph: fused execution refreshes the
-    low-precision copies of the weights there.
+    low-precision copies of the weights there. `total_norm` computes the norm of a list of gradients; it is
+    given where a process holds only a part of them.
     """
 
     def __init__(
@@ -41,8 +50,11 @@ class Optimizer:
         hyperparameters: OptimizerHyperparameters,
         config: OptimizerConfig,
         after_step: Callable[[], None] | None = None,
+        *,
+        total_norm: Callable[[list[Tensor]], Tensor] | None = None,
     ) -> None:
         named = dict(named_parameters)
+        self.total_norm = total_norm or gradient_norm
         self.hyperparameters, self.config, self.after_step = hyperparameters, config, after_step
         self.device = next(iter(named.values())).device
         on_gpu = self.device.type == "cuda"
@@ -137,12 +149,13 @@ class Optimizer:
             tasks += self.muon.tasks(self.lr["matrices"], weight_decay, self.momentum, parallel=parallel)
         if self.custom is not None:
             tasks.append(self.custom.step)
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if self.config.clip is not None:
-            clipped = nn.utils.clip_grad_norm_(self.parameters.values(), self.config.clip)
-            tasks.insert(0, lambda: clipped)
+            before = self.total_norm(gradients)
+            nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, before)
+            tasks.insert(0, lambda: before)
         else:
-            gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-            tasks.insert(0, lambda: nn.utils.get_total_norm(gradients))
+            tasks.insert(0, lambda: self.total_norm(gradients))
         norm, *_ = self.streams(tasks, self.device) if parallel else run_sequentially(tasks)
         if self.after_step is not None:
             self.after_step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import platform
 import subprocess
@@ -36,6 +37,18 @@ def find_device(name: str) -> torch.device:
             f"--device {name} is not available: this machine has {torch.cuda.device_count()} GPUs."
         )
     return device
+
+
+def rank_device(name: str, local_rank: int, size: int) -> tuple[torch.device, bool]:
+    """The device of a rank, and whether ranks share one: a GPU named by its number serves all of them."""
+    if size == 1 or name == "cpu":
+        return find_device(name), False
+    device = find_device(name)
+    if device.type == "cpu":
+        return device, False
+    if device.index is not None:
+        return device, True
+    return find_device(f"cuda:{local_rank}"), False
 
 
 def synchronize(device: torch.device) -> None:
@@ -99,8 +112,8 @@ def process_age() -> float | None:
         return None
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Hardware facts for the record."""
+def hardware(device: torch.device, ranks: int = 1) -> dict[str, Any]:
+    """Hardware facts for the record; `ranks` is the number of processes, one per GPU."""
     facts: dict[str, Any] = {
         "device": device.type,
         "name": platform.processor() or platform.machine(),
@@ -108,9 +121,11 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "host": platform.node(),
     }
+    if ranks > 1:
+        facts["ranks"] = ranks
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts |= {"name": properties.name, "gpus": 1, "gpu_memory_bytes": properties.total_memory}
+        facts |= {"name": properties.name, "gpus": ranks, "gpu_memory_bytes": properties.total_memory}
     return facts
 
 
@@ -132,6 +147,15 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
+
+
+@functools.cache
+def package_digest() -> str:
+    """Hex SHA-256 of this package's source: ranks on several machines must run the same code."""
+    root, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,18 +19,69 @@ class OutOfMemory(SteepenError):
     """The micro-batch does not fit."""
 
 
-def accumulate(network: Network, inputs: Tensor, targets: Tensor, passes: int, micro_batch: int) -> Tensor:
-    """Backpropagate the mean loss of a batch (rows, time) in micro-batches; returns the loss, a scalar."""
+class GradientSink(Protocol):
+    """Takes gradients that are summed over ranks (`distributed.sharded_optimizer`)."""
+
+    def reducing_gradients(self) -> AbstractContextManager[None]:
+        """Around the last micro-batch: gradients are taken from `.grad` as soon as they are complete."""
+        ...
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Take a complete gradient."""
+        ...
+
+
+def accumulate(
+    network: Network,
+    inputs: Tensor,
+    targets: Tensor,
+    passes: int,
+    micro_batch: int,
+    *,
+    global_rows: int | None = None,
+    sink: GradientSink | None = None,
+) -> Tensor:
+    """Backpropagate the mean loss of a batch (rows, time) in micro-batches; returns the loss, a scalar.
+
+    `global_rows` is the number of rows on all ranks together, of which this rank has `inputs`: the loss is
+    then this rank's part of the mean, and `sink` takes the gradients. On a CPU the gradients of micro-batches
+    are summed in fp64, so that the sum does not depend on the number of ranks.
+    """
     rows = len(inputs)
-    dtype = torch.float64 if inputs.device.type == "cpu" else torch.float32
-    total = torch.zeros((), dtype=dtype, device=inputs.device)
+    whole = global_rows or rows
+    on_cpu = inputs.device.type == "cpu"
+    wide = on_cpu and micro_batch < whole
+    total = torch.zeros((), dtype=torch.float64 if on_cpu else torch.float32, device=inputs.device)
+    sums: dict[str, Tensor] = {}
     for first in range(0, rows, micro_batch):
         rows_slice = slice(first, first + micro_batch)
-        loss_scale = len(inputs[rows_slice]) / rows
-        loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_scale=loss_scale)
-        loss.backward()
+        loss_scale = len(inputs[rows_slice]) / whole
+        last = first + micro_batch >= rows
+        overlap = sink is not None and last and not wide
+        with sink.reducing_gradients() if sink is not None and overlap else contextlib.nullcontext():
+            loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_scale=loss_scale)
+            loss.backward()
         total += loss.detach()
+        if wide:
+            _move_gradients(network, sums)
+    for name, gradient in reversed(sums.items()):
+        if sink is not None:
+            sink.add_gradient(name, gradient)
+        else:
+            parameter = network.get_parameter(name)
+            parameter.grad = gradient.to(parameter.dtype)
     return total
+
+
+def _move_gradients(network: Network, sums: dict[str, Tensor]) -> None:
+    """Add the gradients to fp64 sums by parameter name and drop them."""
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            if name in sums:
+                sums[name] += parameter.grad
+            else:
+                sums[name] = parameter.grad.double()
+            parameter.grad = None
 
 
 class GradientAccumulator:
@@ -36,20 +90,42 @@ class GradientAccumulator:
     Without a fixed size it starts from a guess and halves at each out-of-memory error, also after growth.
     """
 
-    def __init__(self, network: Network, rows: int, fixed: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        rows: int,
+        fixed: int | None,
+        say: Callable[[str], None],
+        *,
+        ranks: int = 1,
+        sink: GradientSink | None = None,
+    ) -> None:
         self.network, self.fixed, self.say = network, fixed, say
-        self.rows = rows
+        self.rows, self.ranks, self.sink = rows, ranks, sink  # rows of this rank
         self.micro_batch = min(rows, fixed or first_guess(network, rows))
 
     def __call__(self, inputs: Tensor, targets: Tensor, passes: int) -> Tensor:
-        """Return the mean loss; gradients are in the parameters' `.grad`."""
+        """Return the mean loss, or this rank's part of it; gradients are in `.grad`, or given to the sink."""
         while True:
             try:
-                return accumulate(self.network, inputs, targets, passes, self.micro_batch)
+                return accumulate(
+                    self.network,
+                    inputs,
+                    targets,
+                    passes,
+                    self.micro_batch,
+                    global_rows=len(inputs) * self.ranks,
+                    sink=self.sink,
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 reason = error
+            if self.sink is not None:  # some gradients may have been sent: the step cannot be repeated
+                raise OutOfMemory(
+                    f"a micro-batch of {self.micro_batch} sequences does not fit in memory; "
+                    f"use --micro-batch {max(1, self.micro_batch // 2)}, or more GPUs."
+                ) from reason
             self._free()
             if self.fixed is not None:
                 raise self._suggestion(inputs, targets, passes) from reason
@@ -60,6 +136,15 @@ class GradientAccumulator:
                 ) from reason
             self.micro_batch = largest_below(self.micro_batch, self.rows)
             self.say(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
+
+    @contextlib.contextmanager
+    def without_sink(self) -> Generator[None]:
+        """Leave gradients in `.grad` and do not communicate: to find a micro-batch that fits."""
+        sink, self.sink = self.sink, None
+        try:
+            yield
+        finally:
+            self.sink = sink
 
     def _suggestion(self, inputs: Tensor, targets: Tensor, passes: int) -> OutOfMemory:
         """Find a micro-batch that fits and name it in the error."""
@@ -86,6 +171,8 @@ class GradientAccumulator:
     def _free(self) -> None:
         for parameter in self.network.parameters():
             parameter.grad = None
+        if self.network.fused is not None:  # of the forward that was not finished
+            self.network.fused.signal.uses.clear()
         gc.collect()
         if self.network.embedding.is_cuda:
             torch.cuda.empty_cache()

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from steepen.distributed.world import World
 from steepen.runs.spec import RunSpec
 from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
@@ -40,30 +41,36 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 class MetricsFile:
     """Appends lines to metrics.jsonl; opened at step n, it first drops what was logged after n."""
 
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path | None, step: int) -> None:
+        self.losses: list[float] = []
+        self.file: TextIO | None = None
+        if path is None:  # a rank that does not log
+            return
         kept = [line for line in read_metrics(path) if line["step"] <= step]
-        self.path = path
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.replace(path)
         self.losses = [line["loss"] for line in kept if "loss" in line]
-        self.file: TextIO = path.open("a")
+        self.file = path.open("a")
 
     def write(self, **values: Any) -> None:
         """Append a line."""
         if "loss" in values:
             self.losses.append(values["loss"])
-        self.file.write(json.dumps(values) + "\n")
+        if self.file is not None:
+            self.file.write(json.dumps(values) + "\n")
 
     def sync(self) -> None:
         """Flush and fsync."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         """Flush, fsync and close."""
         self.sync()
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
 
 
 class MetricBuffer:
@@ -77,10 +84,11 @@ class MetricBuffer:
         timer: TrainingTimer,
         sinks: tuple[MetricsFile, Trackers, ProgressDisplay],
         checkpoints: Path,
+        world: World | None = None,
     ) -> None:
         self.spec, self.schedule, self.peak, self.timer = spec, schedule, peak, timer
         self.metrics, self.trackers, self.display = sinks
-        self.checkpoints = checkpoints
+        self.checkpoints, self.world = checkpoints, world or World()
         self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
@@ -94,7 +102,9 @@ class MetricBuffer:
         if not self.pending:
             return
         steps = [step for step, _, _ in self.pending]
-        losses = torch.stack([loss.double() for _, loss, _ in self.pending]).tolist()
+        self.world.progress(steps[-1] + 1, "reading the losses")
+        own_losses = torch.stack([loss.double() for _, loss, _ in self.pending])
+        losses = self.world.sum_(own_losses.clone()).tolist()  # each rank has its part of the mean
         norms = torch.stack([norm.double() for _, _, norm in self.pending]).tolist()
         self.pending.clear()
         seconds = max(self.timer.lap(), 1e-9)
@@ -102,7 +112,8 @@ class MetricBuffer:
         data_wait, self.data_seconds = self.data_seconds / seconds, 0.0
         for step, loss, norm in zip(steps, losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = f"the loss is {loss}, the gradient norm {norm}"
+                where = self._guilty_rank(own_losses, steps.index(step))
+                what = f"the loss is {loss}, the gradient norm {norm}{where}"
                 raise diverged(self.spec, self.checkpoints, step, what)
             values = {
                 "loss": loss,
@@ -115,6 +126,13 @@ class MetricBuffer:
             self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
             self.trackers.log(step + 1, values)
         self._show(steps, losses[-1], rate, seconds)
+
+    def _guilty_rank(self, own_losses: Tensor, index: int) -> str:
+        """Which rank's part of a step's loss is not finite first, for the error."""
+        if self.world.size == 1:
+            return ""
+        finite = self.world.gather_objects(math.isfinite(own_losses[index].item()))
+        return f" (on rank {finite.index(False)})" if False in finite else ""
 
     def _show(self, steps: list[int], loss: float, rate: float, seconds: float) -> None:
         last = steps[-1]

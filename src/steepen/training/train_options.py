@@ -25,6 +25,8 @@ class TrainOptions:
     wait: bool = False  # while another process trains the same run
     quiet: bool = False
     trackers: tuple[str, ...] = ()  # "wandb", "tensorboard"
+    shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-2) or "full" (FSDP2)
+    rank_timeout: float = 600.0  # seconds without progress after which a rank counts as hung
 
     def __post_init__(self) -> None:
         for name in (
@@ -43,6 +45,10 @@ class TrainOptions:
             raise UsageError(
                 f"--checkpoint-minutes {self.checkpoint_minutes} is not valid: it must be positive."
             )
+        if self.shard not in ("optimizer", "full"):
+            raise UsageError(f"--shard {self.shard!r} is not known: use optimizer or full.")
+        if not (math.isfinite(self.rank_timeout) and self.rank_timeout > 0):
+            raise UsageError(f"--rank-timeout {self.rank_timeout} is not valid: it must be positive.")
         for tracker in self.trackers:
             if tracker not in ("wandb", "tensorboard"):
                 raise UsageError(f"--track {tracker!r} is not known: use wandb or tensorboard.")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.execution.cuda_graphs import CudaGraphCache
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
@@ -27,7 +28,7 @@ class TrainStep:
     def __init__(
         self,
         network: Network,
-        optimizer: Optimizer,
+        optimizer: Optimizer | ShardedOptimizer,
         accumulator: GradientAccumulator,
         *,
         cuda_graphs: bool,
@@ -46,6 +47,7 @@ class TrainStep:
         """
         captured = self.captured.get(passes)
         if captured is not None:
+            assert isinstance(self.optimizer, Optimizer)
             self.optimizer.set_lr_factor(factor)
             if step is not None:
                 self.optimizer.set_step(step)
@@ -92,11 +94,14 @@ class TrainStep:
         the others to them.
         """
 
+        optimizer = self.optimizer
+        assert isinstance(optimizer, Optimizer)
+
         def step(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             # Not through the accumulator: out of memory, it would retry with a smaller micro-batch and leave
             # the kernels captured so far in the graph.
             loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
-            return loss, self.optimizer.step_at_current_lr()
+            return loss, optimizer.step_at_current_lr()
 
         try:
             self.captured.capture(passes, step, inputs, targets)
@@ -122,7 +127,8 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[st
     # A checkpoint saved just before growth holds the network that is still to grow.
     passes = min(passes, network.passes)
     with torch.random.fork_rng(devices):  # custom blocks may draw random numbers
-        accumulator(tokens[:size], tokens[:size], passes)
+        with accumulator.without_sink():
+            accumulator(tokens[:size], tokens[:size], passes)
         optimizer.zero_grad()
         optimizer.warm_up()
         train_step.warmup_and_capture(tokens, tokens, passes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +15,16 @@ from torch import Tensor, nn
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.data.run_tokenizer import save_run_tokenizer
+from steepen.distributed.environment import process_environment
+from steepen.distributed.faults import is_communication_error, stop_all_ranks
+from steepen.distributed.sharded_optimizer import ShardedOptimizer
+from steepen.distributed.world import FlagExchange, World, joined_world
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
 from steepen.model.loss import mean_loss
+from steepen.optim.optimizer import Optimizer
 from steepen.recipe.accounting import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, code_digest
@@ -39,10 +46,45 @@ from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
 
 
-def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOptions | None = None) -> RunRecord:
-    """Train a run to its end, resuming if it was interrupted; returns the existing record if finished."""
+def train(
+    spec: RunSpec,
+    dataset: Dataset,
+    store: RunStore,
+    options: TrainOptions | None = None,
+    *,
+    world: World | None = None,
+) -> RunRecord:
+    """Train a run to its end, resuming if it was interrupted; returns the existing record if finished.
+
+    In a process that torchrun, srun or `steepen train --gpus` started, this is one rank of the run; all ranks
+    return the record. `world` is one that was joined before, for several runs in the same processes.
+    """
     options = options or TrainOptions()
-    device = device_info.find_device(options.device)  # refuse a wrong name even if the run is finished
+    if world is not None:
+        return _train(spec, dataset, store, options, world.device, world)
+    place = process_environment()
+    # Refuse a wrong name even if the run is finished.
+    device, shared = device_info.rank_device(options.device, place.local_rank, place.size)
+    if place.size == 1:
+        return _train(spec, dataset, store, options, device, World())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with joined_world(device, shared_device=shared, timeout=options.rank_timeout) as ranks:
+        try:
+            return _train(spec, dataset, store, options, device, ranks)
+        except Exception as error:
+            agreed = isinstance(error, Interrupted | Diverged)
+            stop_all_ranks(ranks, error, ranks.step, agreed=agreed)
+
+
+def _train(
+    spec: RunSpec,
+    dataset: Dataset,
+    store: RunStore,
+    options: TrainOptions,
+    device: torch.device,
+    world: World,
+) -> RunRecord:
     if spec.code != code_digest(spec.arm, spec.optimizer):
         raise UsageError(
             f"the custom code of arm {spec.arm.name!r} or of its optimizer has changed since the spec; "
@@ -53,45 +95,82 @@ def train(spec: RunSpec, dataset: Dataset, store: RunStore, options: TrainOption
             f"the spec asks for data {spec.data.identity[:16]}, but {dataset.directory} is "
             f"{dataset.identity[:16]}; give the data set the spec was made for."
         )
+    if world.size > 1:
+        world.require_agreement(
+            {
+                "spec": spec.hash,
+                "data": dataset.identity,
+                "code": device_info.package_digest(),
+                "version of torch": torch.__version__,
+                "--shard": options.shard,
+            }
+        )
     directory = store.run(spec)
-    finished = directory.record()
+    finished = _record_of(directory, world)
     if finished is not None:  # checked before locking: the storage may be read-only
         return finished
     # Refuse what this device or data cannot train before the run directory is created.
-    execution_mode(spec, device, options)
+    execution_mode(spec, device, options, world.size)
     batches, validation = make_loaders(spec, dataset)
-    with directory.lock(options.wait):
-        finished = directory.record()
+    batches.row_range(world.rank, world.size)
+    with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
+        finished = _record_of(directory, world)
         if finished is not None:
             return finished
-        if not directory.spec_file.exists():
-            write_json(directory.spec_file, spec.to_dict())
-        if not directory.tokenizer_file.exists():
-            save_run_tokenizer(dataset, directory.tokenizer_file)
-        directory.failure_file.unlink(missing_ok=True)
-        display = ProgressDisplay(quiet=options.quiet)
+        if world.is_main:
+            if not directory.spec_file.exists():
+                write_json(directory.spec_file, spec.to_dict())
+            if not directory.tokenizer_file.exists():
+                save_run_tokenizer(dataset, directory.tokenizer_file)
+            directory.failure_file.unlink(missing_ok=True)
+        if world.monitor is not None:
+            world.monitor.on_fault = functools.partial(_write_failure, directory)
+        display = ProgressDisplay(quiet=options.quiet or not world.is_main)
         try:
-            return Trainer(spec, batches, validation, directory, options, display).run()
+            return Trainer(spec, batches, validation, directory, options, display, device, world).run()
         except Exception as error:
             reported = _explain_out_of_memory(error)
-            if not isinstance(reported, Interrupted):
-                with contextlib.suppress(OSError):  # a full disk must not hide the error
-                    write_json(
-                        directory.failure_file, {"kind": type(reported).__name__, "message": str(reported)}
-                    )
+            lost = world.size > 1 and is_communication_error(reported)
+            if world.is_main and not isinstance(reported, Interrupted) and not lost:
+                _write_failure(directory, type(reported).__name__, str(reported))
             raise reported from error
         finally:
             display.close()
 
 
-def execution_mode(spec: RunSpec, device: torch.device, options: TrainOptions) -> ExecutionMode:
+def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
+    """The record of a finished run, as rank 0 reads it."""
+    record = directory.record() if world.is_main else None
+    if world.size == 1:
+        return record
+    value = world.from_main(None if record is None else record.to_dict())
+    return None if value is None else RunRecord.from_dict(value)
+
+
+def _write_failure(directory: RunDirectory, kind: str, message: str) -> None:
+    """Write failure.json, except where a rank was lost: that is an interruption, and the run can resume."""
+    if kind in ("RankLost", "RankHung"):
+        return
+    with contextlib.suppress(OSError):  # a full disk must not hide the error
+        write_json(directory.failure_file, {"kind": kind, "message": message})
+
+
+def execution_mode(
+    spec: RunSpec, device: torch.device, options: TrainOptions, ranks: int = 1
+) -> ExecutionMode:
     """Return the execution mode of a run; raises UsageError if the device cannot run it."""
+    fused = options.fused
+    if ranks > 1 and options.shard == "full":
+        # FSDP2 gathers parameters around the modules' own forward, which the fused kernels bypass.
+        if fused:
+            raise UsageError("--shard full runs the reference or torch.compile: leave --fused out.")
+        fused = False
     return choose_execution_mode(
         spec.arm.block,
         spec.precision,
         device,
         flops_per_step=spec.batch_tokens * flops_per_token(spec.arm, spec.shape, 1).total,
-        fused=options.fused,
+        fused=fused,
         compile=options.compile,
     )
 
@@ -107,7 +186,7 @@ def _explain_out_of_memory(error: Exception) -> Exception:
 
 
 class Trainer:
-    """Trains one run in this process, from its newest checkpoint to its record."""
+    """Trains one run in this process, or one rank of it, from its newest checkpoint to its record."""
 
     def __init__(
         self,
@@ -117,57 +196,57 @@ class Trainer:
         directory: RunDirectory,
         options: TrainOptions,
         display: ProgressDisplay,
+        device: torch.device,
+        world: World,
     ) -> None:
         self.spec, self.batches, self.validation = spec, batches, validation
         self.directory, self.options, self.display = directory, options, display
-        self.device = device_info.find_device(options.device)
+        self.device, self.world = device, world
         on_gpu = self.device.type == "cuda"
-        self.mode = execution_mode(spec, self.device, options)
+        self.mode = execution_mode(spec, self.device, options, world.size)
         # Reading losses synchronizes the device, so short steps are read less often.
-        self.log_every = options.log_every or (50 if self.mode.cuda_graphs else 10 if on_gpu else 1)
+        graphs = self.mode.cuda_graphs and world.size == 1
+        self.log_every = options.log_every or (50 if graphs else 10 if on_gpu else 1)
         self.checkpoint_every = options.checkpoint_every or max(1, spec.steps // 10)
         self.schedule = build_schedule(spec)
-        self.peak = device_info.peak_flops(self.device)
+        peak = device_info.peak_flops(self.device)
+        self.peak = None if peak is None else peak * world.size
         self.scores: list[ValidationScore] = []
         self.stop_signals = StopSignals()
+        self.flags: FlagExchange | None = None  # wishes of all ranks at the step before
+        self.writer = checkpoints.CheckpointWriter(
+            directory.checkpoints, world, keep_last=options.keep_last, keep_every=options.keep_every
+        )
         self.step = 0  # steps completed
-        self.save_seconds = 0.0  # duration of the last save
 
     def run(self) -> RunRecord:
         """Resume or start, train to the last step, validate and write the record."""
         started = time.monotonic()
-        spec, options, say = self.spec, self.options, self.display.print
+        spec, say, world = self.spec, self.display.print, self.world
         folder = self.directory.checkpoints
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
             stack.enter_context(self.stop_signals.listening())
             sharing = GpuSharing(spec, self.device, lambda: self.stop_signals.signal is not None)
             stack.enter_context(sharing.memory())
-            if self.stop_signals.signal is not None:
+            if self.stop_signals.signal is not None and world.size == 1:
                 raise Interrupted(self.stop_signals.signal, None)
-            self.network, self.optimizer, saved = load_or_init(spec, folder, self.device, self.mode, say)
+            self.network, self.optimizer, saved = load_or_init(
+                spec, folder, self.device, self.mode, say, world=world, shard=self.options.shard
+            )
             self.step, self.resumed = saved.step, saved.resumed
+            world.progress(self.step, "starting")
             self.timer = TrainingTimer(self.device, saved.seconds_training)
             self.total_before = saved.seconds_total - started
             self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
-            self.accumulator = GradientAccumulator(
-                self.network, spec.batch_sequences, options.micro_batch, say
-            )
-            self.train_step = TrainStep(
-                self.network,
-                self.optimizer,
-                self.accumulator,
-                cuda_graphs=self.mode.cuda_graphs and self.optimizer.capturable,
-                say=say,
-            )
-            self.trackers = Trackers(options.trackers, spec, self.directory.path, say)
-            self.metrics = MetricsFile(self.directory.metrics_file, self.step)
+            trackers = self.options.trackers if world.is_main else ()
+            self.trackers = Trackers(trackers, spec, self.directory.path, say)
+            self.metrics = MetricsFile(self.directory.metrics_file if world.is_main else None, self.step)
             sinks = (self.metrics, self.trackers, self.display)
-            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder)
+            self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder, world)
             try:
-                if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
-                    warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), say)
+                self._prepare_steps()
                 with sharing.turn():
                     self._loop()
                 record = self._finish()
@@ -176,18 +255,46 @@ class Trainer:
                 self.trackers.close()
         return record
 
+    def _prepare_steps(self) -> None:
+        """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
+        spec, options, say, world = self.spec, self.options, self.display.print, self.world
+        sharded = isinstance(self.optimizer, ShardedOptimizer)
+        self.accumulator = GradientAccumulator(
+            self.network,
+            spec.batch_sequences // world.size,
+            options.micro_batch,
+            say,
+            ranks=world.size,
+            sink=self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None,
+        )
+        self.train_step = TrainStep(
+            self.network,
+            self.optimizer,
+            self.accumulator,
+            cuda_graphs=self.mode.cuda_graphs and self.optimizer.capturable,
+            say=say,
+        )
+        if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
+            warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), say)
+        if sharded:  # a rank with less free memory decides for all
+            self.accumulator.micro_batch = int(world.minimum(self.accumulator.micro_batch))
+
     def _loop(self) -> None:
         spec, schedule = self.spec, self.schedule
         every, last = self.options.validate_every, self.scores[-1].step if self.scores else 0
         if every and 0 < self.step < spec.steps and self.step % every == 0 and last != self.step:
             self._validate()  # a signal had interrupted this validation
-        with Prefetcher(self.batches, self.step, self.device, stop_step=spec.steps) as batches:
+        world = self.world
+        with Prefetcher(
+            self.batches, self.step, self.device, stop_step=spec.steps, rank=world.rank, world=world.size
+        ) as batches:
             requested = time.perf_counter()
             for step, inputs, targets in batches:
                 self.buffer.data_seconds += time.perf_counter() - requested
                 if schedule.grown_passes[step] > self.network.passes:
                     self._grow(int(schedule.grown_passes[step]))
                 self.timer.start()
+                world.progress(step, "forward and backward")
                 loss, norm = self.train_step(
                     inputs, targets, int(schedule.passes[step]), float(schedule.lr_factor[step]), step
                 )
@@ -208,28 +315,66 @@ class Trainer:
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
         # Saving may take at most a twentieth of the time, which matters in short runs of large networks.
-        affordable = options.checkpoint_every is not None or since > 20 * self.save_seconds
+        affordable = options.checkpoint_every is not None or since > 20 * self.writer.seconds
+        signal, overdue, affordable = self._agree(self.stop_signals.signal or 0, overdue, affordable)
         due = affordable and step % self.checkpoint_every == 0
-        if ended or growing or overdue or due or self.stop_signals.signal:
-            self._save("final" if ended else "growth" if growing else "regular")
-        if self.stop_signals.signal and not ended:
-            raise Interrupted(self.stop_signals.signal, step)
+        if ended or growing or overdue or due or signal:
+            wait = ended or growing or bool(signal)
+            self._save("final" if ended else "growth" if growing else "regular", wait=wait)
+        if signal and not ended:
+            raise Interrupted(signal, step)
+
+    def _agree(self, signal: int, overdue: bool, affordable: bool) -> tuple[int, bool, bool]:
+        """What all ranks do after this step: signals of any rank, and the clock of rank 0.
+
+        Several ranks act one step later than one process would, so that none waits for the others here.
+        """
+        if self.world.size == 1:
+            return signal, overdue, affordable
+        main = self.world.is_main
+        before, self.flags = (
+            self.flags,
+            self.world.exchange_flags(signal, overdue and main, affordable and main),
+        )
+        if before is None:
+            return 0, False, self.options.checkpoint_every is not None
+        number, late, cheap = before.result()
+        return int(number), bool(late), bool(cheap)
 
     def _grow(self, passes: int) -> None:
         self.timer.pause()
         before = self.network.passes
-        sources = grow(self.network, passes)
-        self.optimizer.grow(self.network.named_parameters(), sources)
-        self.train_step.reset()
-        if self.mode.compiled:
-            compile_blocks(self.network)
+        if self.world.size > 1:
+            self._grow_on_all_ranks(passes)
+        else:
+            sources = grow(self.network, passes)
+            assert isinstance(self.optimizer, Optimizer)
+            self.optimizer.grow(self.network.named_parameters(), sources)
+            self.train_step.reset()
+            if self.mode.compiled:
+                compile_blocks(self.network)
         self.display.print(f"step {self.step:,}: grown from {before} to {passes} core passes.")
+
+    def _grow_on_all_ranks(self, passes: int) -> None:
+        """Load the checkpoint saved just before growth into the grown network, with new owners.
+
+        The old network is freed first. Each rank reads what it owns of the grown network.
+        """
+        self.buffer.drain()
+        del self.network, self.optimizer, self.accumulator, self.train_step
+        gc.collect()
+        saved = checkpoints.Checkpoint(self.directory.checkpoints / f"{self.step:08d}")
+        self.network, self.optimizer = checkpoints.load_and_grow(
+            self.spec, saved, passes, self.device, self.mode, self.world, self.options.shard
+        )
+        self._prepare_steps()
 
     def _validate(self) -> None:
         self.buffer.drain()
         self.timer.pause()
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
-        loss = mean_loss(self.network, self._validation_batches(), passes)
+        reduce = self.world.sum_ if self.world.size > 1 else None
+        loss = mean_loss(self.network, self._validation_batches(), passes, sum_over_ranks=reduce)
         if not math.isfinite(loss):
             raise Diverged(
                 f"the validation loss is {loss} after step {self.step:,}; lower the learning rate."
@@ -244,26 +389,37 @@ class Trainer:
         )
 
     def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Validation batches; a stop signal is obeyed between them."""
-        for inputs, targets in self.validation.batches(self.accumulator.micro_batch):
-            if self.stop_signals.signal:
+        """This rank's validation batches; a single process obeys a stop signal between them."""
+        world = self.world
+        for inputs, targets in self.validation.batches(self.accumulator.micro_batch, world.rank, world.size):
+            if self.stop_signals.signal and world.size == 1:
                 if self.step < self.spec.steps:  # after the last step the final checkpoint exists
-                    self._save("regular")
+                    self._save("regular", wait=True)
                 raise Interrupted(self.stop_signals.signal, self.step)
+            world.progress(self.step, "validation")
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
-    def _save(self, kind: str) -> None:
+    def _save(self, kind: str, *, wait: bool) -> None:
         self.buffer.drain()
         self.timer.pause()
-        started, folder = time.monotonic(), self.directory.checkpoints
-        norm = nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
+        self.world.progress(self.step, "saving a checkpoint")
+        norm = self._weight_norm()
         if not math.isfinite(norm):
-            raise diverged(self.spec, folder, self.step - 1, f"the norm of the weights is {norm}")
+            what = f"the norm of the weights is {norm}"
+            raise diverged(self.spec, self.directory.checkpoints, self.step - 1, what)
         self.metrics.sync()
-        checkpoints.save(folder, self._training_state(kind), self.network, self.optimizer)
-        checkpoints.prune(folder, self.options.keep_last, self.options.keep_every)
+        self.writer.save(self._training_state(kind), self.network, self.optimizer, wait=wait)
         self.saved_at = time.monotonic()
-        self.save_seconds = self.saved_at - started
+
+    def _weight_norm(self) -> float:
+        """Norm of all weights, over the ranks that own them."""
+        if self.world.size == 1:
+            return nn.utils.get_total_norm([p.detach() for p in self.network.parameters()]).item()
+        owned = checkpoints.owned_pieces(self.network, self.optimizer)
+        square = torch.zeros((), dtype=torch.float64, device=self.device)
+        for each in owned:
+            square += torch.linalg.vector_norm(each.weight).double().square()
+        return self.world.sum_(square).sqrt().item()
 
     def _training_state(self, kind: str) -> TrainingState:
         """The current progress, as a checkpoint stores it."""
@@ -279,8 +435,15 @@ class Trainer:
         )
 
     def _finish(self) -> RunRecord:
+        if self.flags is not None:
+            self.flags.result()
         if not self.scores or self.scores[-1].step != self.step:
             self._validate()
+        self.writer.wait()
+        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
+        peak = int(self.world.maximum(peak)[0])
+        if not self.world.is_main:
+            return RunRecord.from_dict(self.world.from_main(None))
         record = make_record(
             self.spec,
             self.schedule,
@@ -289,10 +452,13 @@ class Trainer:
             losses=self.metrics.losses,
             validation_identity=self.validation.identity,
             device=self.device,
+            ranks=self.world.size,
+            peak_memory=peak or None,
         )
         self.metrics.sync()
         write_json(self.directory.record_file, record.to_dict())
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
+        self.world.from_main(record.to_dict())
         return record
 
 
@@ -325,6 +491,8 @@ def make_record(
     losses: Sequence[float],
     validation_identity: str,
     device: torch.device,
+    ranks: int = 1,
+    peak_memory: int | None = None,
 ) -> RunRecord:
     """Build the record of a finished run; `losses` are its training losses, step by step."""
     arm, shape = spec.arm, spec.shape
@@ -347,9 +515,9 @@ def make_record(
         seconds_training=seconds,
         seconds_total=training_state.seconds_total,
         tokens_per_second=spec.tokens / max(seconds, 1e-9),
-        mfu=flops.total / seconds / peak if peak and seconds > 0 else None,
-        peak_memory_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-        hardware=device_info.hardware(device),
+        mfu=flops.total / seconds / (peak * ranks) if peak and seconds > 0 else None,
+        peak_memory_bytes=peak_memory,
+        hardware=device_info.hardware(device, ranks),
         versions=device_info.versions(),
         git=device_info.git_state(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,0 +1,58 @@
+"""How an error on one rank ends the run on all: one sentence, one exit code."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, RankLost, report_fault
+from steepen.distributed.world import World
+from steepen.errors import SteepenError
+
+_COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "broken pipe", "socket", "peer")
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether a collective failed, usually because another rank is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in _COMMUNICATION_WORDS)
+
+
+def stop_all_ranks(world: World, error: BaseException, step: int, *, agreed: bool) -> NoReturn:
+    """End this process after an error; the sentence is reported once, by the rank where it happened.
+
+    `agreed` marks an error that every rank raises at the same step (a signal, a diverged loss): rank 0
+    reports it. Any other stops the other ranks through their monitors.
+    """
+    if world.size == 1 or world.monitor is None:
+        raise error
+    if is_communication_error(error):
+        error = world.monitor.explain(error)
+    exit_code = error.exit_code if isinstance(error, SteepenError) else 70
+    kind, sentence = type(error).__name__, str(error)
+    if agreed:
+        if not world.is_main:
+            raise SystemExit(_worker_exit_code(exit_code))
+    else:
+        if not isinstance(error, SteepenError):
+            sentence = f"internal error: {kind}: {sentence}"
+        if not isinstance(error, RankLost):
+            sentence = f"rank {world.rank} failed at step {step:,}: {sentence}"
+        if not world.monitor.announce(kind, sentence, exit_code):
+            world.monitor.exit_as_announced()
+    if report_fault(sentence, exit_code, kind):
+        raise SystemExit(_worker_exit_code(exit_code))
+    if agreed or not isinstance(error, SteepenError):
+        raise error
+    error.args = (sentence,)
+    raise error
+
+
+def _worker_exit_code(exit_code: int) -> int:
+    """0 where another attempt would fail alike, so that torchrun does not make one."""
+    reported = os.environ.get(FAULT_DIRECTORY_VARIABLE) is not None
+    return 0 if reported and exit_code != RankLost.exit_code else exit_code

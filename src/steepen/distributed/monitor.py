@@ -1,0 +1,193 @@
+"""Faults of one rank stop all: a thread of each rank watches the heartbeats and progress of the others.
+
+A rank that fails tells the others through the key-value store. One that was killed, or whose machine is
+gone, stops sending heartbeats; one that hangs sends them, but its progress stands still. In each case the
+first rank to notice reports one sentence that names rank and step, and every rank exits, even one that is
+blocked in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from steepen.errors import SteepenError
+
+FAULT_DIRECTORY_VARIABLE = "STEEPEN_FAULT_DIRECTORY"  # set by `steepen train --gpus`, which prints the faults
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 60.0  # without a heartbeat: the rank is gone
+SILENT_AFTER_ERROR_SECONDS = 5.0  # the same, once a collective has failed
+LOST_EXIT_CODE = 75  # of ranks that stop because another was lost: another attempt may succeed
+
+
+class RankLost(SteepenError):
+    """Another rank was killed, hangs or cannot be reached."""
+
+    exit_code = LOST_EXIT_CODE
+
+
+class Monitor:
+    """Publishes this rank's heartbeat and progress, and watches those of the others."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.on_fault: Callable[[str, str], None] | None = None  # called on rank 0 with (kind, sentence)
+        self._marks = 0  # rises whenever this rank gets further
+        self._step, self._phase = 0, "starting"
+        self._beats = 0
+        self._seen: list[tuple[str, float]] = []  # of each rank: the last heartbeat, and when it changed
+        self._moved: list[tuple[int, float]] = []  # of each rank: its progress, and when it changed
+        self._where = [(0, "starting")] * size
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="steepen-monitor", daemon=True)
+
+    def start(self, barrier: Callable[[], None]) -> None:
+        """Publish the first heartbeat and start the thread once every rank has."""
+        self._beat()
+        barrier()
+        now = time.monotonic()
+        self._seen, self._moved = [("", now)] * self.size, [(-1, now)] * self.size
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stop.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    def progress(self, step: int, phase: str) -> None:
+        """Note that this rank has come to `phase` of step `step` (steps completed)."""
+        self._marks += 1
+        self._step, self._phase = step, phase
+
+    def announce(self, kind: str, sentence: str, exit_code: int) -> bool:
+        """Tell every rank to stop; returns whether this rank was the first to say so."""
+        text = json.dumps({"rank": self.rank, "kind": kind, "sentence": sentence, "exit_code": exit_code})
+        with self._lock:
+            return json.loads(self.store.compare_set("fault", "", text))["rank"] == self.rank
+
+    def explain(self, error: BaseException) -> RankLost:
+        """The error to raise where a collective failed: names the rank that is gone, once that shows.
+
+        If another rank has announced a fault, this process exits here.
+        """
+        deadline = time.monotonic() + 4 * SILENT_AFTER_ERROR_SECONDS
+        while time.monotonic() < deadline and self._thread.is_alive():
+            self._check_announced()
+            now = time.monotonic()
+            for rank, (_, when) in enumerate(self._seen):
+                if rank != self.rank and now - when > SILENT_AFTER_ERROR_SECONDS:
+                    return RankLost(self._silent_sentence(rank))
+            time.sleep(0.1)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return RankLost(
+            f"rank {self.rank} lost its connection to the others at step {self._step:,} ({reason})."
+        )
+
+    def exit_as_announced(self) -> NoReturn:
+        """End this process as another rank's announcement says."""
+        while True:
+            self._check_announced()
+            time.sleep(0.1)
+
+    def _silent_sentence(self, rank: int) -> str:
+        step, phase = self._where[rank]
+        return (
+            f"rank {rank} has stopped responding at step {step:,} ({phase}): it was killed or its machine is "
+            "gone; run the same command to resume from the last checkpoint."
+        )
+
+    def _beat(self) -> None:
+        self._beats += 1
+        with self._lock:
+            self.store.set(f"beat/{self.rank}", f"{self._beats} {self._marks} {self._step} {self._phase}")
+
+    def _watch(self) -> None:
+        failures = 0
+        while not self._stop.wait(BEAT_SECONDS):
+            try:
+                self._beat()
+                self._check_announced()
+                self._look_around()
+                failures = 0
+            except RuntimeError:  # the store is gone: with rank 0, or for a moment
+                failures += 1
+                if failures * BEAT_SECONDS > SILENT_AFTER_ERROR_SECONDS and not self._stop.is_set():
+                    sentence = f"rank 0 has stopped responding at step {self._where[0][0]:,}: it was killed."
+                    _exit(sentence, LOST_EXIT_CODE, "RankLost", speak=self.rank == 1)
+
+    def _check_announced(self) -> None:
+        with self._lock:
+            if not self.store.check(["fault"]):
+                return
+            fault = json.loads(self.store.get("fault"))
+        if fault["rank"] == self.rank:
+            return
+        if self.rank == 0 and self.on_fault is not None:
+            with contextlib.suppress(OSError):
+                self.on_fault(fault["kind"], fault["sentence"])
+        _exit(fault["sentence"], fault["exit_code"], fault["kind"], speak=False)
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            values = [self.store.get(f"beat/{rank}").decode() for rank in range(self.size)]
+        for rank, value in enumerate(values):
+            beats, marks, step, phase = value.split(" ", 3)
+            self._where[rank] = (int(step), phase)
+            if beats != self._seen[rank][0]:
+                self._seen[rank] = (beats, now)
+            if int(marks) != self._moved[rank][0]:
+                self._moved[rank] = (int(marks), now)
+        for rank, (_, when) in enumerate(self._seen):
+            if rank != self.rank and now - when > SILENT_SECONDS:
+                self._report("RankLost", self._silent_sentence(rank))
+        # Ranks that wait for a slower one have gone further than it has.
+        slowest = min(range(self.size), key=lambda rank: self._moved[rank])
+        if now - self._moved[slowest][1] > self.timeout:
+            step, phase = self._where[slowest]
+            self._report(
+                "RankHung",
+                f"rank {slowest} has made no progress for {self.timeout:,.0f} s at step {step:,} ({phase}); "
+                "run the same command to resume from the last checkpoint.",
+            )
+
+    def _report(self, kind: str, sentence: str) -> None:
+        first = self.announce(kind, sentence, LOST_EXIT_CODE)
+        if self.rank == 0 and self.on_fault is not None:
+            with contextlib.suppress(OSError):
+                self.on_fault(kind, sentence)
+        _exit(sentence, LOST_EXIT_CODE, kind, speak=first)
+
+
+def report_fault(sentence: str, exit_code: int, kind: str) -> bool:
+    """Leave a fault for the process that started the ranks; False if there is no such process."""
+    folder = os.environ.get(FAULT_DIRECTORY_VARIABLE)
+    if folder is None:
+        return False
+    path = Path(folder) / f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.json"
+    text = json.dumps({"sentence": sentence, "exit_code": exit_code, "kind": kind})
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)
+    return True
+
+
+def _exit(sentence: str, exit_code: int, kind: str, *, speak: bool) -> None:
+    """End this process at once: its main thread may be blocked in a collective."""
+    reported = os.environ.get(FAULT_DIRECTORY_VARIABLE) is not None
+    if speak and not report_fault(sentence, exit_code, kind):
+        print(f"steepen: {sentence}", file=sys.stderr, flush=True)
+    # torchrun restarts what exits with an error. A fault that another attempt would repeat ends as a success
+    # of the process; `steepen train --gpus` then returns the exit code of the fault.
+    permanent = reported and exit_code != LOST_EXIT_CODE
+    sys.stderr.flush()
+    os._exit(0 if permanent else exit_code)

@@ -1,0 +1,121 @@
+"""Start the processes of a run on this machine, one per GPU, through torch's elastic agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, LOST_EXIT_CODE
+
+SHUTDOWN_SECONDS = 300  # for the ranks to save after SIGTERM, before they are killed
+
+
+def start_processes(
+    count: int,
+    command: Sequence[str],
+    *,
+    max_restarts: int = 0,
+    say: Callable[[str], None],
+    environment: dict[str, str] | None = None,
+) -> int:
+    """Run `command` (program and arguments) in `count` processes to their end; returns an exit code.
+
+    A rank that is killed or hangs stops all; they are then restarted up to `max_restarts` times and continue
+    from the last checkpoint. SIGTERM and SIGINT are passed on: the ranks save and stop. `say` is given the
+    sentence of every fault.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_SECONDS)
+    os.environ.update(environment or {})
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=max_restarts,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="steepen-faults-") as folder,
+        _reporting(Path(folder), say) as faults,
+    ):
+        os.environ[FAULT_DIRECTORY_VARIABLE] = folder
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+            faults.look()
+            faults.forget_lost()
+        except SignalException as stopped:
+            return faults.exit_code() or 128 + int(stopped.sigval)
+        except ChildFailedError as failed:
+            rank, first = failed.get_first_failure()
+            number = -first.exitcode
+            if faults.exit_code() is None and number in signal.valid_signals():
+                say(f"rank {rank} was stopped by {signal.Signals(number).name}.")
+            if number in signal.valid_signals():
+                return 128 + number
+            return faults.exit_code() or first.exitcode
+        finally:
+            os.environ.pop(FAULT_DIRECTORY_VARIABLE, None)
+        return faults.exit_code() or 0
+
+
+class _Faults:
+    """Faults that ranks have left in a directory, one file per attempt."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.said: set[str] = set()
+        self.last: int | None = None
+
+    def look(self) -> None:
+        """Report what is new."""
+        for path in sorted(self.folder.glob("*.json")):
+            if path.name not in self.said:
+                fault = json.loads(path.read_text())
+                self.said.add(path.name)
+                self.last = int(fault["exit_code"])
+                self.say(fault["sentence"])
+
+    def exit_code(self) -> int | None:
+        """Exit code of the last fault; None if there was none, or if a later attempt went well."""
+        self.look()
+        return self.last
+
+    def forget_lost(self) -> None:
+        """After an attempt that went well, earlier lost ranks do not matter."""
+        if self.last == LOST_EXIT_CODE:
+            self.last = None
+
+
+@contextlib.contextmanager
+def _reporting(folder: Path, say: Callable[[str], None]) -> Generator[_Faults]:
+    """Report faults as they appear, from a thread."""
+    faults, ended = _Faults(folder, say), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            faults.look()
+
+    thread = threading.Thread(target=watch, name="steepen-faults", daemon=True)
+    thread.start()
+    try:
+        yield faults
+    finally:
+        ended.set()
+        thread.join()
+        sys.stderr.flush()

@@ -1,0 +1,213 @@
+"""ZeRO-2: every rank has the compute weights; the owner of a matrix has its fp32 weight and optimizer state.
+
+A step: gradients are reduced to their owners (during the backward where the execution says when they are
+ready), each owner steps its own parameters with the optimizer of a single process, and the new compute
+weights are broadcast. The fused execution computes with bf16 copies, and its fp32 parameters are released on
+all ranks but the owner; other executions read the fp32 parameters, which then stay on every rank.
+"""
+
+# torch's multi-tensor (foreach) operators have no public name.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from steepen.distributed.gradient_reducer import BUCKET_BYTES, GradientReducer, flatten
+from steepen.distributed.owners import Piece, assign_owners, owned_by
+from steepen.distributed.world import World
+from steepen.optim.config import OptimizerConfig, OptimizerHyperparameters
+from steepen.optim.optimizer import Optimizer
+from steepen.optim.state import OptimizerState
+
+
+class ComputeCopy(Protocol):
+    """A copy of a parameter in the compute dtype, which forward and backward read instead of it."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The copy, (rows, columns)."""
+        ...
+
+    def cast_rows_(self, first: int, values: Tensor) -> None:
+        """Fill the rows from `first` on from fp32 values."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnedPiece:
+    """What a rank owns of one parameter: fp32 weight and optimizer state."""
+
+    piece: Piece
+    weight: Tensor
+    state: dict[str, Tensor]
+
+
+def release(parameter: nn.Parameter) -> None:
+    """Free the memory of a parameter but keep its shape and dtype: all elements are one zero."""
+    zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    parameter.data = zero.expand(parameter.shape)
+
+
+class ShardedOptimizer:
+    """Steps the parameters that this rank owns and keeps all ranks' compute weights equal.
+
+    It has the interface of `Optimizer` that the trainer uses. Build it when the weights are in place.
+    `copies` are the compute copies by parameter name; `after_gather` is called when they have changed.
+    """
+
+    capturable = False  # collectives of a step are not captured in CUDA graphs
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        hyperparameters: OptimizerHyperparameters,
+        config: OptimizerConfig,
+        world: World,
+        *,
+        copies: Mapping[str, ComputeCopy] | None = None,
+        after_gather: Callable[[], None] | None = None,
+    ) -> None:
+        self.world, self.config = world, config
+        self.parameters = dict(named_parameters)
+        self.copies, self.after_gather = dict(copies or {}), after_gather
+        self.pieces = assign_owners({name: p.shape for name, p in self.parameters.items()}, world.size)
+        self.owned = owned_by(self.pieces, world.rank)
+        self.reducer = GradientReducer(world, self.pieces)
+        self.bytes_gathered = 0  # broadcast since the start, over all owners
+        masters = {name: self._master(piece) for name, piece in self.owned.items()}
+        self.local = Optimizer(masters.items(), hyperparameters, config, total_norm=self._total_norm)
+        for name in self.copies:
+            if name not in self.owned or not self.owned[name].whole:
+                release(self.parameters[name])
+        self._overlapping = False
+        self._names = {parameter: name for name, parameter in self.parameters.items()}
+        for parameter in self.parameters.values():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    @property
+    def orthogonalized(self) -> int:
+        """Logical matrices that this rank has orthogonalized since the start."""
+        return 0 if self.local.muon is None else self.local.muon.orthogonalized
+
+    def _master(self, piece: Piece) -> nn.Parameter:
+        parameter = self.parameters[piece.name]
+        if piece.whole:
+            return parameter
+        rows = parameter.detach()[piece.first : piece.last]
+        return nn.Parameter(rows.clone() if piece.name in self.copies else rows)
+
+    @contextlib.contextmanager
+    def reducing_gradients(self) -> Generator[None]:
+        """Reduce each gradient as soon as `gradient_ready` is called for it: around the last backward."""
+        self._overlapping = True
+        try:
+            yield
+        finally:
+            self._overlapping = False
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """Take the finished gradient of a parameter; called by autograd or by the fused execution."""
+        if self._overlapping and parameter.grad is not None:
+            assert isinstance(parameter, nn.Parameter)
+            gradient, parameter.grad = parameter.grad, None
+            self.reducer.add(self._names[parameter], gradient)
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Take a finished gradient that is not in `.grad`, in any dtype."""
+        self.reducer.add(name, gradient)
+
+    def step(self, factor: float, step: int | None = None) -> Tensor:
+        """Step at `factor` times the peak learning rates; returns the gradient norm before clipping."""
+        for name, parameter in self.parameters.items():  # whatever no signal has announced
+            if parameter.grad is not None:
+                gradient, parameter.grad = parameter.grad, None
+                self.reducer.add(name, gradient)
+        for name, gradient in self.reducer.finish().items():
+            master = self.local.parameters[name]
+            master.grad = gradient.to(master.dtype)
+        norm = self.local.step(factor, step)
+        self.local.zero_grad()
+        self._gather()
+        return norm
+
+    def _gather(self) -> None:
+        """Broadcast the new compute weights from their owners, small ones of one owner together."""
+        with torch.no_grad():
+            for name, piece in self.owned.items():
+                if name in self.copies:
+                    self.copies[name].cast_rows_(piece.first, self.local.parameters[name].detach())
+            waiting: list[tuple[Any, list[Tensor], Tensor]] = []
+            buckets: dict[int, list[Tensor]] = {}
+            sizes: dict[int, int] = {}
+
+            def launch(owner: int) -> None:
+                tensors = buckets.pop(owner)
+                flat = flatten(tensors)
+                self.bytes_gathered += flat.numel() * flat.element_size()
+                waiting.append((self.world.broadcast_(flat, owner), tensors, flat))
+
+            for piece in self.pieces:
+                tensor = self._compute_rows(piece)
+                buckets.setdefault(piece.owner, []).append(tensor)
+                size = sizes.get(piece.owner, 0) + tensor.numel() * tensor.element_size()
+                sizes[piece.owner] = size
+                if size >= BUCKET_BYTES:
+                    sizes[piece.owner] = 0
+                    launch(piece.owner)
+            for owner in sorted(buckets):
+                launch(owner)
+            for work, tensors, flat in waiting:
+                work.wait()
+                if len(tensors) > 1:
+                    parts = flat.split([tensor.numel() for tensor in tensors])
+                    torch._foreach_copy_(tensors, list(parts))
+        if self.after_gather is not None:
+            self.after_gather()
+
+    def _compute_rows(self, piece: Piece) -> Tensor:
+        """The rows of a piece in the tensor that the forward reads, flat."""
+        copy = self.copies.get(piece.name)
+        whole = self.parameters[piece.name].detach() if copy is None else copy.weight
+        return (whole if piece.whole else whole[piece.first : piece.last]).view(-1)
+
+    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Norm over all ranks of the gradients that each owns."""
+        device = self.local.device
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        total = torch.zeros((), dtype=wide, device=device)
+        for norm in torch._foreach_norm(gradients, 2, dtype=wide) if gradients else ():
+            total += norm.to(wide).square()
+        return self.world.sum_(total).sqrt_().float()
+
+    def warm_up(self) -> None:
+        """Compile the kernels of a Muon step."""
+        self.local.warm_up()
+
+    def zero_grad(self) -> None:
+        """Set every gradient to None."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def state(self) -> OptimizerState:
+        """State of the parameters that this rank owns, by name; of rows where they are shared out."""
+        return self.local.state()
+
+    def load_state(self, state: OptimizerState) -> None:
+        """Replace the state of owned parameters."""
+        self.local.load_state(state)
+
+    def owned_pieces(self) -> list[OwnedPiece]:
+        """fp32 weights and optimizer state that this rank owns; the tensors are the live ones."""
+        state = self.local.state()
+        return [
+            OwnedPiece(piece, self.local.parameters[name].detach(), state.get(name, {}))
+            for name, piece in self.owned.items()
+        ]

@@ -1,0 +1,240 @@
+"""The processes of one run: joining, collectives, agreement between ranks.
+
+Rank 0 prints, holds the run's lock and writes metrics and record. A world of one process has no process
+group, and its collectives do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from steepen.distributed.environment import ProcessEnvironment, process_environment
+from steepen.distributed.monitor import Monitor
+from steepen.errors import SteepenError, UsageError
+
+DEFAULT_TIMEOUT = 600.0  # seconds without progress after which a rank counts as hung
+_JOIN_SECONDS = 300.0  # for all processes to start and import torch
+
+
+class World:
+    """This process among those of a run; `World()` is a single process."""
+
+    def __init__(self, environment: ProcessEnvironment | None = None) -> None:
+        self.environment = environment or ProcessEnvironment()
+        self.rank, self.size = self.environment.rank, self.environment.size
+        self.device = torch.device("cpu")
+        self.backend = "none"
+        self.step = 0  # the last that `progress` was told
+        self.monitor: Monitor | None = None
+        self._host_group: Any = None
+        self._background_group: Any = None  # used by the thread that writes checkpoints
+        self._store: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def join(self, device: torch.device, backend: str, timeout: float = DEFAULT_TIMEOUT) -> None:
+        """Connect to the other processes and start watching them."""
+        if self.size == 1:
+            return
+        where, wait = self.environment, datetime.timedelta(seconds=timeout)
+        address = f"{where.address}:{where.port}"
+        try:
+            store = TCPStore(
+                where.address,
+                where.port,
+                is_master=self.is_main and not where.store_is_elsewhere,
+                timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
+                wait_for_workers=False,
+            )
+            self._store = PrefixStore(f"steepen/{where.restart}", store)
+            self.device, self.backend = device, backend
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=wait,
+                device_id=device if backend == "nccl" else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise SteepenError(
+                f"rank {self.rank} of {self.size} could not reach the others at {address}: {reason}"
+            ) from error
+        # Flags and objects travel between hosts without waiting for the GPUs.
+        self._host_group = dist.new_group(backend="gloo", timeout=wait)
+        self._background_group = dist.new_group(backend="gloo", timeout=wait)
+        connection = TCPStore(where.address, where.port, is_master=False, wait_for_workers=False)
+        self.monitor = Monitor(
+            PrefixStore(f"steepen/{where.restart}/monitor", connection), self.rank, self.size, timeout
+        )
+        self.monitor.start(self.barrier)
+
+    def leave(self) -> None:
+        """Wait for the others, stop watching them and close the process group."""
+        if self.size == 1 or self.monitor is None:
+            return
+        self.barrier()
+        self.monitor.stop()
+        self.barrier()
+        if self.is_main:  # it may host the store, which the others still need
+            self._store.set("closing", "1")
+            for rank in range(1, self.size):
+                with contextlib.suppress(RuntimeError):
+                    self._store.wait([f"closed/{rank}"], datetime.timedelta(seconds=10))
+        else:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"closed/{self.rank}", "1")
+        dist.destroy_process_group()
+
+    def progress(self, step: int, phase: str) -> None:
+        """Tell the other ranks' monitors how far this one is."""
+        self.step = step
+        if self.monitor is not None:
+            self.monitor.progress(step, phase)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1), group=self._host_group)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add a tensor over all ranks, in place; every rank gets the sum."""
+        if self.size > 1:
+            if tensor.is_cuda and self.backend == "gloo":
+                host = tensor.cpu()
+                dist.all_reduce(host, group=self._host_group)
+                tensor.copy_(host)
+            else:
+                dist.all_reduce(tensor)
+        return tensor
+
+    def reduce_(self, tensor: Tensor, owner: int) -> Any:
+        """Start adding a tensor over all ranks into the owner's; returns a handle with `wait`."""
+        if tensor.is_cuda and self.backend == "gloo":  # gloo reduces host tensors only
+            host = tensor.cpu()
+            dist.reduce(host, owner, group=self._host_group)
+            if self.rank == owner:
+                tensor.copy_(host)
+            return _DONE
+        return dist.reduce(tensor, owner, async_op=True)
+
+    def broadcast_(self, tensor: Tensor, owner: int) -> Any:
+        """Start copying the owner's tensor to all ranks; returns a handle with `wait`."""
+        if tensor.is_cuda and self.backend == "gloo":
+            host = tensor.cpu()
+            dist.broadcast(host, owner, group=self._host_group)
+            if self.rank != owner:
+                tensor.copy_(host)
+            return _DONE
+        return dist.broadcast(tensor, owner, async_op=True)
+
+    def maximum(self, *values: float) -> list[float]:
+        """The largest of each value over all ranks, exchanged between hosts."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._host_group)
+        return tensor.tolist()
+
+    def minimum(self, value: float) -> float:
+        """The smallest of a value over all ranks."""
+        return -self.maximum(-value)[0]
+
+    def gather_objects(self, value: Any, *, background: bool = False) -> list[Any]:
+        """Every rank's JSON value, by rank; `background` for calls outside the main thread."""
+        if self.size == 1:
+            return [value]
+        group = self._background_group if background else self._host_group
+        text = json.dumps(value).encode()
+        length = torch.tensor([len(text)])
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length, group=group)
+        longest = int(max(int(each) for each in lengths))
+        padded = torch.zeros(max(1, longest), dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)[: len(text)]
+        gathered = [torch.zeros_like(padded) for _ in range(self.size)]
+        dist.all_gather(gathered, padded, group=group)
+        return [
+            json.loads(bytes(data[: int(size)].tolist()))
+            for data, size in zip(gathered, lengths, strict=True)
+        ]
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's JSON value, on every rank."""
+        return self.gather_objects(value if self.is_main else None)[0]
+
+    def require_agreement(self, facts: Mapping[str, str]) -> None:
+        """Raise UsageError on every rank if a fact (data, code, spec, …) differs between ranks."""
+        everywhere = self.gather_objects(dict(facts))
+        for rank, there in enumerate(everywhere):
+            for name, value in everywhere[0].items():
+                if there[name] != value:
+                    raise UsageError(
+                        f"rank {rank} has another {name} ({there[name][:16]}) than rank 0 ({value[:16]}); "
+                        "every process must see the same data, code and spec."
+                    )
+
+    def exchange_flags(self, *values: float) -> FlagExchange:
+        """Start taking the largest of each value over all ranks, without waiting for it."""
+        return FlagExchange(self, values)
+
+
+class FlagExchange:
+    """A maximum over ranks under way between hosts."""
+
+    def __init__(self, world: World, values: tuple[float, ...]) -> None:
+        self.tensor = torch.tensor(values, dtype=torch.float64)
+        self.work: Any = None
+        if world.size > 1:
+            group = world._host_group  # pyright: ignore[reportPrivateUsage]
+            self.work = dist.all_reduce(self.tensor, dist.ReduceOp.MAX, group=group, async_op=True)
+
+    def result(self) -> list[float]:
+        """The maxima, once every rank has given its values."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return self.tensor.tolist()
+
+
+class _Done:
+    """A handle of work that has ended."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+_DONE = _Done()
+
+
+@contextlib.contextmanager
+def joined_world(
+    device: torch.device, *, shared_device: bool = False, timeout: float = DEFAULT_TIMEOUT
+) -> Generator[World]:
+    """Join the processes that torchrun or srun started, and leave them when done.
+
+    NCCL connects GPUs, gloo CPUs and several ranks on one GPU (`shared_device`).
+    """
+    world = World(process_environment())
+    backend = "nccl" if device.type == "cuda" and not shared_device else "gloo"
+    world.join(device, backend, timeout)
+    try:
+        yield world
+    except BaseException:
+        if world.monitor is not None:
+            world.monitor.stop()
+        raise
+    world.leave()
