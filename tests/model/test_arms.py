@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
-from steepen.model.arms import ARMS, MAIN_ARMS, find_arm
+from steepen.model.arms import ARMS, MAIN_ARMS, PAPER_NAMES, arm_key, find_arm
 from steepen.model.block import TransformerBlock
 from steepen.model.boundary import Norm
 from steepen.model.growth import grow
@@ -63,6 +63,45 @@ def test_table_has_the_papers_eight_arms_and_every_ablation() -> None:
 def test_any_number_of_passes_is_an_arm(asked: str, name: str, passes: int) -> None:
     arm = find_arm(asked)
     assert (arm.name, arm.passes.initial) == (name, passes)
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"),
+    [
+        ("Deep Vanilla + norm", "untied-2-norm-only"),
+        ("Deep Vanilla + injection", "untied-2-inject-only"),
+        ("Loop-2-no-coda-inj", "loop-2-no-coda-injection"),
+        ("Untied-2 NCI", "untied-2-no-coda-injection"),
+        ("Loop-2 2/C/3", "loop-2-2-c-3"),
+        ("loop-2-no-coda-injection-2c3", "loop-2-nci-2-c-3"),
+        ("operator-1-1c2", "operator-1-1-c-2"),
+        ("Deeper Operator-1", "deeper-operator-1"),
+        ("Deep Vanilla Grow", "deep-vanilla-grow"),
+        ("Untied Grow", "untied-grow"),
+        ("loop-grow-random", "random-loop-grow"),
+        ("untied-2-width-only", "width-only-untied-2"),
+        ("Tied Vanilla", "tied-vanilla-2"),
+    ],
+)
+def test_names_of_the_paper_and_of_its_authors_tables_are_accepted(paper: str, name: str) -> None:
+    assert find_arm(paper).name == name
+
+
+def test_other_names_lead_to_arms_and_hide_none() -> None:
+    assert all(find_arm(other).name == name for other, name in PAPER_NAMES.items())
+    assert not {arm_key(other) for other in PAPER_NAMES} & set(ARMS)
+
+
+def test_passes_that_the_paper_did_not_tune_follow_operator_1() -> None:
+    recipes = {
+        f"{family}-{k}": find_arm(f"{family}-{k}").recipe
+        for family in ("loop", "untied")
+        for k in (1, 2, 3, 8)
+    }
+    assert recipes == {
+        "loop-1": "operator-1", "loop-2": "loop-2", "loop-3": "operator-1", "loop-8": "operator-1",
+        "untied-1": "operator-1", "untied-2": "untied-2", "untied-3": "operator-1", "untied-8": "operator-1",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def pinned() -> dict[str, RunSpec]:
 HASHES: dict[str, str] = {
     "vanilla d8": "0ca28bb5094fadd4",
     "untied-grow d8": "3d7a3b304af5da53",
-    "ablation": "38770d9c1bd6f50c",
+    "ablation": "17d3edee222f9681",
     "custom optimizer config": "a7e9b7523511b401",
     "pooled data": "f62a88fb1e1b3ba1",
     "options and seed": "dd7579e5bbdad567",

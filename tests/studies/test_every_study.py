@@ -159,11 +159,17 @@ def test_growth_timing_recovers_the_affine_law(paper: StudyContext) -> None:
         best = (tpp / (a * tpp + b) - 1) / (full - 1)
         return 3.0 + 0.05 * (growth_fraction_of(spec) - best) ** 2
 
-    law = Formula(bowl).answer(growth_timing(paper, arms=["untied-grow"])).values["untied-grow"]["law"]
+    answer = Formula(bowl).answer(growth_timing(paper, arms=["untied-grow"]))
+    law = answer.values["untied-grow"]["law"]
     # The surface counts attention in its expansion, the law compute-active parameters: a percent apart.
     assert law["a"] == pytest.approx(a, abs=0.01)
     assert law["b"] == pytest.approx(b, abs=0.05)
     assert law["r_squared"] > 0.9999
+    # The answer's recipe uses the law in place of a fixed or listed ρ.
+    (file,) = answer.recipes
+    fitted = file.recipe.growth_law
+    assert fitted is not None and (fitted.a, fitted.b) == (law["a"], law["b"])
+    assert (file.arm, file.recipe.rho, file.recipe.listed_rho) == ("untied-grow", None, ())
 
 
 def test_growth_target_reports_kl_depth_when_records_have_it(

@@ -14,10 +14,10 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
+from steepen.recipe.recipe_file import RecipeFile, read_recipe, write_recipe
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
-from steepen.studies.recipe_file import RecipeFile, read_recipe, write_recipe
 from steepen.studies.stages.chain_tuning import MeasuredSweep, candidates, chain_tuning, replay_chain
 from steepen.studies.stages.fit_recipe import fit_recipe
 from steepen.studies.stages.growth_fraction import growth_fraction

@@ -49,6 +49,17 @@ def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
         assert set(entry.parts) <= words, name
 
 
+@pytest.mark.parametrize("words", [["ladder", "--arms", "vanilla"], ["tpp", "--rungs", "2,3"]])
+def test_wrong_options_are_refused_before_data_is_prepared(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert ("at least one more arm" if words[0] == "ladder" else "does not take --rungs") in told
+    assert "Preparing" not in told and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

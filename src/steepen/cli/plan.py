@@ -27,10 +27,11 @@ def arms(
     """List the arms, with their size at a depth.
 
     Any number of passes K is an arm too: loop-3, untied-4, tied-vanilla-6,
-    untied-vanilla-3. A custom arm is named module:attribute.
+    untied-vanilla-3. The paper's names of ablations are accepted wherever an
+    arm is named. A custom arm is named module:attribute.
     """
     from steepen.errors import UsageError
-    from steepen.model.arms import ARMS
+    from steepen.model.arms import ARMS, paper_names
     from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 
     rows: list[dict[str, Any]] = []
@@ -44,6 +45,7 @@ def arms(
             {
                 "arm": arm.name,
                 "title": arm.title,
+                "other_names": paper_names(arm.name),
                 "about": arm.about,
                 "core_boundary": arm.core_boundary,
                 "coda_boundary": arm.coda_boundary,
@@ -75,7 +77,7 @@ def arms(
     for row in rows:
         cells = [
             row["arm"],
-            row["about"],
+            "; also ".join([row["about"], *row["other_names"][:1]]),
             " → ".join(_counts(stage) for stage in row["passes"]),
             row["allocation"],
             _change(row["initial_executed_depth"], row["executed_depth"]),
@@ -91,8 +93,9 @@ def arms(
 
 def plan(
     arm: Annotated[
-        str, typer.Option(help="Arm: listed by `steepen arms`, loop-K, untied-K, or module:attribute.")
-    ],
+        str | None,
+        typer.Option(help="Arm: listed by `steepen arms`, loop-K, untied-K, or module:attribute."),
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.")] = None,
     flops: Annotated[
         float | None, typer.Option(help="Compute budget, e.g. 1e19; alone, it chooses the depth.")
@@ -103,6 +106,16 @@ def plan(
     rho: Annotated[
         float | None, typer.Option(help="Fraction of tokens after growth, instead of the recipe's.")
     ] = None,
+    tpp: Annotated[
+        float | None, typer.Option(help="Tokens per initial stored parameter, instead of the recipe's.")
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Recipe: paper, paper-fixed-rho, paper-affine-rho, paper-constant-lr, or a recipe file "
+            "(repeatable). Without --arm, plans its whole ladders.",
+        ),
+    ] = None,
     context: Annotated[int, typer.Option(help="Context length in tokens.", rich_help_panel=SIZE)] = 2048,
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.", rich_help_panel=SIZE)] = 50_304,
     aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
@@ -110,10 +123,15 @@ def plan(
     mlp_multiple: Annotated[
         int, typer.Option(help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE)
     ] = 256,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per step.", rich_help_panel=SIZE)] = 524_288,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step.", show_default="524288", rich_help_panel=SIZE)
+    ] = None,
     base_depth: Annotated[
-        int, typer.Option(help="Depth at which the base learning rate applies.", rich_help_panel=SIZE)
-    ] = 8,
+        int | None,
+        typer.Option(
+            help="Depth at which the base learning rate applies.", show_default="8", rich_help_panel=SIZE
+        ),
+    ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs the run would use.", rich_help_panel=CLUSTER)] = 1,
     gpu: Annotated[
         str, typer.Option(help="GPU model: a100, h100, h200, b200, …", rich_help_panel=CLUSTER)
@@ -137,28 +155,60 @@ def plan(
     [bold]steepen plan --arm untied-grow --depth 26 --gpus 16[/bold]
 
     [bold]steepen plan --arm vanilla --flops 1e19 --json[/bold]
+
+    [bold]steepen plan --recipe paper[/bold]
     """
+    from steepen.errors import UsageError
     from steepen.model.arms import find_arm
     from steepen.model.shape import SizeRule
     from steepen.recipe.hardware import find_accelerator
-    from steepen.recipe.paper_tables import recipe_of
-    from steepen.recipe.planner import Cluster, make_plan
+    from steepen.recipe.planner import Cluster, ladder_row, make_plan, plan_ladders
+    from steepen.recipe.recipe_choice import choose_recipes
 
+    choice = choose_recipes(recipe or (), tpp)
+    size = SizeRule(aspect, head_dim, mlp_multiple, context, vocabulary)
+    given = {"batch_tokens": batch_tokens, "base_depth": base_depth}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if arm is None:
+        if recipe is None or any(value is not None for value in (depth, flops, tokens, rho)):
+            raise UsageError("give --arm, or --recipe alone for the whole ladders of a recipe.")
+        rows = [ladder_row(rung) for rung in plan_ladders(choice, size, **changes)]
+        if as_json:
+            print(json.dumps({"recipe": recipe, "runs": rows}, indent=2))
+        else:
+            _show_ladders(rows)
+        return
     found = find_arm(arm)
+    choice.require_file_for(found)
     result = make_plan(
         found,
         depth=depth,
         flops=flops,
         tokens=tokens,
         rho=rho,
-        size_rule=SizeRule(aspect, head_dim, mlp_multiple, context, vocabulary),
-        recipe=replace(recipe_of(found), batch_tokens=batch_tokens, base_depth=base_depth),
+        size_rule=size,
+        recipe=replace(choice.of(found), **changes),
         cluster=Cluster(gpus, find_accelerator(gpu), mfu, dollars_per_hour, micro_batch),
     )
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
         _show(result)
+
+
+def _show_ladders(rows: list[dict[str, Any]]) -> None:
+    """Print one line per run, with every digit of learning rates and FLOPs."""
+    columns = {
+        "arm": "arm", "depth": "depth", "steps": "steps", "growth_step": "growth step",
+        "learning_rate": "lr of matrices", "embedding_lr": "of embedding", "head_lr": "of head",
+        "flops": "FLOPs",
+    }  # fmt: skip
+    cells = [[*columns.values()]]
+    cells += [["" if row[name] is None else f"{row[name]}" for name in columns] for row in rows]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        rest = [text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join([line[0].ljust(widths[0]), *rest]))
 
 
 def _show(plan: Plan) -> None:
@@ -215,7 +265,8 @@ def _show(plan: Plan) -> None:
     table("Budget", rows)
     hyper = facts["hyperparameters"]
     table(
-        "Hyperparameters (the paper's code)", [(_coded(name), f"{value:g}") for name, value in hyper.items()]
+        "Hyperparameters (the paper's code)",
+        [(_coded(name), f"{value:.12g}{_printed(name, value)}") for name, value in hyper.items()],
     )
     cluster = facts["cluster"]
     rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours)")]
@@ -235,6 +286,13 @@ def _show(plan: Plan) -> None:
     table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
     for warning in plan.warnings:
         console.print(f"[yellow]note[/]: {warning}", highlight=False)
+
+
+def _printed(name: str, value: float) -> str:
+    """The three decimals that the paper prints of a base value with more of them."""
+    if name in ("learning_rate", "adam_eps") or round(value, 3) == value:
+        return ""
+    return f" (printed {value:.3f})"
 
 
 def _coded(name: str) -> str:

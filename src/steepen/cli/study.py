@@ -6,8 +6,9 @@ import json
 import re
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -63,9 +64,25 @@ def study(
         typer.Option("--part", help="Only this part of the study (repeatable).", rich_help_panel=SELECTION),
     ] = None,
     recipe: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="Recipe file written by fit-recipe, instead of the preset's (repeatable).",
+            help="Recipe instead of the preset's: paper, paper-fixed-rho, paper-affine-rho, "
+            "paper-constant-lr, or a file of fit-recipe or growth-timing (repeatable).",
+            rich_help_panel=SELECTION,
+        ),
+    ] = None,
+    tpp: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens per initial stored parameter of every arm, instead of its recipe's.",
+            rich_help_panel=SELECTION,
+        ),
+    ] = None,
+    sweep_flops: Annotated[
+        str | None,
+        typer.Option(
+            help="What the FLOPs of sweeps count: total, or matrix (without attention, as the paper's).",
+            show_default="the preset's",
             rich_help_panel=SELECTION,
         ),
     ] = None,
@@ -139,9 +156,9 @@ def study(
     ] = False,
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
+    from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext
     from steepen.studies.preset import load_preset
-    from steepen.studies.recipe_file import read_recipes
     from steepen.studies.registry import find_study
     from steepen.studies.synthetic import SIMULATED_RECORDS
 
@@ -158,10 +175,13 @@ def study(
         hold_out=hold_out,
         from_recipe=from_recipe,
     )
-    fitted = read_recipes(list(recipe or ()))
+    chosen = _with_sweep_flops(chosen, sweep_flops)
+    choice = choose_recipes(recipe or (), tpp)
     check_device(device, on, dry_run)  # before data is prepared
+    # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
+    next(listed.start(StudyContext(chosen, _assumed(chosen), epochs=epochs, choice=choice), given))
     folder, facts = _data(chosen, data, runs, dry_run)
-    context = StudyContext(chosen, facts, fitted, epochs)
+    context = StudyContext(chosen, facts, epochs=epochs, choice=choice)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
     wanted = chosen.validation_tokens // chosen.context * chosen.context
     if context.validation_tokens < wanted:
@@ -174,7 +194,8 @@ def study(
     options: dict[str, Any] = {
         "study": name if ":" in name else listed.name,
         "preset": chosen.name, "data": facts.identity, "epochs": epochs,
-        "recipes": sorted(fitted), **given,
+        "recipes": sorted(choice.files), **given,
+        **_given(recipe=choice.name, tpp=tpp, sweep_flops=sweep_flops),
     }  # fmt: skip
     answer: Answer | None = launch_study(
         lambda: listed.start(context, given),
@@ -185,7 +206,7 @@ def study(
     )  # fmt: skip
     if answer is None:  # a dry run
         return
-    written = _write_recipe(answer, out / title)
+    written = _write_recipes(answer, out / title)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
@@ -193,8 +214,8 @@ def study(
 
     print_answer(answer)
     print(f"\nThe answer is in {out / title / 'study.json'}; its {len(set(answer.runs))} runs are in {runs}.")
-    if written is not None:
-        print(f"The recipe is {written}: give it to `steepen study ladder --recipe {written}`.")
+    for path in written:
+        print(f"The recipe is {path}: give it to plan, train or study with `--recipe {path}`.")
 
 
 def _list_of_studies() -> str:
@@ -255,9 +276,11 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
             if dry_run:
                 return folder, _assumed(preset)
             if preset.source is None:
+                sources = preset.suggested_data or ("SOURCE",)
                 raise UsageError(
                     f"the preset {preset.name} needs --data: a folder made by `steepen data prepare`, e.g. "
-                    f"`steepen data prepare fineweb --tokenizer {preset.tokenizer} --out data/fineweb`."
+                    f"`steepen data prepare {sources[0]} --tokenizer {preset.tokenizer} --out data/corpus`"
+                    f"{''.join(f', or {other}' for other in sources[1:])}."
                 )
             _prepare(preset, folder)
     dataset = Dataset.open(folder)
@@ -291,11 +314,24 @@ def _prepare(preset: Preset, folder: Path) -> None:
         prepare(request, folder, lambda now: show(now.stage, now.characters, now.total, tokens=now.tokens))
 
 
-def _write_recipe(answer: Answer, folder: Path) -> Path | None:
-    if answer.recipe is None:
-        return None
-    from steepen.studies.recipe_file import write_recipe
+def _with_sweep_flops(preset: Preset, count: str | None) -> Preset:
+    from steepen.recipe.accounting import FlopCount
 
-    path = folder / "recipe.yaml"
-    write_recipe(path, answer.recipe)
-    return path
+    if count is None:
+        return preset
+    for known in get_args(FlopCount):
+        if count == known:
+            return replace(preset, sweep_flops=known)
+    raise UsageError(f"--sweep-flops {count!r} is not valid: use {' or '.join(get_args(FlopCount))}.")
+
+
+def _write_recipes(answer: Answer, folder: Path) -> list[Path]:
+    """Write the fitted recipes: recipe.yaml, or recipe-ARM.yaml where there are several."""
+    from steepen.recipe.recipe_file import write_recipe
+
+    written: list[Path] = []
+    for file in answer.recipes:
+        name = "recipe.yaml" if len(answer.recipes) == 1 else f"recipe-{file.arm}.yaml"
+        write_recipe(folder / name, file)
+        written.append(folder / name)
+    return written

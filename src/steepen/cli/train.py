@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Options that are part of a spec, and so refused beside --spec.
 SPEC_OPTIONS = (
-    "arm", "depth", "tokens", "flops", "seed", "rho", "context", "batch_tokens", "aspect", "head_dim",
-    "mlp_multiple", "base_depth", "pool_tokens", "epochs", "precision", "validation_tokens",
+    "arm", "depth", "tokens", "flops", "tpp", "recipe", "seed", "rho", "context", "batch_tokens", "aspect",
+    "head_dim", "mlp_multiple", "base_depth", "pool_tokens", "epochs", "precision", "validation_tokens",
 )  # fmt: skip
 
 
@@ -71,6 +71,20 @@ def train(
     rho: Annotated[
         float | None,
         typer.Option(help="Fraction of tokens after growth (default: the recipe's).", rich_help_panel=SIZE),
+    ] = None,
+    tpp: Annotated[
+        float | None,
+        typer.Option(
+            help="Tokens per initial stored parameter (default: the recipe's).", rich_help_panel=SIZE
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Recipe: paper (the default), paper-fixed-rho, paper-affine-rho, paper-constant-lr, or a "
+            "recipe file (repeatable).",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Context length in tokens (default: 2048).", rich_help_panel=SIZE)
@@ -266,7 +280,9 @@ def train(
                 "mlp_multiple": mlp_multiple,
                 **({} if context is None else {"context": context}),
             },
-            recipe={"batch_tokens": batch_tokens, "base_depth": base_depth},
+            recipe=recipe or [],
+            tpp=tpp,
+            recipe_changes={"batch_tokens": batch_tokens, "base_depth": base_depth},
             budget={"tokens": tokens, "flops": flops, "rho": rho},
             data={"pool_tokens": pool_tokens, "epochs": epochs},
             rest={"seed": seed, "precision": _precision(precision, device)},
@@ -408,7 +424,9 @@ def _spec(
     depth: int,
     *,
     scale: dict[str, int],
-    recipe: dict[str, int | None],
+    recipe: list[str],
+    tpp: float | None,
+    recipe_changes: dict[str, int | None],
     budget: dict[str, float | None],
     data: dict[str, Any],
     rest: dict[str, Any],
@@ -419,17 +437,18 @@ def _spec(
 
     from steepen.model.arms import find_arm
     from steepen.model.shape import SizeRule
-    from steepen.recipe.paper_tables import recipe_of
     from steepen.recipe.planner import make_plan
+    from steepen.recipe.recipe_choice import choose_recipes
     from steepen.runs.spec import DataConfig, RunSpec, override
     from steepen.studies.context import whole_validation_tokens
     from steepen.studies.preset import load_preset
 
     found = find_arm(arm)
     size = SizeRule(vocabulary=dataset.padded_vocabulary, **scale)
-    changed = replace(
-        recipe_of(found), **{name: value for name, value in recipe.items() if value is not None}
-    )
+    choice = choose_recipes(recipe, tpp)
+    choice.require_file_for(found)
+    changes = {name: value for name, value in recipe_changes.items() if value is not None}
+    changed = replace(choice.of(found), **changes)
     plan = make_plan(
         found,
         depth=depth,

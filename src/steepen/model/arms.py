@@ -30,7 +30,7 @@ def _without_operator(
 def loop(passes: int) -> Arm:
     """Loop-K: one core, applied K times, with the boundary operator."""
     about = f"one core applied {passes}×, boundary operator"
-    recipe = "operator-1" if passes == 1 else "loop-2"
+    recipe = "loop-2" if passes == 2 else "operator-1"  # the paper tunes K = 2; its sweeps use Operator-1's
     return _with_operator(
         f"loop-{passes}", f"Loop-{passes}", PassSchedule.fixed(passes), tied=True, recipe=recipe, about=about
     )
@@ -39,7 +39,7 @@ def loop(passes: int) -> Arm:
 def untied(passes: int) -> Arm:
     """Untied-K: K separate cores, with the boundary operator."""
     about = f"{passes} untied cores, boundary operator"
-    recipe = "operator-1" if passes == 1 else "untied-2"
+    recipe = "untied-2" if passes == 2 else "operator-1"  # as in `loop`
     return _with_operator(
         f"untied-{passes}",
         f"Untied-{passes}",
@@ -191,6 +191,14 @@ def _build() -> dict[str, Arm]:
             about="only the core grows with depth",
         ),
         replace(
+            loop_2,
+            name="loop-2-nci-2-c-3",
+            title="Loop-2, no coda injection, 2/C/3",
+            coda_boundary="norm",
+            allocation=AllocationRule(prelude=2, coda=3),
+            about="the same with norm before the coda, as the paper's authors ran it",
+        ),
+        replace(
             operator_1,
             name="operator-1-1-c-2",
             title="Operator-1, 1/C/2",
@@ -231,27 +239,66 @@ def _build() -> dict[str, Arm]:
 ARMS: dict[str, Arm] = _build()
 MAIN_ARMS = tuple(list(ARMS)[:8])
 
+# The paper's names of ablations and those of its authors' tables, where they are not ours.
+PAPER_NAMES: dict[str, str] = {
+    "Deep Vanilla + norm": "untied-2-norm-only",
+    "Deep Vanilla + injection": "untied-2-inject-only",
+    "Untied-2-no-injection": "untied-2-norm-only",
+    "Untied-2-no-norm": "untied-2-inject-only",
+    "Loop-2-no-injection": "loop-2-norm-only",
+    "Loop-2-no-norm": "loop-2-inject-only",
+    "Loop-2-no-coda-inj": "loop-2-no-coda-injection",
+    "Untied-2-no-coda-inj": "untied-2-no-coda-injection",
+    "Loop-2 NCI": "loop-2-no-coda-injection",
+    "Untied-2 NCI": "untied-2-no-coda-injection",
+    "Loop-2 2C3": "loop-2-2-c-3",
+    "Loop-2-no-coda-inj 2/C/3": "loop-2-nci-2-c-3",
+    "Loop-2-no-coda-injection-2C3": "loop-2-nci-2-c-3",
+    "Loop-2-no-coda-injection 2/C/3": "loop-2-nci-2-c-3",
+    "Operator-1 1C2": "operator-1-1-c-2",
+    "Deep Vanilla width-only": "width-only-deep-vanilla",
+    "Operator-1 width-only": "width-only-operator-1",
+    "Loop-2 width-only": "width-only-loop-2",
+    "Untied-2 width-only": "width-only-untied-2",
+    "Random recurrence": "random-loop-grow",
+    "Loop-Grow random": "random-loop-grow",
+}
+
+
+def arm_key(name: str) -> str:
+    """A name in the form the table is keyed by: Deep Vanilla + norm → deep-vanilla-norm."""
+    return re.sub(r"[-_/ +,]+", "-", name.strip().lower()).strip("-")
+
+
+_ALIASES = {arm_key(name): arm for name, arm in PAPER_NAMES.items()}
 _FAMILIES = {"loop": loop, "untied": untied, "tied-vanilla": tied_vanilla, "untied-vanilla": untied_vanilla}
 
 
 def find_arm(name: str | Arm) -> Arm:
-    """Find an arm: a row of the table, a family with its K (loop-3), "module:attribute", or an Arm itself."""
+    """Find an arm: a row of the table, one of the paper's names, a family with its K (loop-3),
+    "module:attribute", or an Arm itself.
+    """
     if isinstance(name, Arm):
         return name
     if ":" in name:
         return _from_module(name)
-    key = name.strip().lower().replace("_", "-").replace("/", "-").replace(" ", "-")
-    if key in ARMS:
-        return ARMS[key]
+    key = arm_key(name)
+    if key in ARMS or key in _ALIASES:
+        return ARMS[_ALIASES.get(key, key)]
     family, _, count = key.rpartition("-")
     if key in _FAMILIES:  # K defaults to 2
         return _FAMILIES[key](2)
     if family in _FAMILIES and re.fullmatch(r"[1-9]\d*", count):
         return _FAMILIES[family](int(count))
-    choices = [*ARMS, *(f"{family}-K" for family in _FAMILIES)]
+    choices = [*ARMS, *_ALIASES, *(f"{family}-K" for family in _FAMILIES)]
     raise UsageError(
         f"there is no arm {name!r}; the nearest are {nearest(key, choices)} (`steepen arms` lists all)."
     )
+
+
+def paper_names(arm: str) -> list[str]:
+    """Other names of an arm of the table, as the paper and its authors' tables write them."""
+    return [name for name, own in PAPER_NAMES.items() if own == arm]
 
 
 def _from_module(path: str) -> Arm:

@@ -83,11 +83,20 @@ PAPER: dict[str, Recipe] = {
 # Tokens per parameter of ablation ladders that differ from their parent's, from the authors' measurements.
 ABLATION_TPP = {
     "loop-2-no-coda-injection": 7.0,
-    "loop-2-2-c-3": 7.0,
+    "loop-2-nci-2-c-3": 7.0,
     "untied-2-norm-only": 7.0,
     "deeper-vanilla": 8.0,
     "width-only-deep-vanilla": 7.0,
     "width-only-untied-2": 7.0,
+}
+
+
+# Depths of the reported ladders; the authors publish the command lines of all but deep-vanilla-grow.
+LADDER_DEPTHS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(PAPER, (6, 8, 10, 12, 14, 16, 18)),
+    "vanilla": (6, 8, 10, 12, 14, 16, 18, 20),
+    "operator-1": (6, 8, 10, 12, 14, 16, 18, 20),
+    "untied-grow": (6, 8, 10, 12, 14, 16, 18, 26),
 }
 
 

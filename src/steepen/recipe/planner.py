@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import compute_active_parameters
 from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch, training_memory
-from steepen.recipe.paper_tables import recipe_of
+from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import Recipe, Rung
+from steepen.recipe.recipe_choice import RecipeChoice
 
 MAX_DEPTH = 512  # limit of the search for a depth: a width of 65,536
 
@@ -175,6 +177,44 @@ def make_plan(
         rung = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
     return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops, rho)))
+
+
+def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **changes: int) -> list[Rung]:
+    """The runs of whole ladders: of the arms that have a recipe file, or of the paper's arms.
+
+    Depths are those of the paper's ladders, or all at which a file's recipe was measured. `changes` replace
+    fields of every recipe, e.g. `batch_tokens`.
+    """
+    rungs: list[Rung] = []
+    for name in choice.files or PAPER:
+        arm = find_arm(name)
+        recipe = replace(choice.of(arm), **changes)
+        depths = LADDER_DEPTHS.get(arm.recipe, LADDER_DEPTHS["vanilla"])
+        if name in choice.files and recipe.measured is not None:
+            depths = range(recipe.measured[0], recipe.measured[1] + 1)
+        rungs += [recipe.at(arm, depth, size_rule) for depth in depths]
+    return rungs
+
+
+def ladder_row(rung: Rung) -> dict[str, Any]:
+    """One run of a ladder in numbers: length, growth, learning rates, parameters and FLOPs."""
+    return {
+        "arm": rung.arm.name,
+        "depth": rung.shape.depth,
+        "width": rung.shape.width,
+        "steps": rung.steps,
+        "growth_step": rung.growth_step,
+        "rho": rung.rho,
+        "tokens": rung.tokens,
+        "learning_rate": rung.hyperparameters.learning_rate,
+        "embedding_lr": rung.hyperparameters.embedding_lr,
+        "head_lr": rung.hyperparameters.head_lr,
+        "initial_stored_parameters": rung.initial_stored_parameters,
+        "stored_parameters": rung.stored_parameters,
+        "flops": rung.flops.total,
+        "matrix_flops": rung.flops.matrix,
+        "hyperparameters": rung.hyperparameters.to_dict(),
+    }
 
 
 def nearest_depth(

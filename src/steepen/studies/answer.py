@@ -11,9 +11,9 @@ from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.fits.drift import AffineLaw, Drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
 from steepen.laws.verdict.evidence import Verdict
+from steepen.recipe.recipe_file import RecipeFile
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.studies.recipe_file import RecipeFile
 from steepen.utils.codec import from_builtins, to_builtins
 
 Scale = Literal["linear", "log"]
@@ -131,7 +131,7 @@ class Answer:
     values: dict[str, Any]  # every number under its name, as JSON values
     verdicts: tuple[StudyVerdict, ...] = ()
     fits: tuple[StudyFit, ...] = ()
-    recipe: RecipeFile | None = None  # of a study that fits one
+    recipes: tuple[RecipeFile, ...] = ()  # of a study that fits recipes, one for each arm
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.accounting import flops_per_token, stored_parameters
 from steepen.recipe.recipe import Recipe, Rung
+from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.preset import Preset
@@ -39,6 +40,7 @@ class StudyContext:
     data: DatasetInfo
     recipes: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])  # by the arm's name
     epochs: int = 1  # how often the data may be repeated by runs that need more than there is
+    choice: RecipeChoice = field(default_factory=RecipeChoice)  # a named set for all other arms, and TPP
 
     def __post_init__(self) -> None:
         require_positive(self, ("epochs",))
@@ -54,8 +56,14 @@ class StudyContext:
         return self.preset.seeds[0]
 
     def recipe(self, arm: Arm) -> Recipe:
-        """The fitted recipe for an arm where there is one, else the preset's."""
-        return self.recipes.get(arm.name) or self.preset.recipe(arm)
+        """The recipe fitted or given for an arm, else that of the chosen name, else the preset's."""
+        if arm.name in self.recipes:
+            return self.recipes[arm.name]
+        if arm.name in self.choice.files:
+            return self.choice.of(arm)
+        if self.choice.name is not None:
+            return self.preset.at_own_scale(self.choice.of(arm))
+        return self.choice.at_tpp(self.preset.recipe(arm))
 
     def with_recipe(self, arm: Arm, recipe: Recipe) -> StudyContext:
         """The context with another recipe for one arm."""

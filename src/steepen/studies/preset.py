@@ -70,6 +70,8 @@ class RecipeOverride:
             rest["learning_rate_base"] = None  # the preset's anchor replaces the paper's for an arm
         if "rho" in given:
             rest["growth_law"] = None
+        if "rho" in given or "tpp" in given:
+            rest["listed_rho"] = ()  # listed for the paper's own tokens per parameter
         return replace(recipe, base=base, **rest)
 
 
@@ -96,7 +98,7 @@ class Preset:
     mlp_multiple: int
     context: int
     tokenizer: str  # of the data that is prepared where none is given
-    source: str | None  # what is prepared then; None: data must be given
+    source: str | None  # what is prepared then; None: data must be given, e.g. one of `suggested_data`
     batch_tokens: int
     base_depth: int  # where hyperparameters are tuned and the learning rate is anchored
     base_tokens: int  # the paper's 1B tokens of stage 1 and of the fixed-token sweeps
@@ -104,6 +106,7 @@ class Preset:
     arms: tuple[str, ...]
     grids: Grids
     max_tokens: int | None = None  # of the source
+    suggested_data: tuple[str, ...] = ()  # sources large enough, where `source` is None
     seeds: tuple[int, ...] = (0,)
     validation_tokens: int = 1_048_576
     precision: Precision = "bf16"
@@ -131,11 +134,13 @@ class Preset:
         """Rule from depth to width, heads and MLP width."""
         return SizeRule(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
 
+    def at_own_scale(self, recipe: Recipe) -> Recipe:
+        """A recipe at this preset's batch and base depth."""
+        return replace(recipe, batch_tokens=self.batch_tokens, base_depth=self.base_depth, measured=None)
+
     def recipe(self, arm: Arm) -> Recipe:
         """The paper's recipe for an arm, at this preset's batch and base, with its adjustments."""
-        recipe = replace(
-            recipe_of(arm), batch_tokens=self.batch_tokens, base_depth=self.base_depth, measured=None
-        )
+        recipe = self.at_own_scale(recipe_of(arm))
         for name in (ALL_ARMS, arm.recipe, arm.name):  # an ablation follows its parent's
             for adjustment in self.recipes:
                 if adjustment.arm == name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.growth_law import GrowthLaw
+from steepen.recipe.recipe import Recipe
+from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
@@ -54,6 +57,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
     fits: list[StudyFit] = []
     notes: list[str] = []
     values: dict[str, object] = {}
+    recipes: list[RecipeFile] = []
 
     def measured(arm: Arm) -> RunGenerator:
         if not arm.passes.grows:
@@ -83,6 +87,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
                 )
         law = _law(anchors)
         if law is not None:
+            recipes.append(RecipeFile(arm.name, _with_law(recipe, law, anchors), context.preset.name))
             fits.append(StudyFit(law, "tokens per parameter with growth", "tokens per parameter", arm.name))
         found.append(_sentence(arm.name, anchors, law))
         panels.extend(_panels(arm.name, anchors, law))
@@ -116,6 +121,7 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
         findings=tuple(found),
         values=json_safe(values),
         fits=tuple(fits),
+        recipes=tuple(recipes),
         panels=tuple(panels),
         tables=(
             Table(
@@ -148,6 +154,13 @@ def _law(anchors: Sequence[RhoSweep]) -> AffineLaw | None:
         return None
     x = np.array([anchor.tpp for anchor in inside])
     return fit_affine(x, np.array([anchor.tpp / anchor.expansion for anchor in inside]))
+
+
+def _with_law(recipe: Recipe, law: AffineLaw, anchors: Sequence[RhoSweep]) -> Recipe:
+    """The recipe with ρ by the fitted law, in place of a fixed or listed ρ."""
+    inside = [anchor.tpp for anchor in anchors if anchor.vertex.interior]
+    growth_law = GrowthLaw(law.a, law.b, (min(inside), max(inside)))
+    return replace(recipe, rho=None, listed_rho=(), growth_law=growth_law)
 
 
 def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> str:

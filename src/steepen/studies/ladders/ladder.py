@@ -89,7 +89,7 @@ def judged_ladders(
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
     possible, warnings = check_ladders(context, ladders, reference)
-    unused = sorted(set(context.recipes) - {ladder.arm.name for ladder in possible})
+    unused = sorted({*context.recipes, *context.choice.files} - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)

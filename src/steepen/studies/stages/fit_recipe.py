@@ -7,10 +7,10 @@ from typing import Any
 
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
+from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import finite_or_none
-from steepen.studies.recipe_file import RecipeFile
 from steepen.studies.stages.chain_tuning import chain_answer, tune_arms, with_paper_code
 from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
 from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule, sweep_arms
@@ -66,7 +66,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     recipe = replace(recipe, learning_rate_exponent=exponents[fixed.name])
     context = context.with_recipe(fixed, recipe)
     if arm.passes.grows:
-        recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None)
+        recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None, listed_rho=())
         context = context.with_recipe(arm, recipe)
         stages["lr-rule of growth"] = yield from lr_rule(context, arms=[arm])
 
@@ -129,7 +129,7 @@ def _answer(
             "stages": {name: answer.values for name, answer in stages.items()},
         },
         fits=tuple(replace(fit, part=name) for name, answer in stages.items() for fit in answer.fits),
-        recipe=file,
+        recipes=(file,),
         panels=tuple(panel for answer in stages.values() for panel in answer.panels),
         tables=(
             Table(f"Recipe for {arm}", ("setting", "value"), tuple(rows)),

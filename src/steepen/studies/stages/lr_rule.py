@@ -183,9 +183,8 @@ def inherited_recipe(context: StudyContext, arm: Arm) -> Recipe:
     """A growing arm's recipe with the base, the TPP and the rule of the arm it starts as."""
     source = context.recipe(starting_arm(arm))
     return replace(
-        context.recipe(arm),
+        context.recipe(arm).with_tpp(source.tpp),
         base=source.base,
         learning_rate_base=source.learning_rate_base,
         learning_rate_exponent=source.learning_rate_exponent,
-        tpp=source.tpp,
     )

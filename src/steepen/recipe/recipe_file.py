@@ -1,4 +1,4 @@
-"""Recipes as files: what fit-recipe writes and the ladder reads."""
+"""Recipes as files: what fit-recipe and growth-timing write, and `--recipe` reads."""
 
 from __future__ import annotations
 
@@ -46,14 +46,3 @@ def read_recipe(path: Path) -> RecipeFile:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error
     return from_builtins(RecipeFile, value, f"recipe file {path.name}")
-
-
-def read_recipes(paths: list[Path]) -> dict[str, Recipe]:
-    """Recipes of several files by arm."""
-    found: dict[str, Recipe] = {}
-    for path in paths:
-        content = read_recipe(path)
-        if content.arm in found:
-            raise UsageError(f"two recipe files are for {content.arm}; give one for each arm.")
-        found[content.arm] = content.recipe
-    return found
