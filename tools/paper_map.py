@@ -36,10 +36,13 @@ from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.verdict.multipliers import interpolated_multipliers
 from steepen.recipe.hyperparameters import full_name
+from steepen.recipe.planner import plan_ladders
+from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.studies.stages.chain_tuning import MeasuredSweep, replay_chain
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "paper-map.md"
 BEGIN, END = "<!-- known answers: begin -->", "<!-- known answers: end -->"
+LADDERS_BEGIN, LADDERS_END = "<!-- ladders: begin -->", "<!-- ladders: end -->"
 LARGEST = 26  # depth of the run that the forecasts leave out
 DECAY = 0.8  # weight decay of the data-constrained grid where it is fixed
 
@@ -462,19 +465,54 @@ def table(directory: Path) -> str:
     return "\n".join(lines)
 
 
+def ladder_table(directory: Path) -> str:
+    """The published ladders as a Markdown table: our plan of each run, and what was published for it."""
+    lines_published = {(row["arm"], row["depth"]): row for row in read_rows(directory / "ladder_recipes.csv")}
+    flops = {
+        (row["arm"], row["depth"]): row["compute_flops"]
+        for table_name in ("fineweb_ladders", "fineweb_edu_ladders")
+        for row in read_rows(directory / f"{table_name}.csv")
+    }
+    lines = [
+        "| arm | depth | steps | growth step | learning rate | FLOPs | published, and equal |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for rung in plan_ladders(RecipeChoice()):
+        key = (rung.arm.name, str(rung.shape.depth))
+        rate = rung.hyperparameters.learning_rate
+        found = ["FLOPs"] if rung.flops.total == float(flops[key]) else ["FLOPs DIFFER"]
+        if key in lines_published:
+            row = lines_published[key]
+            growth = int(row["crossover_step"]) if row["crossover_step"] else None
+            theirs = (int(row["steps"]), growth, float(row["learning_rate"]))
+            equal = theirs == (rung.steps, rung.growth_step, rate)
+            found.insert(0, "command line" if equal else "command line DIFFERS")
+        growth_step = "–" if rung.growth_step is None else str(rung.growth_step)
+        lines.append(
+            f"| {key[0]} | {key[1]} | {rung.steps} | {growth_step} | {rate} | {rung.flops.total} "
+            f"| {', '.join(found)} |"
+        )
+    return "\n".join(lines)
+
+
+def replace_between(text: str, begin: str, end: str, content: str) -> str:
+    """The text with what stands between two markers replaced."""
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
 def main() -> None:
-    """Print the table, or write it into the docs page."""
+    """Print the tables, or write them into the docs page."""
     parser = argparse.ArgumentParser(description="Recompute the paper's printed numbers.")
     parser.add_argument("directory", type=Path, help="the authors' tables (known_answers.csv and others)")
-    parser.add_argument("--write", action="store_true", help=f"replace the table in {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"replace the tables in {PAGE.name}")
     options = parser.parse_args()
-    text = table(options.directory)
+    text, ladders = table(options.directory), ladder_table(options.directory)
     if not options.write:
-        print(text)
+        print(text, ladders, sep="\n\n")
         return
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page = replace_between(PAGE.read_text(encoding="utf-8"), BEGIN, END, text)
+    PAGE.write_text(replace_between(page, LADDERS_BEGIN, LADDERS_END, ladders), encoding="utf-8")
 
 
 if __name__ == "__main__":

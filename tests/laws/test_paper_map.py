@@ -133,3 +133,12 @@ def test_learning_rates_drift_by_the_adopted_exponents(authors: Any) -> None:
         law = fit_drift(sweeps).law
         assert law is not None
         assert round(-law.exponent, 1) == adopted[arm]
+
+
+def test_the_docs_show_every_published_ladder_run_as_equal(authors: Any) -> None:
+    made = TOOL.ladder_table(authors.directory)
+    text = (REPOSITORY / "docs" / "paper-map.md").read_text(encoding="utf-8")
+    assert text.split(TOOL.LADDERS_BEGIN)[1].split(TOOL.LADDERS_END)[0].strip() == made
+    assert "DIFFER" not in made
+    assert made.count("| command line, FLOPs |") == 52
+    assert len(made.splitlines()) == 2 + 59  # with the seven runs of Deep Vanilla Grow
