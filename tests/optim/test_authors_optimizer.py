@@ -22,6 +22,8 @@ from steepen.optim.config import LearningRateConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec, override
+from steepen.studies.context import DatasetInfo, StudyContext
+from steepen.studies.preset import load_preset
 from steepen.training.gradient_accumulation import GradientAccumulator, accumulate
 from steepen.training.step_schedule import build_schedule
 from steepen.training.train_step import TrainStep
@@ -183,6 +185,18 @@ def test_the_default_is_the_authors_optimizer_and_schedule() -> None:
     assert config.cautious_decay == "matrices" and config.shape_scaled_decay
     assert config.growth_state == "fresh"
     assert LearningRateConfig() == LearningRateConfig(decay_to_zero=True, rewarm_steps=40)
+
+
+def test_presets_state_a_rewarm_other_than_the_authors() -> None:
+    """In `tiny` growth phases are shorter than 40 steps; every spec of a study has the preset's schedule."""
+    for name, vocabulary, steps in (("tiny", 512, 5), ("mini", 8192, 40), ("paper", 50_304, 40)):
+        preset = load_preset(name)
+        assert preset.lr_schedule == LearningRateConfig(rewarm_steps=steps)
+        arm = find_arm("untied-grow")
+        context = StudyContext(preset, DatasetInfo("d" * 64, vocabulary, 10**13, 10**9))
+        rung = context.recipe(arm).at(arm, preset.depths(arm)[0], context.size_rule)
+        assert context.spec(rung).lr_schedule == preset.lr_schedule
+        assert rung.growth_step is not None and rung.steps - rung.growth_step > 2 * steps
 
 
 def test_the_settings_of_version_2_are_reachable() -> None:
