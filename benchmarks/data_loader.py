@@ -1,10 +1,11 @@
 """Speed of BatchLoader against random slices of a numpy.memmap, on one core from the page cache, in one run.
 
-    python benchmarks/data_loader.py [--tokens N] [--context N] [--batch-tokens N]
+    python benchmarks/data_loader.py [--tokens N] [--context N] [--batch-tokens N] [--documents N]
 
 The reference draws random offsets into one `numpy.memmap` and stacks the slices as int64, without epochs,
 resumable position or shards. Target: at least 50M tokens/s, and less than 1% of a training step spent waiting
-for data.
+for data. Documents have 700 tokens on average, like FineWeb's. The start of an epoch (a shuffle of all
+documents) is timed on document ends alone, --documents of them: 43 million are 30 billion tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import statistics
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from steepen.data import BatchLoader, Dataset, Prefetcher, Tokenizer
+from steepen.data.documents import documents_file
 from steepen.data.manifest import TOKENIZER, Manifest, SplitRecord, TokenizerRecord
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import HEADER
+from steepen.data.windows import RecutWindows
+from steepen.utils.files import sha256_of_file
 
 
 def main() -> None:
@@ -33,6 +38,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--batch-tokens", type=int, default=524_288)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--documents", type=int, default=4_300_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         dataset = random_dataset(Path(folder), options.tokens)
@@ -46,15 +52,19 @@ def main() -> None:
             np.stack([flat[s : s + options.context].astype(np.int64) for s in starts])
             np.stack([flat[s + 1 : s + 1 + options.context].astype(np.int64) for s in starts])
 
-        loader_speeds, reference_speeds = [], []
+        fixed = BatchLoader(dataset, options.context, options.batch_tokens, seed=0, windows="fixed")
+        batches.at(0)  # the first batch shuffles the documents, which is timed below
+        loader_speeds, fixed_speeds, reference_speeds = [], [], []
         for _ in range(5):
             reference_speeds.append(speed(reference, steps, options.batch_tokens))
             loader_speeds.append(speed(batches.at, steps, options.batch_tokens))
+            fixed_speeds.append(speed(fixed.at, steps, options.batch_tokens))
         size = f"context {options.context}, batch {options.batch_tokens:,}"
         print(f"{options.tokens:,} tokens, {size}, one thread")
         print(f"numpy memmap, random offsets  {statistics.median(reference_speeds) / 1e6:8.0f} M tokens/s")
         speed_of_loader = statistics.median(loader_speeds) / 1e6
         print(f"steepen BatchLoader.at        {speed_of_loader:8.0f} M tokens/s   target: 50")
+        print(f'  with windows="fixed"         {statistics.median(fixed_speeds) / 1e6:8.0f} M tokens/s')
         ratio = statistics.median(o / t for o, t in zip(loader_speeds, reference_speeds, strict=True))
         print(f"ratio (steepen / numpy)       {ratio:8.2f}")
         # Faster than training: one GPU needs about ten times as long for a batch of this size.
@@ -62,6 +72,23 @@ def main() -> None:
         print(
             f"waiting in a step of 100 ms   {fraction:8.2%} of it ({rate:.1f} M tokens/s)   target: below 1%"
         )
+    print(epoch_start(options.documents, options.context, options.batch_tokens))
+
+
+def epoch_start(documents: int, context: int, batch_tokens: int) -> str:
+    """The time and memory until the first windows of an epoch are known."""
+    ends = np.cumsum(np.random.default_rng(0).integers(2, 1_399, documents))
+    rows = batch_tokens // context
+    tracemalloc.start()
+    started = time.process_time()
+    order = RecutWindows(ends, context + 1, rows, seed=0, epochs=1, pool="prefix", pool_tokens=None)
+    order.pieces(0, 0, rows)
+    seconds, (held, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return (
+        f"start of an epoch of {documents:,} documents, {ends[-1] / 1e9:.1f}B tokens: {seconds:.1f} s of CPU "
+        f"time, {held / documents:.0f} bytes a document held, {peak / 2**20:,.0f} MiB at most"
+    )
 
 
 def speed(batch: Callable[[int], object], steps: int, tokens: int) -> float:
@@ -92,16 +119,26 @@ def random_dataset(folder: Path, tokens: int) -> Dataset:
         split: ShardWriter(folder, split, "uint16", tokenizer.size, int(0.9 * tokens))
         for split in ("train", "val")
     }
+    ends = np.cumsum(generator.integers(2, 1_399, tokens // 700))
+    ends = np.append(ends[ends < tokens], tokens)
     for start in range(0, tokens, 1 << 22):
         ids = generator.integers(0, tokenizer.size, min(1 << 22, tokens - start), dtype=np.uint16)
         writers["train"].append(ids)
     for writer in writers.values():
         writer.finish_shard()
+    documents = {"train": ends, "val": ends[:0]}
+    for split, positions in documents.items():
+        positions.astype("<i8").tofile(documents_file(folder, split))
     tokenizer.save(folder / TOKENIZER)
     Manifest(
         dtype="uint16",
         tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
-        splits={name: SplitRecord(0, writer.tokens) for name, writer in writers.items()},
+        splits={
+            name: SplitRecord(
+                len(documents[name]), writer.tokens, sha256_of_file(documents_file(folder, name))
+            )
+            for name, writer in writers.items()
+        },
         shards=tuple(shard for writer in writers.values() for shard in writer.finished),
     ).write(folder)
     return Dataset.open(folder)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hub_server import HubServer
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources import hub as hugging_face
 from steepen.errors import SteepenError, UsageError
@@ -40,83 +36,11 @@ def tree(tmp_path: Path, documents: list[str]) -> Path:
     return root
 
 
-class Hub(ThreadingHTTPServer):
-    """The three responses of the hub that a download needs: repository, tree, file."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.root = root
-        self.commit = COMMIT
-        self.fetched: list[str] = []
-        self.failures = 0  # how many requests to answer with an error first
-        self.break_after: int | None = None  # file downloads to serve before the hub goes away
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Hub  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        hub, path = self.server, unquote(urlsplit(self.path).path)
-        if hub.failures:
-            hub.failures -= 1
-            return self.send_error(503)
-        repository = hub.root / REPOSITORY
-        if path.startswith(f"/api/datasets/{REPOSITORY}/tree/"):
-            folder = path.split(f"/tree/{hub.commit}/", 1)[1]
-            found = sorted((repository / folder).rglob("*.parquet"))
-            listed = [
-                {
-                    "type": "file",
-                    "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
-                    "size": file.stat().st_size,
-                    "path": file.relative_to(repository).as_posix(),
-                }
-                for file in found
-            ]
-            return self.reply(json.dumps(listed).encode(), body)
-        if path.startswith(f"/api/datasets/{REPOSITORY}"):
-            return self.reply(json.dumps({"id": REPOSITORY, "sha": hub.commit}).encode(), body)
-        if path.startswith(f"/datasets/{REPOSITORY}/resolve/{COMMIT}/"):
-            name = path.split(f"/resolve/{COMMIT}/", 1)[1]
-            if hub.break_after is not None and len(hub.fetched) >= hub.break_after:
-                return self.send_error(403)  # on a 5xx the library itself waits for half a minute
-            if body:
-                hub.fetched.append(name)
-            return self.reply((repository / name).read_bytes(), body)
-        return self.send_error(404)
-
-    def reply(self, content: bytes, body: bool) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-
 @pytest.fixture
-def hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.setattr(hugging_face, "FIRST_RETRY_SECONDS", 0.01)
-    server = Hub(tree)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with HubServer(tree, REPOSITORY) as server:
+        yield server
 
 
 def request(hub: str, name: str = "fineweb-edu:sample-10BT", **options: Any) -> PrepareRequest:
@@ -130,17 +54,23 @@ def test_directory_of_the_same_layout_reads_like_its_files(tmp_path: Path, tree:
     assert named.manifest.source["name"] == "fineweb-edu:sample-10BT"
 
 
-def test_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub) -> None:
+def test_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: HubServer) -> None:
     fetched = prepare(request(hub.url, val_tokens=0), tmp_path / "fetched")
     assert fetched.identity == prepare(request(str(tree), val_tokens=0), tmp_path / "local").identity
     assert fetched.manifest.source["revision"] == COMMIT
     assert [Path(name).name for name in hub.fetched] == [f"00{n}_00000.parquet" for n in range(4)]
     names = {file.name for file in fetched.directory.iterdir()}
-    assert names == {"manifest.json", "tokenizer.json", "train_00000.bin"}, "downloads are not kept"
+    assert names == {
+        "manifest.json",
+        "tokenizer.json",
+        "train_00000.bin",
+        "documents_train.bin",
+        "documents_val.bin",
+    }, "downloads are not kept"
 
 
 def test_only_the_files_that_are_needed_are_downloaded(
-    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUPS_PER_THREAD", 1)
@@ -149,18 +79,18 @@ def test_only_the_files_that_are_needed_are_downloaded(
     assert len(hub.fetched) == 1
 
 
-def test_crawl_can_be_named(tmp_path: Path, hub: Hub) -> None:
+def test_crawl_can_be_named(tmp_path: Path, hub: HubServer) -> None:
     dataset = prepare(request(hub.url, "fineweb-edu:CC-MAIN-2024-10", val_tokens=0), tmp_path / "out")
     assert dataset.manifest.splits["train"].documents == 50
 
 
-def test_short_outage_is_retried(tmp_path: Path, hub: Hub) -> None:
+def test_short_outage_is_retried(tmp_path: Path, hub: HubServer) -> None:
     hub.failures = 2
     assert prepare(request(hub.url), tmp_path / "out").manifest.splits["train"].documents > 0
 
 
 def test_preparation_resumes_at_the_pinned_commit_after_an_outage(
-    tmp_path: Path, tree: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tree: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("steepen.data.tokenize_source.JOURNAL_SECONDS", 0.0)
     monkeypatch.setattr("steepen.data.parallel_tokenize.GROUP_CHARACTERS", 2_000)
@@ -170,17 +100,17 @@ def test_preparation_resumes_at_the_pinned_commit_after_an_outage(
     ):
         prepare(request(hub.url, val_tokens=500), tmp_path / "out", threads=1)
     assert not (tmp_path / "out").exists()
-    hub.break_after, hub.commit = None, "b" * 40  # meanwhile the repository has moved on
+    hub.break_after, hub.commits["main"] = None, "b" * 40  # meanwhile the repository has moved on
     hub.fetched.clear()
     continued = prepare(request(hub.url, val_tokens=500), tmp_path / "out")
     assert [Path(name).name for name in hub.fetched][-2:] == ["002_00000.parquet", "003_00000.parquet"]
     assert len(hub.fetched) <= 3
     shutil.rmtree(tmp_path / "out")
-    hub.commit = COMMIT
+    hub.commits["main"] = COMMIT
     assert continued.identity == prepare(request(hub.url, val_tokens=500), tmp_path / "out").identity
 
 
-def test_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: Hub) -> None:
+def test_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: HubServer) -> None:
     assert prepare(request(hub.url, tokenizer="bpe:400"), tmp_path / "out").vocabulary == 400
 
 

@@ -29,9 +29,10 @@ def texts_of(dataset: Dataset, split: str) -> list[str]:
     """The documents of a split, decoded from its shards."""
     stream, tokenizer = dataset.tokens(split), dataset.tokenizer()
     ids = stream.read(0, len(stream))
-    ends = np.flatnonzero(ids == tokenizer.end_of_text)
-    starts = [0, *(ends[:-1] + 1)]
-    return [tokenizer.decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+    ends = dataset.document_ends(split).tolist()
+    starts = [0, *ends][: len(ends)]
+    assert all(ids[start] == tokenizer.end_of_text for start in starts)
+    return [tokenizer.decode(ids[start + 1 : end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -246,14 +247,23 @@ def test_different_request_does_not_resume_an_unfinished_one(tmp_path: Path, cor
 
 @pytest.mark.usefixtures("fine_journal")
 @pytest.mark.parametrize(
-    "damaged", ["train_00000.bin", "train_00001.bin", "validation_documents.bin", "journal.json"]
+    "damaged",
+    [
+        "train_00000.bin",
+        "train_00001.bin",
+        "documents_train.bin",
+        "documents_val.bin",
+        "validation_documents.bin",
+        "journal.json",
+    ],
 )
 def test_damaged_unfinished_preparation_is_not_resumed(tmp_path: Path, corpus: Path, damaged: str) -> None:
     request = PrepareRequest((str(corpus),), shard_tokens=3_000, val_tokens=1_000)
     with pytest.raises(Interrupted):
         prepare(request, tmp_path / "out", interrupt_after(30))
     path = tmp_path / "out.partial" / damaged
-    path.write_bytes(path.read_bytes()[:-20])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(SteepenError, match=damaged):
         prepare(request, tmp_path / "out")
     prepare(request, tmp_path / "out", restart=True).verify()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from steepen.data import Dataset
@@ -74,6 +76,62 @@ def test_edited_manifest_is_refused(copy: Path) -> None:
     path.write_text(json.dumps(stored))
     with pytest.raises(SteepenError, match="was altered"):
         Dataset.open(copy)
+
+
+def test_data_of_the_former_format_is_refused_with_the_command_that_prepares_it(copy: Path) -> None:
+    path = copy / "manifest.json"
+    stored = json.loads(path.read_bytes())
+    stored["format"] = "steepen-data-1"
+    stored["source"]["name"], stored["request"]["tokenizer"] = "builtin", "bpe:4096"
+    path.write_text(json.dumps(stored))
+    expected = (
+        f"{copy} was prepared by an older version of steepen; delete it and prepare it again with "
+        f"`steepen data prepare builtin --out {copy} --tokenizer bpe:4096 --val-tokens 2000`."
+    )
+    with pytest.raises(SteepenError) as caught:
+        Dataset.open(copy)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_missing_or_altered_document_ends_are_named(copy: Path, split: str) -> None:
+    path = copy / f"documents_{split}.bin"
+    content = bytearray(path.read_bytes())
+    content[8] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SteepenError, match=rf"documents_{split}\.bin was altered"):
+        Dataset.open(copy).verify()
+    path.write_bytes(content[:-8])
+    with pytest.raises(SteepenError, match=rf"documents_{split}\.bin has .* bytes where"):
+        Dataset.open(copy)
+    path.unlink()
+    with pytest.raises(SteepenError, match=rf"documents_{split}\.bin cannot be read"):
+        Dataset.open(copy)
+
+
+def test_verify_compares_the_document_ends_with_the_tokens(copy: Path, dataset: Dataset) -> None:
+    path = copy / "documents_train.bin"
+    ends = np.fromfile(path, "<i8")
+    ends[5] += 1
+    ends.tofile(path)
+    splits = {
+        name: replace(record, documents_sha256=sha256_of_file(copy / f"documents_{name}.bin"))
+        for name, record in dataset.manifest.splits.items()
+    }
+    replace(dataset.manifest, splits=splits).write(copy)
+    opened = Dataset.open(copy)
+    assert opened.identity != dataset.identity
+    with pytest.raises(SteepenError, match=r"documents_train\.bin does not match the documents in"):
+        opened.verify()
+
+
+def test_every_document_begins_with_end_of_text(dataset: Dataset) -> None:
+    for split in ("train", "val"):
+        ends, stream = dataset.document_ends(split), dataset.tokens(split)
+        ids = stream.read(0, len(stream))
+        begins = np.flatnonzero(ids == dataset.tokenizer().end_of_text)
+        assert begins.tolist() == [0, *ends[:-1].tolist()]
+        assert ends[-1] == len(stream)
 
 
 def test_verify_accepts_what_prepare_made(dataset: Dataset) -> None:

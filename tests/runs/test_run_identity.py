@@ -83,6 +83,8 @@ DEFAULTS: dict[str, Any] = {
     "AllocationRule.unsplit": False,
     "DataConfig.pool_tokens": None,
     "DataConfig.epochs": 1,
+    "DataConfig.pool": "prefix",
+    "DataConfig.windows": "recut",
     "OptimizerConfig.kind": "muon",
     "OptimizerConfig.momentum": 0.95,
     "OptimizerConfig.momentum_start": 0.85,

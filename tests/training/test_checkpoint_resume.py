@@ -24,7 +24,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import PassSchedule, Stage
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
-from steepen.runs.spec import RunSpec, code_digest
+from steepen.runs.spec import DataConfig, RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
@@ -111,6 +111,50 @@ def test_run_killed_at_any_point_ends_with_the_same_weights(
     record = train(spec, tiny_data, broken, QUIET)
     assert_same_result(whole, broken, spec)
     assert record.resumed == (0 if count == 1 and where in ("step", "save", "rename") else 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"windows": "fixed"}, {"pool": "sample"}, {"pool": "sample", "windows": "fixed"}],
+    ids=["recut", "fixed", "sampled documents", "sampled windows"],
+)
+@pytest.mark.parametrize("call", [4, 5, 8])
+def test_run_of_several_epochs_killed_in_any_of_them_ends_with_the_same_weights(
+    options: dict[str, Any], call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    data = DataConfig(tiny_data.identity, pool_tokens=36 * 33, epochs=3, **options)  # 4 batches an epoch
+    spec = make_spec("vanilla", data=data)
+    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
+    train(spec, tiny_data, whole, QUIET)
+    original, count = Optimizer.step, 0
+
+    def deadly(*words: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise Killed
+        return original(*words, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "step", deadly)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, broken, QUIET)
+    assert train(spec, tiny_data, broken, QUIET).resumed == 1
+    assert_same_result(whole, broken, spec)
+
+
+def test_pool_and_windows_change_what_a_run_learns(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    store, found = RunStore(tmp_path), []
+    choices: list[dict[str, Any]] = [{}, {"windows": "fixed"}, {"pool": "sample"}]
+    for options in choices:
+        data = DataConfig(tiny_data.identity, pool_tokens=36 * 33, epochs=3, **options)
+        spec = make_spec("vanilla", data=data)
+        train(spec, tiny_data, store, QUIET)
+        found.append(losses(store, spec))
+    assert len({tuple(values) for values in found}) == 3
 
 
 def command(spec_file: Path, data: Path, runs: Path, *more: str) -> list[str]:

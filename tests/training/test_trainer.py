@@ -222,7 +222,7 @@ def test_altered_shard_is_named_and_the_run_is_marked_failed(
     data = Path(shutil.copytree(tiny_data.directory, tmp_path / "data"))
     shard = data / "train_00000.bin"
     whole = shard.read_bytes()
-    shard.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
+    shard.write_bytes(whole[:1000] + b"\xff" * (len(whole) - 1000))  # the run reads the first tokens
     spec, store = make_spec("vanilla"), RunStore(tmp_path / "runs")
     with pytest.raises(SteepenError, match=rf"{shard} was altered.*`steepen data verify {data}`") as error:
         train(spec, Dataset.open(data), store, QUIET)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steepen.errors import UsageError
+from steepen.cli.token_count import parse_token_count
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -30,7 +29,8 @@ def prepare(
         typer.Argument(
             help="Files, quoted globs or directories of text, JSON lines or Parquet (also .gz and .zst); "
             "[bold]builtin[/bold], the corpus that comes with steepen; [bold]fineweb[/bold] or "
-            "[bold]fineweb-edu[/bold], with a config as in fineweb-edu:sample-10BT; or "
+            "[bold]fineweb-edu[/bold], with a config and revision as in fineweb-edu:sample-10BT@main, or the "
+            "paper's data as fineweb:paper and fineweb-edu:paper; or "
             "[bold]module:attribute[/bold], a Python function that returns documents.",
             show_default=False,
         ),
@@ -44,9 +44,12 @@ def prepare(
     ],
     tokenizer: Annotated[str, typer.Option(help="gpt2, or bpe:SIZE to train one on the source.")] = "gpt2",
     val_tokens: Annotated[
-        float | None,
+        int | None,
         typer.Option(
-            help="Validation tokens to split off, by document.", show_default="1/50, at most 10,485,760"
+            help="Validation tokens to split off, by document.",
+            show_default="1/50, at most 10,485,760",
+            parser=parse_token_count,
+            metavar="COUNT",
         ),
     ] = None,
     val_source: Annotated[
@@ -54,7 +57,20 @@ def prepare(
         typer.Option(help="Take validation from this source instead; repeatable.", show_default=False),
     ] = None,
     max_tokens: Annotated[
-        float | None, typer.Option(help="Stop after the document that reaches this many training tokens.")
+        int | None,
+        typer.Option(
+            help="Stop after the document that reaches this many training tokens.",
+            parser=parse_token_count,
+            metavar="COUNT",
+        ),
+    ] = None,
+    dedup_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Leave out training documents whose first so many tokens are those of a document of "
+            "--val-source.",
+            show_default="off; whole documents are compared",
+        ),
     ] = None,
     field: Annotated[str, typer.Option(help="Field of JSON lines or Parquet that holds the text.")] = "text",
     format: Annotated[str, typer.Option(help="auto, text, jsonl or parquet.")] = "auto",
@@ -90,7 +106,9 @@ def prepare(
 
     [bold]steepen data prepare 'corpus/*.parquet' --out data/corpus --val-tokens 1e6[/bold]
 
-    [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2e9[/bold]
+    [bold]steepen data prepare fineweb-edu:sample-10BT --out data/edu --max-tokens 2B[/bold]
+
+    [bold]steepen data prepare fineweb:paper --out data/fineweb[/bold]
     """
     from steepen.data.prepare import PrepareRequest
     from steepen.data.prepare import prepare as run
@@ -102,8 +120,9 @@ def prepare(
         source=tuple(source),
         val_source=tuple(val_source or ()),
         tokenizer=tokenizer,
-        val_tokens=_count("--val-tokens", val_tokens),
-        max_tokens=_count("--max-tokens", max_tokens),
+        val_tokens=val_tokens,
+        max_tokens=max_tokens,
+        dedup_tokens=dedup_tokens,
         read_options=read_options,
         dtype=dtype,
         shard_tokens=shard_tokens,
@@ -193,12 +212,3 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     if manifest.splits["val"].tokens < requested:
         found = manifest.splits["val"].tokens
         console.print(f"note       the source has {found:,} of the {requested:,} validation tokens requested")
-
-
-def _count(option: str, value: float | None) -> int | None:
-    """Parse a token count, which may be written as 2e9."""
-    if value is None:
-        return None
-    if not math.isfinite(value) or value != int(value):
-        raise UsageError(f"{option} {value} is not valid: it must be a whole number of tokens, such as 2e9.")
-    return int(value)

@@ -157,7 +157,7 @@ def study(
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.recipe.recipe_choice import choose_recipes
-    from steepen.studies.context import StudyContext
+    from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
     from steepen.studies.registry import find_study
     from steepen.studies.synthetic import SIMULATED_RECORDS
@@ -183,7 +183,9 @@ def study(
     folder, facts = _data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
-    wanted = chosen.validation_tokens // chosen.context * chosen.context
+    wanted = whole_validation_tokens(
+        chosen.validation_tokens, sys.maxsize, chosen.context, chosen.batch_tokens
+    )
     if context.validation_tokens < wanted:
         print(
             f"note: losses are of {context.validation_tokens:,} validation tokens, all that the data has; "

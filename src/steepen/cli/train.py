@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steepen.cli.token_count import parse_token_count
 from steepen.errors import UsageError
 from steepen.utils.formatting import wrap_to_terminal
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 # Options that are part of a spec, and so refused beside --spec.
 SPEC_OPTIONS = (
     "arm", "depth", "tokens", "flops", "tpp", "recipe", "seed", "rho", "context", "batch_tokens", "aspect",
-    "head_dim", "mlp_multiple", "base_depth", "pool_tokens", "epochs", "precision", "validation_tokens",
+    "head_dim", "mlp_multiple", "base_depth", "pool_tokens", "pool", "windows", "epochs", "precision",
+    "validation_tokens",
 )  # fmt: skip
 
 
@@ -104,9 +106,34 @@ def train(
         ),
     ] = None,
     pool_tokens: Annotated[
-        int | None, typer.Option(help="Use only this many unique tokens.", rich_help_panel=DATA)
+        int | None,
+        typer.Option(
+            help="Use only this many unique tokens, as 100M. With --epochs and without --tokens, --flops or "
+            "--tpp, the run is that many epochs long.",
+            show_default="1.01 times the run's tokens",
+            parser=parse_token_count,
+            metavar="COUNT",
+            rich_help_panel=DATA,
+        ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Maximum number of epochs.", rich_help_panel=DATA)] = 1,
+    pool: Annotated[
+        str,
+        typer.Option(
+            help="prefix: the first tokens of the data; sample: --pool-tokens of it at random, else all.",
+            rich_help_panel=DATA,
+        ),
+    ] = "prefix",
+    windows: Annotated[
+        str,
+        typer.Option(
+            help="recut: every epoch shuffles the documents and cuts them into windows anew; fixed: the "
+            "windows are cut once and shuffled every epoch.",
+            rich_help_panel=DATA,
+        ),
+    ] = "recut",
+    epochs: Annotated[
+        int | None, typer.Option(help="Maximum number of epochs.", show_default="1", rich_help_panel=DATA)
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,7 +211,8 @@ def train(
     validation_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Validation tokens (default: 10,485,760, or all the data has).", rich_help_panel=DATA
+            help="Validation tokens (default: 10,000,000 or what the data has, in whole batches).",
+            rich_help_panel=DATA,
         ),
     ] = None,
     checkpoint_every: Annotated[
@@ -284,7 +312,7 @@ def train(
             tpp=tpp,
             recipe_changes={"batch_tokens": batch_tokens, "base_depth": base_depth},
             budget={"tokens": tokens, "flops": flops, "rho": rho},
-            data={"pool_tokens": pool_tokens, "epochs": epochs},
+            data={"pool_tokens": pool_tokens, "pool": pool, "windows": windows, "epochs": epochs},
             rest={"seed": seed, "precision": _precision(precision, device)},
             validation_tokens=validation_tokens,
             settings=settings or [],
@@ -449,6 +477,13 @@ def _spec(
     choice.require_file_for(found)
     changes = {name: value for name, value in recipe_changes.items() if value is not None}
     changed = replace(choice.of(found), **changes)
+    given: dict[str, Any] = {name: value for name, value in data.items() if value is not None}
+    run_data = DataConfig(dataset.identity, **given)
+    length_given = tpp is not None or budget["tokens"] is not None or budget["flops"] is not None
+    if data["pool_tokens"] and data["epochs"] and not length_given:
+        # Both say how long the run is: so many epochs of whole batches.
+        steps = run_data.max_steps(data["pool_tokens"], size.context, changed.batch_tokens)
+        budget = {**budget, "tokens": float(max(1, steps) * changed.batch_tokens)}
     plan = make_plan(
         found,
         depth=depth,
@@ -460,9 +495,9 @@ def _spec(
     )
     if validation_tokens is None:
         wanted = load_preset("paper").validation_tokens
-        validation_tokens = whole_validation_tokens(wanted, len(dataset.tokens("val")), size.context)
-    choice = DataConfig(dataset.identity, **data)
-    run = RunSpec.of(plan.rung, choice, validation_tokens=validation_tokens, **rest)
+        available = len(dataset.tokens("val"))
+        validation_tokens = whole_validation_tokens(wanted, available, size.context, changed.batch_tokens)
+    run = RunSpec.of(plan.rung, run_data, validation_tokens=validation_tokens, **rest)
     return override(run, settings), plan.warnings
 
 

@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from steepen.data.documents import check_document_ends, documents_file, read_document_ends
 from steepen.data.manifest import MANIFEST, SPLITS, TOKENIZER, Manifest
 from steepen.data.shards import TokenStream
 from steepen.data.tokenizer import PAD_TO, Tokenizer
@@ -45,6 +47,7 @@ class Dataset:
         for split in SPLITS:
             for shard in manifest.shards_of(path, split):
                 shard.check()
+            check_document_ends(documents_file(path, split), manifest.splits[split].documents)
         return cls(path, manifest)
 
     @property
@@ -76,29 +79,37 @@ class Dataset:
         return self._tokenizer
 
     def tokens(self, split: str) -> TokenStream:
-        """The ids of one split as one flat sequence; each document ends with <|endoftext|>."""
+        """The ids of one split as one flat sequence; each document begins with <|endoftext|>."""
         if split not in SPLITS:
             raise UsageError(f"unknown split {split!r}; accepted are {', '.join(SPLITS)}.")
         if split not in self._streams:
             self._streams[split] = TokenStream(self.manifest.shards_of(self.directory, split))
         return self._streams[split]
 
+    def document_ends(self, split: str) -> npt.NDArray[np.int64]:
+        """Where each document of a split ends in `tokens(split)`, int64 (documents,), memory-mapped."""
+        return read_document_ends(
+            documents_file(self.directory, split), self.manifest.splits[split].documents
+        )
+
     def verify(self, progress: Callable[[str, int], None] | None = None) -> None:
-        """Check every byte: SHA-256 of each shard, ids within the vocabulary, the tokenizer's hash.
+        """Check every byte: SHA-256 of each file, ids within the vocabulary, where documents begin.
 
         Raises on the first mismatch, naming the file. `progress(file, bytes)` is called after each shard.
         """
         tokenizer = self.tokenizer()
-        files = {record.file: record for record in self.manifest.shards}
-        document_counts = dict.fromkeys(SPLITS, 0)
-        for split in SPLITS:
+        files = {record.file: record.sha256 for record in self.manifest.shards}
+        for split, record in self.manifest.splits.items():
+            path = documents_file(self.directory, split)
+            check_document_ends(path, record.documents)
+            if sha256_of_file(path) != record.documents_sha256:
+                raise _altered(path)
+            ends = self.document_ends(split)
+            position = documents = 0  # tokens and documents read
             for shard in self.manifest.shards_of(self.directory, split):
                 shard.check()
-                if sha256_of_file(shard.path) != files[shard.path.name].sha256:
-                    raise SteepenError(
-                        f"shard {shard.path} was altered: its SHA-256 is not the manifest's; "
-                        "restore it or prepare the data again."
-                    )
+                if sha256_of_file(shard.path) != files[shard.path.name]:
+                    raise _altered(shard.path)
                 ids = shard.memory_map()
                 for start in range(0, len(ids), 1 << 24):
                     chunk = ids[start : start + (1 << 24)]
@@ -106,12 +117,23 @@ class Dataset:
                         raise SteepenError(
                             f"shard {shard.path} has ids beyond the tokenizer's {tokenizer.size:,}."
                         )
-                    document_counts[split] += int(np.count_nonzero(chunk == tokenizer.end_of_text))
+                    begins = np.flatnonzero(chunk == tokenizer.end_of_text) + position
+                    position += len(chunk)
+                    numbers = np.arange(documents, min(documents + len(begins), record.documents))
+                    documents += len(begins)
+                    # A document begins where the one before it ends.
+                    if not np.array_equal(begins, np.where(numbers > 0, ends[numbers - 1], 0)):
+                        raise SteepenError(f"{path} does not match the documents in {shard.path}.")
                 if progress:
                     progress(shard.path.name, shard.path.stat().st_size)
-        for split, documents in document_counts.items():
-            if documents != self.manifest.splits[split].documents:
+            if documents != record.documents or (documents and ends[-1] != position):
                 raise SteepenError(
                     f"{self.directory} has {documents:,} documents in {split}, "
-                    f"its manifest says {self.manifest.splits[split].documents:,}; prepare it again."
+                    f"its manifest says {record.documents:,}; prepare it again."
                 )
+
+
+def _altered(path: Path) -> SteepenError:
+    return SteepenError(
+        f"{path} was altered: its SHA-256 is not the manifest's; restore it or prepare the data again."
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from steepen.data.dataset import Dataset
-from steepen.data.permutation import Permutation
+from steepen.data.windows import FixedWindows, Pool, RecutWindows, WindowOrder, Windows, require_name
 from steepen.errors import UsageError
-
-BLOCK = 8192  # positions permuted at a time: large enough to make numpy's call overhead negligible
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -19,12 +17,12 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class BatchLoader:
     """Training batches of `batch_tokens` tokens; `at(step)` depends on nothing but its arguments.
 
-    The training split is cut into flat chunks of context+1 tokens. Epoch e visits every chunk once, in the
-    order of a pseudo-random permutation keyed by (seed, e); a batch may span two epochs, so no chunk is
-    dropped. Row r of step s is item s·rows + r of the concatenated epochs.
+    A batch is rows = batch_tokens / context windows of context+1 tokens. `windows` is "recut" (every epoch
+    shuffles the documents, cuts windows anew and shuffles them; whole batches per epoch) or "fixed" (the
+    windows are cut once and shuffled every epoch).
 
-    `pool_tokens` restricts training to that many unique tokens (a sample of chunks that is the same for every
-    seed, and nested: a smaller pool is part of a larger one). `epochs` limits how often the data is repeated.
+    `pool_tokens` restricts training to that many unique tokens: the first ones of the data, or a sample that
+    is the same for every seed (`pool`). `epochs` limits how often they are repeated.
     """
 
     def __init__(
@@ -35,11 +33,15 @@ class BatchLoader:
         seed: int,
         *,
         pool_tokens: int | None = None,
+        pool: Pool = "prefix",
+        windows: Windows = "recut",
         epochs: int = 1,
     ) -> None:
         _require_positive("context", context)
         _require_positive("batch_tokens", batch_tokens)
         _require_positive("epochs", epochs)
+        require_name("pool", pool, get_args(Pool))
+        require_name("windows", windows, get_args(Windows))
         if batch_tokens % context:
             raise UsageError(f"batch_tokens {batch_tokens:,} is not a multiple of the context {context:,}.")
         self.dataset = dataset
@@ -49,36 +51,50 @@ class BatchLoader:
         self.seed = seed
         self.epochs = epochs
         self._stream = dataset.tokens("train")
-        data_chunks = len(self._stream) // (context + 1)
-        self.chunks = data_chunks
-        self._pool: Permutation | None = None
+        available = len(self._stream)
         if pool_tokens is not None:
             _require_positive("pool_tokens", pool_tokens)
-            if pool_tokens > len(self._stream):
+            if pool_tokens > available:
                 raise UsageError(
-                    f"a pool of {pool_tokens:,} unique tokens exceeds the {len(self._stream):,} training "
+                    f"a pool of {pool_tokens:,} unique tokens exceeds the {available:,} training "
                     f"tokens of {dataset.directory}; prepare more data or use a smaller pool."
                 )
-            self.chunks = pool_tokens // (context + 1)
-            self._pool = Permutation(data_chunks, f"steepen pool {data_chunks}") if data_chunks else None
-        if not self.chunks:
-            available = len(self._stream) if pool_tokens is None else pool_tokens
+            available = pool_tokens
+        if available <= context:
             raise UsageError(
-                f"{available:,} training tokens do not fill one chunk of context+1 = {context + 1:,} tokens."
+                f"{available:,} training tokens do not fill one window of context+1 = {context + 1:,} tokens."
             )
-        # Cached per instance; a batch usually spans one or two blocks.
-        self._block = lru_cache(maxsize=4)(self._permute_block)
-        self._epoch = lru_cache(maxsize=4)(self._epoch_order)
+        self.order: WindowOrder
+        if windows == "recut":
+            self.order = RecutWindows(
+                dataset.document_ends("train"),
+                context + 1,
+                self.rows,
+                seed=seed,
+                epochs=epochs,
+                pool=pool,
+                pool_tokens=pool_tokens,
+            )
+        else:
+            self.order = FixedWindows(
+                len(self._stream),
+                context + 1,
+                self.rows,
+                seed=seed,
+                epochs=epochs,
+                pool=pool,
+                pool_tokens=pool_tokens,
+            )
+
+    @property
+    def windows(self) -> int:
+        """Windows of context+1 tokens in one epoch."""
+        return self.order.windows
 
     @property
     def steps(self) -> int:
         """Number of full batches in all epochs."""
-        return self.chunks * self.epochs // self.rows
-
-    @property
-    def unique_tokens(self) -> int:
-        """Tokens predicted in one epoch: chunks × context."""
-        return self.chunks * self.context
+        return self.order.steps
 
     def require_steps(self, steps: int) -> None:
         """Raise if `steps` batches need more tokens than the data has."""
@@ -86,13 +102,13 @@ class BatchLoader:
             epochs = "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
             raise UsageError(
                 f"{steps:,} steps of {self.batch_tokens:,} need {steps * self.batch_tokens:,} tokens, but "
-                f"{epochs} of {self.dataset.directory} give {self.unique_tokens * self.epochs:,}; "
+                f"{epochs} of {self.dataset.directory} give {self.steps * self.batch_tokens:,}; "
                 "prepare more data, train on fewer tokens, or allow more epochs."
             )
 
     def epoch_of(self, step: int) -> int:
         """The epoch of a step's first row, counted from 0."""
-        return step * self.rows // self.chunks
+        return self.order.epoch_of(step)
 
     def at(self, step: int) -> Batch:
         """One global batch: (inputs, targets), int64 (rows, context); targets are inputs shifted by one."""
@@ -120,38 +136,17 @@ class BatchLoader:
         if not 0 <= first <= last <= self.rows:
             raise IndexError(f"rows [{first}, {last}) of a batch of {self.rows}")
         if not 0 <= step < self.steps:
-            raise IndexError(
-                f"step {step} of {self.steps} ({self.epochs} epochs of {self.unique_tokens} tokens)"
-            )
-        position = step * self.rows
-        chunks = self.chunk_order(position + first, position + last)
+            raise IndexError(f"step {step} of {self.steps} ({self.epochs} epochs of {self.windows} windows)")
+        starts, lengths = self.order.pieces(step, first, last)
         tokens = np.empty((last - first, self.context + 1), dtype=self._stream.dtype)
-        starts = chunks * (self.context + 1)
-        self._stream.gather(starts, tokens)
+        self._stream.copy_pieces(starts, lengths, tokens.reshape(-1))
         # Checked here: on the device, an id beyond the embedding fails as an assertion that names no file.
         if tokens.size and int(tokens.max()) >= self.dataset.vocabulary:
-            row = int(np.argmax(tokens.max(axis=1)))
-            raise self._stream.invalid_id_error(int(starts[row]), tokens[row])
+            ends = np.cumsum(lengths)
+            piece = int(np.searchsorted(ends, np.argmax(tokens), side="right"))
+            start, length = int(starts[piece]), int(lengths[piece])
+            raise self._stream.invalid_id_error(start, self._stream.read(start, start + length))
         return tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
-
-    def chunk_order(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Chunk numbers at positions [start, stop) of the global order, int64."""
-        blocks = [
-            self._block(number)[max(start - number * BLOCK, 0) : stop - number * BLOCK]
-            for number in range(start // BLOCK, -(-stop // BLOCK))
-        ]
-        return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
-
-    def _permute_block(self, number: int) -> npt.NDArray[np.int64]:
-        end = min((number + 1) * BLOCK, self.chunks * self.epochs)
-        epochs, offsets = np.divmod(np.arange(number * BLOCK, end), self.chunks)
-        chunks = np.concatenate(
-            [self._epoch(int(epoch))(offsets[epochs == epoch]) for epoch in np.unique(epochs)]
-        )
-        return chunks if self._pool is None else self._pool(chunks)
-
-    def _epoch_order(self, epoch: int) -> Permutation:
-        return Permutation(self.chunks, f"steepen order {self.seed} {epoch}")
 
 
 def _require_positive(name: str, value: int) -> None:

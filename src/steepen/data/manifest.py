@@ -15,7 +15,8 @@ from steepen.utils.json_io import canonical_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-FORMAT = "steepen-data-1"
+FORMAT = "steepen-data-2"
+FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
 SPLITS = ("train", "val")
 
 
@@ -31,10 +32,11 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Totals of one split."""
+    """Totals of one split, and the hash of the file with its document ends."""
 
     documents: int
     tokens: int
+    documents_sha256: str
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class TokenizerRecord:
 class Manifest:
     """Everything known about a prepared directory.
 
-    `identity` covers what decides a batch: tokenizer, dtype, split and content of every shard. `source`,
-    `request` and `notes` record how the data was made.
+    `identity` covers what decides a batch: tokenizer, dtype, split and content of every shard, and where the
+    documents end. `source`, `request` and `notes` record how the data was made.
     """
 
     dtype: str
@@ -76,12 +78,13 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """Hex SHA-256 of tokenizer, dtype and shards in order; equal text gives equal identities."""
+        """Hex SHA-256 of tokenizer, dtype, shards and document ends; equal text gives equal identities."""
         content = {
             "format": FORMAT,
             "tokenizer": self.tokenizer.sha256,
             "dtype": self.dtype,
             "shards": [[shard.split, shard.tokens, shard.sha256] for shard in self.shards],
+            "documents": [[name, split.documents_sha256] for name, split in self.splits.items()],
         }
         return hashlib.sha256(canonical_json(content)).hexdigest()
 
@@ -104,6 +107,11 @@ class Manifest:
         path = directory / MANIFEST
         try:
             stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            if stored["format"] == FORMER_FORMAT:
+                raise SteepenError(
+                    f"{directory} was prepared by an older version of steepen; delete it and prepare it "
+                    f"again with `{_command(stored, directory)}`."
+                )
             if stored["format"] != FORMAT:
                 raise SteepenError(f"{path} has format {stored['format']!r}; this version reads {FORMAT!r}.")
             manifest = cls(
@@ -124,3 +132,16 @@ class Manifest:
                 f"{path} was altered: its identity does not match its records; prepare it again."
             )
         return manifest
+
+
+def _command(stored: dict[str, Any], directory: Path) -> str:
+    """The command that prepares the source of a manifest again."""
+    source, request = stored["source"], stored["request"]
+    name = str(source["name"])
+    words = ["steepen data prepare", "SOURCE" if "…" in name else name, f"--out {directory}"]
+    for option, default in (("tokenizer", "gpt2"), ("val_tokens", None), ("max_tokens", None)):
+        if request.get(option, default) != default:
+            words.append(f"--{option.replace('_', '-')} {request[option]}")
+    if "validation" in source:
+        words.append(f"--val-source {source['validation']['name']}")
+    return " ".join(words)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from steepen.data.shards import choose_dtype
+from steepen.data.sources.hub import paper_corpus
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.source import SourceFunction
 from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
@@ -17,7 +18,9 @@ from steepen.errors import UsageError
 class PrepareRequest:
     """A source and the options that decide its shards.
 
-    Equal requests on equal sources give equal bytes, whatever the number of threads.
+    Equal requests on equal sources give equal bytes, whatever the number of threads. The paper's corpora
+    (fineweb:paper, fineweb-edu:paper) bring their own validation source, sizes and de-duplication, where the
+    request names none.
     """
 
     source: tuple[str | SourceFunction, ...]  # names, or one function that returns documents
@@ -25,6 +28,8 @@ class PrepareRequest:
     tokenizer: str = "gpt2"
     val_tokens: int | None = None
     max_tokens: int | None = None
+    # Leave out training documents whose first so many tokens are those of a validation document.
+    dedup_tokens: int | None = None
     read_options: ReadOptions = field(default_factory=ReadOptions)
     dtype: str = "auto"
     shard_tokens: int = 100_000_000
@@ -34,15 +39,28 @@ class PrepareRequest:
         for name in ("source", "val_source"):
             if isinstance(getattr(self, name), str) or callable(getattr(self, name)):
                 object.__setattr__(self, name, (getattr(self, name),))
+        corpus = paper_corpus(self.source[0]) if self.source else None
+        if corpus is not None:
+            for name, value in (
+                ("val_source", (f"{self.source[0]}-validation",)),
+                ("val_tokens", corpus.validation_tokens),
+                ("max_tokens", corpus.train_tokens),
+                ("dedup_tokens", corpus.dedup_tokens),
+            ):
+                if getattr(self, name) in (None, ()):
+                    object.__setattr__(self, name, value)
         size = parse_tokenizer(self.tokenizer)
         choose_dtype(GPT2_SIZE if size is None else size, self.dtype)
         for name, value, minimum in (
             ("val_tokens", self.val_tokens, 0),
             ("max_tokens", self.max_tokens, 1),
             ("shard_tokens", self.shard_tokens, 1),
+            ("dedup_tokens", self.dedup_tokens, 1),
         ):
             if value is not None and value < minimum:
                 raise UsageError(f"{name} is {value}; it must be {minimum} or more.")
+        if self.dedup_tokens is not None and not self.val_source:
+            raise UsageError("dedup_tokens compares with the documents of a val_source; name one.")
 
     def options(self) -> dict[str, Any]:
         """The fields that decide the result beside the source, as the manifest stores them."""

@@ -26,12 +26,13 @@ class ShardWriter:
         self.shard_tokens = shard_tokens
         self.finished: list[ShardRecord] = []
         self.open_tokens = 0
+        self._finished_tokens = 0
         self._stream: BinaryIO | None = None
 
     @property
     def tokens(self) -> int:
         """Ids written so far."""
-        return sum(shard.tokens for shard in self.finished) + self.open_tokens
+        return self._finished_tokens + self.open_tokens
 
     def restore(self, finished: list[ShardRecord], open_tokens: int) -> None:
         """Restore a recorded state: truncate the open shard to its recorded length, delete later shards."""
@@ -39,6 +40,7 @@ class ShardWriter:
             Shard(self.directory / record.file, self.dtype, record.tokens, self.vocabulary).check()
         self.finished = list(finished)
         self.open_tokens = open_tokens
+        self._finished_tokens = sum(shard.tokens for shard in finished)
         for number, file in enumerate(sorted(self.directory.glob(f"{self.split}_*.bin"))):
             if number > len(finished) or (number == len(finished) and not open_tokens):
                 file.unlink()
@@ -79,6 +81,7 @@ class ShardWriter:
         self._stream.close()
         path = self._path()
         self.finished.append(ShardRecord(path.name, self.split, self.open_tokens, sha256_of_file(path)))
+        self._finished_tokens += self.open_tokens
         self._stream, self.open_tokens = None, 0
 
     def close(self) -> None:

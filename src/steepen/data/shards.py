@@ -123,11 +123,18 @@ class TokenStream:
         """The ids' dtype in the shards."""
         return self._arrays[0].dtype if self._arrays else np.dtype(np.uint16)
 
-    def gather(self, starts: npt.NDArray[np.int64], out: npt.NDArray[np.unsignedinteger]) -> None:
-        """Fill row i of `out`, (rows, length), with the ids from starts[i] on."""
-        length = out.shape[1]
+    def copy_pieces(
+        self,
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
+        out: npt.NDArray[np.unsignedinteger],
+    ) -> None:
+        """Fill the flat `out` with the ids [starts[i], starts[i] + lengths[i]) of each piece, in order."""
         shards = np.searchsorted(self._starts, starts, side="right") - 1
-        for row, (start, shard) in enumerate(zip(starts.tolist(), shards.tolist(), strict=True)):
+        filled = 0
+        for start, length, shard in zip(starts.tolist(), lengths.tolist(), shards.tolist(), strict=True):
             first = start - self._offsets[shard]
             ids = self._arrays[shard][first : first + length]
-            out[row] = ids if len(ids) == length else self.read(start, start + length)
+            end = filled + length
+            out[filled:end] = ids if len(ids) == length else self.read(start, start + length)
+            filled = end

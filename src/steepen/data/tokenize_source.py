@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from steepen.data.documents import DocumentEndsWriter, documents_file
 from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
 from steepen.data.parallel_tokenize import Unit, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
@@ -26,7 +27,7 @@ from steepen.data.sources.source import Source, document_hash
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import write_atomically
+from steepen.utils.files import sha256_of_file, write_atomically
 
 JOURNAL = "journal.json"
 VALIDATION_HASHES = "validation_documents.bin"
@@ -88,8 +89,11 @@ class TokenizationJob:
             self.val_tokens = sys.maxsize if request.val_tokens is None else request.val_tokens
             self.val_fraction = 0.0
         hashes = directory / VALIDATION_HASHES
-        self.split = ValidationSplit(hashes, self.val_tokens, self.val_fraction, state.validation_documents)
+        self.split = ValidationSplit(
+            hashes, self.val_tokens, self.val_fraction, state.validation_documents, request.dedup_tokens
+        )
         self.writers: dict[str, ShardWriter] = {}
+        self.ends: dict[str, DocumentEndsWriter] = {}
 
     def run(self) -> None:
         """Write shards, tokenizer and manifest into the working directory."""
@@ -103,11 +107,13 @@ class TokenizationJob:
                 finished = [ShardRecord(**shard) for shard in self.state.finished[name]]
                 writer.restore(finished, self.state.open_tokens[name])
                 self.writers[name] = writer
+                path = documents_file(self.directory, name)
+                self.ends[name] = DocumentEndsWriter(path, self.state.documents[name])
             self._tokenize(tokenizer)
             self._finish(tokenizer, dtype)
         finally:
             self.split.close()
-            for writer in self.writers.values():
+            for writer in (*self.writers.values(), *self.ends.values()):
                 writer.close()
 
     def _set_threshold(self) -> None:
@@ -154,34 +160,49 @@ class TokenizationJob:
                     break
         self.progress(PrepareProgress("training the tokenizer", total, total, 0, 0))
 
-    def _units(self, part: int, start: int) -> Iterator[Unit]:
-        for number in range(part, len(self.parts)):
+    def _units(self, part: int, start: int, stop: int | None = None) -> Iterator[Unit]:
+        """The documents from number `start` of a part on, up to part `stop`."""
+        for number in range(part, len(self.parts) if stop is None else stop):
             first = start if number == part else 0
             for unit, text in enumerate(self.parts[number].documents(first), start=first):
                 yield Unit(number, unit, text)
 
     def _tokenize(self, tokenizer: Tokenizer) -> None:
-        state, train, val = self.state, self.writers["train"], self.writers["val"]
-        end = np.array([tokenizer.end_of_text], dtype=np.uint32)
-        max_tokens = self.request.max_tokens
+        """Tokenize a separate validation source as far as it is needed, then the training source."""
+        state = self.state
+        if state.part < self.first_train_part:
+            self._tokenize_units(tokenizer, self.first_train_part, "val", self.val_tokens)
+            state.part, state.unit = self.first_train_part, 0
+            self._write_journal()
+        self._tokenize_units(tokenizer, len(self.parts), "train", self.request.max_tokens)
+
+    def _tokenize_units(self, tokenizer: Tokenizer, stop: int, split: str, enough: int | None) -> None:
+        """Tokenize from the journal's position up to part `stop`, or until a split has `enough` tokens."""
+        state, filled = self.state, self.writers[split]
+        beginning = np.array([tokenizer.end_of_text], dtype=np.uint32)
         next_journal = time.monotonic() + JOURNAL_SECONDS
-        if max_tokens is not None and train.tokens >= max_tokens:
+        if enough is not None and filled.tokens >= enough:
             return
-        for group in tokenize_in_order(tokenizer, self._units(state.part, state.unit), self.threads):
+        units = self._units(state.part, state.unit, stop)
+        for group in tokenize_in_order(tokenizer, units, self.threads):
             for unit in group:
                 state.part, state.unit = unit.part, unit.number + 1
                 state.characters += unit.characters
                 if unit.ids is None:
                     state.empty += 1
                     continue
-                split = self.split.assign(unit.hash, val.tokens, unit.part < self.first_train_part)
-                if split is None:
+                assigned = self.split.assign(
+                    unit.hash, unit.ids, self.writers["val"].tokens, unit.part < self.first_train_part
+                )
+                if assigned is None:
                     state.dropped += 1
                     continue
-                state.documents[split] += 1
-                self.writers[split].append(unit.ids)
-                self.writers[split].append(end)
-                if max_tokens is not None and train.tokens >= max_tokens:
+                state.documents[assigned] += 1
+                writer = self.writers[assigned]
+                writer.append(beginning)
+                writer.append(unit.ids)
+                self.ends[assigned].append(writer.tokens)
+                if enough is not None and filled.tokens >= enough:
                     return
             self._report("tokenizing")
             if time.monotonic() >= next_journal:
@@ -208,11 +229,13 @@ class TokenizationJob:
         for writer in self.writers.values():
             writer.finish_shard()
         self._write_journal()
+        hashes = {name: sha256_of_file(documents_file(self.directory, name)) for name in documents}
         manifest = Manifest(
             dtype=dtype,
             tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
             splits={
-                name: SplitRecord(documents[name], writer.tokens) for name, writer in self.writers.items()
+                name: SplitRecord(documents[name], writer.tokens, hashes[name])
+                for name, writer in self.writers.items()
             },
             shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),
             source=self.identity["source"],
@@ -233,7 +256,7 @@ class TokenizationJob:
         shutil.rmtree(self.directory / STAGING, ignore_errors=True)
 
     def _write_journal(self) -> None:
-        for writer in self.writers.values():
+        for writer in (*self.writers.values(), *self.ends.values()):
             writer.sync()
         self.split.sync()
         self.state.validation_documents = self.split.documents

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from steepen.data.sources.source import HASH_BYTES
 from steepen.errors import SteepenError
@@ -35,25 +39,30 @@ class ValidationSplit:
     """Assigns documents to splits; no text is ever in both, also where a source repeats it.
 
     A document whose hash is below the threshold goes to validation until `val_tokens` are reached. Later
-    copies of a validation document are dropped. The hashes chosen so far are stored in a file.
+    copies of a validation document are dropped; with `dedup_tokens`, also every training document that has
+    the first tokens of one. The hashes to compare with are stored in a file.
     """
 
-    def __init__(self, file: Path, val_tokens: int, fraction: float, documents: int = 0) -> None:
-        self.val_tokens = val_tokens
+    def __init__(
+        self,
+        file: Path,
+        val_tokens: int,
+        fraction: float,
+        documents: int = 0,
+        dedup_tokens: int | None = None,
+    ) -> None:
+        self.val_tokens, self.dedup_tokens = val_tokens, dedup_tokens
+        self.documents = documents  # validation documents so far
+        entry = HASH_BYTES if dedup_tokens is None else hashlib.sha1().digest_size
         self.threshold = int(fraction * 2 ** (8 * HASH_BYTES))  # hashes below it are eligible
         self._chosen: set[bytes] = set()
         self._stream = file.open("a+b")
-        if file.stat().st_size < documents * HASH_BYTES:
+        if file.stat().st_size < documents * entry:
             raise SteepenError(f"{file} is shorter than the journal says; use --restart to begin again.")
-        self._stream.truncate(documents * HASH_BYTES)
+        self._stream.truncate(documents * entry)
         self._stream.seek(0)
-        while digest := self._stream.read(HASH_BYTES):
+        while digest := self._stream.read(entry):
             self._chosen.add(digest)
-
-    @property
-    def documents(self) -> int:
-        """Number of validation documents so far."""
-        return len(self._chosen)
 
     def adjust_threshold(self, documents: Iterable[tuple[bytes, int]], max_bytes: int) -> bool:
         """Change the threshold if the hashes would leave one split without a document.
@@ -89,16 +98,27 @@ class ValidationSplit:
                     break
         return True
 
-    def assign(self, digest: bytes, val_tokens: int, validation_only: bool = False) -> str | None:
+    def assign(
+        self,
+        digest: bytes,
+        ids: npt.NDArray[np.uint32],
+        val_tokens: int,
+        validation_only: bool = False,
+    ) -> str | None:
         """The split of a document, given the validation tokens so far; None if it must be dropped.
 
-        `validation_only` marks a document of a separate validation source.
+        `digest` is the document's content hash, `ids` its tokens. `validation_only` marks a document of a
+        separate validation source, where repeated ones are kept too.
         """
-        if digest in self._chosen or (validation_only and val_tokens >= self.val_tokens):
+        key = digest
+        if self.dedup_tokens is not None:
+            key = hashlib.sha1(ids[: self.dedup_tokens].astype("<u4").tobytes()).digest()
+        if not validation_only and key in self._chosen:
             return None
         if validation_only or (val_tokens < self.val_tokens and self.is_eligible(digest)):
-            self._chosen.add(digest)
-            self._stream.write(digest)
+            self._chosen.add(key)
+            self._stream.write(key)
+            self.documents += 1
             return "val"
         return "train"
 

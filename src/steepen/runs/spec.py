@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,6 +36,9 @@ SPEC_VERSION = 3  # part of every hash
 # Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs,
 # except for the LM head's wgrad.
 Precision = Literal["fp32", "bf16", "fp8"]
+Pool = Literal["prefix", "sample"]
+Windows = Literal["recut", "fixed"]
+PREFIX_FACTOR = Fraction(101, 100)  # tokens of the default pool over tokens of the run
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,33 @@ class DataConfig:
     """Training data by content hash, not by path: a spec means the same tokens on every machine."""
 
     identity: str  # content hash of the prepared data set
-    pool_tokens: int | None = None  # use only this many unique tokens; None uses all
+    pool_tokens: int | None = None  # unique tokens to use; None: what the run needs (prefix), or all (sample)
     epochs: int = 1  # max passes over the data, or over the pool
+    pool: Pool = "prefix"  # the data's first tokens, or a pseudo-random sample of it
+    windows: Windows = "recut"  # documents shuffled and cut anew every epoch, or windows cut once
 
     def __post_init__(self) -> None:
         require(
             bool(self.identity), "data", "identity", self.identity, "the content hash of a prepared data set"
         )
         good = self.pool_tokens is None or self.pool_tokens >= 1
-        require(good, "data", "pool_tokens", self.pool_tokens, "a positive count, or null for the whole set")
+        require(good, "data", "pool_tokens", self.pool_tokens, "a positive count, or null")
         require_positive(self, ("epochs",))
+        require(self.pool in get_args(Pool), "data", "pool", self.pool, " or ".join(get_args(Pool)))
+        known = self.windows in get_args(Windows)
+        require(known, "data", "windows", self.windows, " or ".join(get_args(Windows)))
+
+    def steps_per_epoch(self, train_tokens: int, context: int, batch_tokens: int) -> int:
+        """Batches in one epoch of data of `train_tokens` tokens, or of the pool where its size is given."""
+        tokens = train_tokens if self.pool_tokens is None else self.pool_tokens
+        return tokens // (context + 1) // (batch_tokens // context)
+
+    def max_steps(self, train_tokens: int, context: int, batch_tokens: int) -> int:
+        """Batches in all epochs; batches of fixed windows may span two epochs, so there may be a few more."""
+        if self.windows == "recut":
+            return self.epochs * self.steps_per_epoch(train_tokens, context, batch_tokens)
+        tokens = train_tokens if self.pool_tokens is None else self.pool_tokens
+        return tokens // (context + 1) * self.epochs // (batch_tokens // context)
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,17 @@ class RunSpec:
     def tokens(self) -> int:
         """Tokens the run trains on."""
         return self.steps * self.batch_tokens
+
+    def pool_size(self, train_tokens: int) -> int | None:
+        """Unique tokens the run uses of data of `train_tokens` tokens; None is all of them.
+
+        Where the spec names no number, a prefix has 1.01 times the run's tokens, as in the authors' code, and
+        at least its windows of context+1 tokens: smaller runs see a prefix of what larger ones see.
+        """
+        if self.data.pool_tokens is not None or self.data.pool == "sample":
+            return self.data.pool_tokens
+        windows = self.steps * self.batch_sequences * (self.shape.context + 1)
+        return min(train_tokens, max(math.ceil(PREFIX_FACTOR * self.tokens), windows))
 
     @functools.cached_property
     def hash(self) -> str:

@@ -115,25 +115,28 @@ class StudyContext:
         epochs: int | None = None,
     ) -> RunSpec:
         """The spec of a planned run; raises UsageError if the data has too few tokens."""
-        length = self.preset.context  # tokens in a sequence
-        unique = (self.data.train_tokens if pool_tokens is None else pool_tokens) // (length + 1) * length
         if pool_tokens is not None and pool_tokens > self.data.train_tokens:
             raise UsageError(
                 f"a pool of {pool_tokens:,} tokens is more than the {self.data.train_tokens:,} there are; "
                 "prepare more data, or choose a smaller preset."
             )
         times = self.epochs if epochs is None else epochs
-        if rung.tokens > unique * times:
+        data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times)
+        sizes = (self.data.train_tokens, self.preset.context, rung.batch_tokens)
+        steps = data.steps_per_epoch(*sizes)
+        if rung.steps > data.max_steps(*sizes):
+            repeat = f", or repeat it with --epochs {-(-rung.steps // steps)}" if steps else ""
             raise UsageError(
                 f"{rung.arm.name} at depth {rung.shape.depth} needs {rung.tokens:,} tokens and the data has "
-                f"{unique:,}; prepare more (`steepen data prepare`), leave out the largest rungs (--rungs), "
-                f"or repeat it with --epochs {-(-rung.tokens // unique)}."
+                f"{steps * rung.batch_tokens:,}; prepare more (`steepen data prepare`), leave out the "
+                f"largest rungs (--rungs){repeat}."
             )
         # Runs that need no repeats say so: they are the same runs whatever the context would allow.
-        times = 1 if rung.tokens <= unique and epochs is None else times
+        if rung.steps <= steps and epochs is None:
+            data = replace(data, epochs=1)
         return RunSpec.of(
             rung,
-            DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times),
+            data,
             seed=self.seed if seed is None else seed,
             optimizer=optimizer or OptimizerConfig(),
             lr_schedule=self.preset.lr_schedule,
@@ -145,7 +148,10 @@ class StudyContext:
     def validation_tokens(self) -> int:
         """The preset's, or what the data set aside where that is less, in whole sequences."""
         return whole_validation_tokens(
-            self.preset.validation_tokens, self.data.validation_tokens, self.preset.context
+            self.preset.validation_tokens,
+            self.data.validation_tokens,
+            self.preset.context,
+            self.preset.batch_tokens,
         )
 
     def base_rung(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
@@ -156,9 +162,13 @@ class StudyContext:
         return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
 
 
-def whole_validation_tokens(wanted: int, available: int, context: int) -> int:
-    """`wanted` validation tokens, or those available where fewer, in whole sequences (at least one)."""
-    return max(context, min(wanted // context * context, available // (context + 1) * context))
+def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:
+    """`wanted` validation tokens, or those of `available` where fewer, in whole training batches.
+
+    Where they do not fill one batch, in whole windows of context+1 tokens, at least one.
+    """
+    tokens = min(wanted // context, available // (context + 1)) * context
+    return max(context, tokens // batch_tokens * batch_tokens or tokens)
 
 
 def starting_arm(arm: Arm) -> Arm:

@@ -15,7 +15,7 @@ from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vanilla
 from steepen.recipe.recipe import Recipe
-from steepen.runs.spec import RunSpec
+from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import StudyContext, loss_or_inf
 from steepen.studies.design.pass_families import (
@@ -123,12 +123,12 @@ def _regime(epochs: int) -> str:
 def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
     preset = context.preset
     pool = None if epochs == 1 else preset.base_tokens // epochs
-    tokens = float(preset.base_tokens)
-    if pool is not None:  # whole chunks and whole steps of what the pool gives
-        unique = pool // (preset.context + 1) * preset.context
-        tokens = min(tokens, unique * epochs) // preset.batch_tokens * preset.batch_tokens
+    tokens = preset.base_tokens
+    if pool is not None:  # whole batches in every epoch of the pool
+        data = DataConfig(context.data.identity, pool_tokens=pool, epochs=epochs)
+        tokens = preset.batch_tokens * data.max_steps(pool, preset.context, preset.batch_tokens)
     recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
-    rung = recipe.at_budget(arm, depth, context.size_rule, tokens=max(tokens, preset.batch_tokens))
+    rung = recipe.at_budget(arm, depth, context.size_rule, tokens=float(max(tokens, preset.batch_tokens)))
     return context.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
 
 

@@ -475,7 +475,9 @@ def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, Validati
         shape.context,
         spec.batch_tokens,
         spec.seed,
-        pool_tokens=data.pool_tokens,
+        pool_tokens=spec.pool_size(len(dataset.tokens("train"))),
+        pool=data.pool,
+        windows=data.windows,
         epochs=data.epochs,
     )
     batches.require_steps(spec.steps)

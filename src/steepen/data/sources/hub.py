@@ -2,6 +2,7 @@
 
 The first listing pins a commit of the repository, so that a preparation that runs for days, or is resumed
 next week, reads the files it began with. Each file is downloaded, read and deleted before the next.
+`paper` and `paper-validation` are the files and commits that the paper's authors used.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ REPOSITORIES = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceF
 DEFAULT_CONFIG = "sample-10BT"
 SAMPLES = ("sample-10BT", "sample-100BT", "sample-350BT")
 LISTING_FILE = "listing.json"
+PAPER, PAPER_VALIDATION = "paper", "paper-validation"
 ATTEMPTS = 6
 FIRST_RETRY_SECONDS = 1.0  # before the second attempt; doubled after every failure
 TEXT_BYTES_PER_PARQUET_BYTE = 1.6  # of these datasets, for the progress bar
@@ -34,6 +36,49 @@ TEXT_BYTES_PER_PARQUET_BYTE = 1.6  # of these datasets, for the progress bar
 LOCAL_ERRNOS = {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """The Parquet files [first:last] of one folder of a repository, in the order of their names."""
+
+    folder: str
+    revision: str | None = None  # None: the newest commit
+    first: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class PaperCorpus:
+    """The data that the paper's authors trained and validated on."""
+
+    train: HubFiles
+    validation: HubFiles
+    train_tokens: int
+    validation_tokens: int = 10_000_000
+    dedup_tokens: int = 64  # of a document's beginning, compared with those of the validation documents
+
+
+FINEWEB_REVISION = "9bb295ddab0e05d785b879661af7260fed5140fc"
+FINEWEB_EDU_REVISION = "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"
+PAPER_CORPORA = {
+    "fineweb": PaperCorpus(
+        train=HubFiles("sample/100BT", FINEWEB_REVISION),
+        validation=HubFiles("sample/10BT", FINEWEB_REVISION),
+        train_tokens=30_000_000_000,
+    ),
+    "fineweb-edu": PaperCorpus(
+        train=HubFiles("sample/100BT", FINEWEB_EDU_REVISION, first=1),
+        validation=HubFiles("sample/100BT", FINEWEB_EDU_REVISION, last=1),
+        train_tokens=40_000_000_000,
+    ),
+}
+
+
+def paper_corpus(source: object) -> PaperCorpus | None:
+    """The paper's corpus that a source such as fineweb:paper names, or None."""
+    name, _, config = source.partition(":") if isinstance(source, str) else ("", "", "")
+    return PAPER_CORPORA.get(name) if config == PAPER else None
 
 
 @dataclass(frozen=True)
@@ -60,12 +105,11 @@ def hub_source(
     `endpoint` is another Hub's URL, or a directory laid out as OWNER/NAME/FOLDER; None is huggingface.co.
     """
     config = config or DEFAULT_CONFIG
-    folder = repository_folder(name, config)
+    files, repository = hub_files(name, config), REPOSITORIES[name]
     if endpoint is not None and "://" not in endpoint:
-        listing, parts, size = _local_mirror(Path(endpoint), REPOSITORIES[name], folder, options)
+        listing, parts, size = _local_mirror(Path(endpoint), repository, files, options)
     else:
-        repository = REPOSITORIES[name]
-        listing = _pinned_listing(staging, repository, folder) or _list_files(endpoint, repository, folder)
+        listing = _pinned_listing(staging, repository, files) or _list_files(endpoint, repository, files)
         download = _Downloader(listing, endpoint, staging, log)
         parts = [Part(path, partial(download.documents, path, options)) for path, _ in listing.files]
         size = int(TEXT_BYTES_PER_PARQUET_BYTE * sum(size for _, size in listing.files))
@@ -81,65 +125,78 @@ def hub_source(
     return Source(description, size, parts)
 
 
-def repository_folder(name: str, config: str) -> str:
-    """The folder of the repository that holds a config."""
+def hub_files(name: str, config: str) -> HubFiles:
+    """The files of the repository that CONFIG[@REVISION] names."""
+    config, at, revision = config.partition("@")
+    if at and not revision:
+        raise UsageError(f"no revision after @ in {name}:{config}@; name a commit, a tag or a branch.")
+    if config in (PAPER, PAPER_VALIDATION):
+        if revision:
+            raise UsageError(f"{name}:{config} has its own revision; leave out @{revision}.")
+        corpus = PAPER_CORPORA[name]
+        return corpus.train if config == PAPER else corpus.validation
     if config in SAMPLES:
-        return config.replace("-", "/", 1)
+        return HubFiles(config.replace("-", "/", 1), revision or None)
     if config == "default":
-        return "data"
+        return HubFiles("data", revision or None)
     if config.startswith("CC-MAIN-"):
-        return f"data/{config}"
+        return HubFiles(f"data/{config}", revision or None)
     raise UsageError(
-        f"unknown config {config!r} of {name}; accepted are {', '.join(SAMPLES)}, default (all of it), "
-        "and one crawl such as CC-MAIN-2024-10."
+        f"unknown config {config!r} of {name}; accepted are {', '.join(SAMPLES)}, paper, default (all of "
+        "it), and one crawl such as CC-MAIN-2024-10."
     )
 
 
 def _local_mirror(
-    root: Path, repository: str, folder: str, options: ReadOptions
+    root: Path, repository: str, files: HubFiles, options: ReadOptions
 ) -> tuple[HubListing, list[Part], int]:
     top = root / repository
-    files = sorted((top / folder).rglob("*.parquet"), key=lambda file: file.as_posix())
-    if not files:
+    found = sorted((top / files.folder).rglob("*.parquet"), key=lambda file: file.as_posix())
+    chosen = found[files.first : files.last]
+    if not chosen:
         raise UsageError(
-            f"no Parquet file under {top / folder}; --hub takes a directory laid out like the Hub."
+            f"no Parquet file{_which(files)} under {top / files.folder}; --hub takes a directory laid out "
+            "like the Hub."
         )
-    listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in files)
-    parts = [Part(file.name, partial(read_documents, file, options)) for file in files]
-    size = sum(estimate_text_bytes(file, options) for file in files)
-    return HubListing(repository, folder, None, listed), parts, size
+    listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in chosen)
+    parts = [Part(file.name, partial(read_documents, file, options)) for file in chosen]
+    size = sum(estimate_text_bytes(file, options) for file in chosen)
+    return HubListing(repository, files.folder, None, listed), parts, size
 
 
-def _pinned_listing(staging: Path, repository: str, folder: str) -> HubListing | None:
+def _which(files: HubFiles) -> str:
+    return f" after the first {files.first}" if files.first else ""
+
+
+def _pinned_listing(staging: Path, repository: str, files: HubFiles) -> HubListing | None:
     """The listing that an unfinished preparation began with."""
     path = staging / LISTING_FILE
     if not path.is_file():
         return None
     stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
-    files = tuple((str(name), int(size)) for name, size in stored.pop("files"))
-    listing = HubListing(files=files, **stored)
-    return listing if (listing.repository, listing.folder) == (repository, folder) else None
+    listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
+    listing = HubListing(files=listed, **stored)
+    same = (listing.repository, listing.folder) == (repository, files.folder)
+    return listing if same else None
 
 
-def _list_files(endpoint: str | None, repository: str, folder: str) -> HubListing:
+def _list_files(endpoint: str | None, repository: str, files: HubFiles) -> HubListing:
     def request() -> HubListing:
         from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile
 
         api = HfApi(endpoint=endpoint)
-        revision = api.repo_info(repository, repo_type="dataset").sha
-        tree = api.list_repo_tree(repository, folder, recursive=True, revision=revision, repo_type="dataset")
-        files = [(item.path, item.size) for item in tree if isinstance(item, RepoFile)]
-        return HubListing(
-            repository,
-            folder,
-            revision,
-            tuple(sorted(file for file in files if file[0].endswith(".parquet"))),
+        revision = api.repo_info(repository, repo_type="dataset", revision=files.revision).sha
+        tree = api.list_repo_tree(
+            repository, files.folder, recursive=True, revision=revision, repo_type="dataset"
         )
+        found = [(item.path, item.size) for item in tree if isinstance(item, RepoFile)]
+        parquet = sorted(file for file in found if file[0].endswith(".parquet"))
+        return HubListing(repository, files.folder, revision, tuple(parquet[files.first : files.last]))
 
-    listing = _with_retries(f"list {repository}/{folder}", request)
+    listing = _with_retries(f"list {repository}/{files.folder}", request)
     if not listing.files:
-        raise SteepenError(f"the Hub lists no Parquet file in {repository}/{folder}.")
+        raise SteepenError(f"the Hub lists no Parquet file{_which(files)} in {repository}/{files.folder}.")
     return listing
 
 

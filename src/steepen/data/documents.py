@@ -1,0 +1,68 @@
+"""Where the documents of a split end in its token stream: 8 bytes a document, in a file beside the shards.
+
+documents_SPLIT.bin holds one little-endian int64 per document, the position after its last token; document i
+is the tokens [ends[i-1], ends[i]) of the split, with ends[-1] = 0. Its first token is <|endoftext|>.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.errors import SteepenError
+
+ENTRY = np.dtype("<i8")
+
+
+def documents_file(directory: Path, split: str) -> Path:
+    """The file with the document ends of one split."""
+    return directory / f"documents_{split}.bin"
+
+
+class DocumentEndsWriter:
+    """Appends the end of each document; can be restored to any number of documents a journal recorded."""
+
+    def __init__(self, path: Path, documents: int = 0) -> None:
+        size = documents * ENTRY.itemsize
+        self._stream = path.open("ab")
+        if path.stat().st_size < size:
+            self._stream.close()
+            raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
+        self._stream.truncate(size)
+
+    def append(self, end: int) -> None:
+        """Add a document that ends at position `end` of the split."""
+        self._stream.write(end.to_bytes(ENTRY.itemsize, "little"))
+
+    def sync(self) -> None:
+        """Flush to the disk; called before a journal records the number of documents."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def check_document_ends(path: Path, documents: int) -> None:
+    """Compare the file's size with the manifest."""
+    expected = documents * ENTRY.itemsize
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
+    if size != expected:
+        raise SteepenError(
+            f"{path} has {size:,} bytes where the manifest says {expected:,}; "
+            "restore it or prepare the data again."
+        )
+
+
+def read_document_ends(path: Path, documents: int) -> npt.NDArray[np.int64]:
+    """The ends of all documents, memory-mapped read-only, int64."""
+    if not documents:
+        return np.zeros(0, np.int64)
+    return np.asarray(np.memmap(path, ENTRY, mode="r", shape=(documents,)))

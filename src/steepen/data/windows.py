@@ -1,0 +1,232 @@
+"""Which tokens each training window has: documents shuffled and cut anew every epoch, or fixed windows.
+
+A window is context+1 consecutive tokens: context inputs and, shifted by one, as many targets. Both orders
+answer the same question, the pieces of the token stream that make up some windows of a step, and depend on
+nothing but the data, the seed and the step. A pool restricts them to a part of the data.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from steepen.data.permutation import Permutation
+from steepen.errors import UsageError
+
+# prefix: the first tokens of the data; sample: a pseudo-random part that is the same for every seed.
+# In both, a smaller pool is part of a larger one.
+Pool = Literal["prefix", "sample"]
+Windows = Literal["recut", "fixed"]
+
+BLOCK = 8192  # windows permuted at a time: large enough to make numpy's call overhead negligible
+DOCUMENT_BLOCK = 1 << 20  # documents permuted at a time: bounds the temporary memory
+
+Int64s = npt.NDArray[np.int64]
+
+
+class WindowOrder(Protocol):
+    """The order of windows over all epochs; windows are counted in batches of `rows`."""
+
+    @property
+    def windows(self) -> int:
+        """Windows in one epoch."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Full batches in all epochs."""
+        ...
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step's first window, counted from 0."""
+        ...
+
+    def pieces(self, step: int, first: int, last: int) -> tuple[Int64s, Int64s]:
+        """(positions in the stream, lengths) of the pieces that make up windows [first, last) of a step."""
+        ...
+
+
+class RecutWindows:
+    """Every epoch shuffles the pool's documents, joins them, cuts windows and shuffles the windows.
+
+    So windows differ between epochs. The windows after the last full batch of an epoch are left out, and no
+    batch spans two epochs. An epoch's order takes 16 bytes a document while it is in use: the position of
+    each document in the stream and its end among the shuffled ones.
+    """
+
+    def __init__(
+        self,
+        ends: Int64s,
+        length: int,
+        rows: int,
+        *,
+        seed: int,
+        epochs: int,
+        pool: Pool,
+        pool_tokens: int | None,
+    ) -> None:
+        self._ends, self._length, self._rows = ends, length, rows
+        self._seed, self._epochs = seed, epochs
+        total = int(ends[-1]) if len(ends) else 0
+        self.tokens = total if pool_tokens is None else pool_tokens
+        self._numbers: Int64s | None = None  # of the pool's documents; None is the first `_documents`
+        self._documents = len(ends)
+        if pool_tokens is not None and pool == "prefix":
+            self._documents = int(np.searchsorted(ends, pool_tokens, side="left")) + 1
+        elif pool_tokens is not None:
+            self._numbers = _sample_documents(ends, pool_tokens)
+            self._documents = len(self._numbers)
+        # The pool may end inside its last document: that many tokens of it are left out.
+        self._surplus = 0 if pool_tokens is None else self._documents_tokens() - self.tokens
+        self.windows = self.tokens // length
+        self.steps_per_epoch = self.windows // rows
+        self._current: tuple[int, Int64s, Int64s, Permutation] | None = None
+
+    @property
+    def steps(self) -> int:
+        """Full batches in all epochs."""
+        return self.steps_per_epoch * self._epochs
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step, counted from 0."""
+        return step // self.steps_per_epoch
+
+    def pieces(self, step: int, first: int, last: int) -> tuple[Int64s, Int64s]:
+        """(positions in the stream, lengths) of the pieces that make up windows [first, last) of a step."""
+        epoch, offset = divmod(step, self.steps_per_epoch)
+        positions, ends, order = self._epoch(epoch)
+        rows = np.arange(offset * self._rows + first, offset * self._rows + last)
+        starts = order(rows) * self._length
+        # Window i has the shuffled documents [first_document[i], last_document[i]].
+        first_document = np.searchsorted(ends, starts, side="right")
+        last_document = np.searchsorted(ends, starts + self._length, side="left")
+        counts = last_document - first_document + 1
+        window = np.repeat(np.arange(len(rows)), counts)
+        document = np.arange(len(window)) - np.repeat(np.cumsum(counts) - counts - first_document, counts)
+        begins = np.where(document > 0, ends[document - 1], 0)
+        piece_starts = np.maximum(begins, starts[window])
+        piece_ends = np.minimum(ends[document], starts[window] + self._length)
+        return positions[document] + piece_starts - begins, piece_ends - piece_starts
+
+    def _epoch(self, epoch: int) -> tuple[Int64s, Int64s, Permutation]:
+        current = self._current
+        if current is None or current[0] != epoch:
+            current = self._current = None  # frees the previous epoch's order before the next is made
+            order = Permutation(self._documents, f"steepen documents {self._seed} {epoch}")
+            positions = np.empty(self._documents, np.int64)
+            ends = np.empty(self._documents, np.int64)
+            for start in range(0, self._documents, DOCUMENT_BLOCK):
+                block = slice(start, min(start + DOCUMENT_BLOCK, self._documents))
+                places = order(np.arange(block.start, block.stop))
+                positions[block] = self._positions(places)
+                ends[block] = self._lengths(places)
+                if self._surplus:
+                    ends[block] -= self._surplus * (places == self._documents - 1)
+            np.cumsum(ends, out=ends)
+            windows = Permutation(self.windows, f"steepen windows {self._seed} {epoch}")
+            current = self._current = (epoch, positions, ends, windows)
+        return current[1:]
+
+    def _documents_tokens(self) -> int:
+        """Tokens of the pool's documents, the last one in full."""
+        if self._numbers is None:
+            return int(self._ends[self._documents - 1])
+        return int(self._lengths(np.arange(self._documents)).sum())
+
+    def _positions(self, places: Int64s) -> Int64s:
+        """Where the documents at some places of the pool begin in the stream."""
+        numbers = places if self._numbers is None else self._numbers[places]
+        return np.where(numbers > 0, self._ends[numbers - 1], 0)
+
+    def _lengths(self, places: Int64s) -> Int64s:
+        """Tokens of the documents at some places of the pool."""
+        numbers = places if self._numbers is None else self._numbers[places]
+        return self._ends[numbers] - self._positions(places)
+
+
+def _sample_documents(ends: Int64s, tokens: int) -> Int64s:
+    """The documents of a pseudo-random order, as many as give `tokens` tokens; the same for every seed."""
+    order = Permutation(len(ends), f"steepen pool {len(ends)}")
+    found: list[Int64s] = []
+    for start in range(0, len(ends), DOCUMENT_BLOCK):
+        numbers = order(np.arange(start, min(start + DOCUMENT_BLOCK, len(ends))))
+        lengths = ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0)
+        total = np.cumsum(lengths)
+        if tokens <= total[-1]:
+            found.append(numbers[: int(np.searchsorted(total, tokens, side="left")) + 1])
+            break
+        tokens -= int(total[-1])
+        found.append(numbers)
+    return np.concatenate(found)
+
+
+class FixedWindows:
+    """The stream is cut into windows once; every epoch visits each window once, in an order of its own.
+
+    Row r of step s is item s·rows + r of the joined epochs: a batch may span two epochs, and no window of
+    the pool is left out. A sampled pool is a sample of windows. Nothing is kept in memory.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        length: int,
+        rows: int,
+        *,
+        seed: int,
+        epochs: int,
+        pool: Pool,
+        pool_tokens: int | None,
+    ) -> None:
+        self._length, self._rows, self._seed, self._epochs = length, rows, seed, epochs
+        data_windows = tokens // length
+        self.windows = data_windows if pool_tokens is None else pool_tokens // length
+        self._pool: Permutation | None = None
+        if pool == "sample" and pool_tokens is not None and data_windows:
+            self._pool = Permutation(data_windows, f"steepen pool {data_windows}")
+        # Cached per instance; a batch usually spans one or two blocks.
+        self._block = lru_cache(maxsize=4)(self._permute_block)
+        self._epoch = lru_cache(maxsize=4)(self._epoch_order)
+
+    @property
+    def steps(self) -> int:
+        """Full batches in all epochs."""
+        return self.windows * self._epochs // self._rows
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step's first window, counted from 0."""
+        return step * self._rows // self.windows
+
+    def pieces(self, step: int, first: int, last: int) -> tuple[Int64s, Int64s]:
+        """(positions in the stream, lengths) of windows [first, last) of a step: one piece each."""
+        position = step * self._rows
+        starts = self.order(position + first, position + last) * self._length
+        return starts, np.full(len(starts), self._length)
+
+    def order(self, start: int, stop: int) -> Int64s:
+        """Window numbers at positions [start, stop) of the joined epochs."""
+        blocks = [
+            self._block(number)[max(start - number * BLOCK, 0) : stop - number * BLOCK]
+            for number in range(start // BLOCK, -(-stop // BLOCK))
+        ]
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+
+    def _permute_block(self, number: int) -> Int64s:
+        end = min((number + 1) * BLOCK, self.windows * self._epochs)
+        epochs, offsets = np.divmod(np.arange(number * BLOCK, end), self.windows)
+        windows = np.concatenate(
+            [self._epoch(int(epoch))(offsets[epochs == epoch]) for epoch in np.unique(epochs)]
+        )
+        return windows if self._pool is None else self._pool(windows)
+
+    def _epoch_order(self, epoch: int) -> Permutation:
+        return Permutation(self.windows, f"steepen order {self._seed} {epoch}")
+
+
+def require_name(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the accepted names."""
+    if value not in accepted:
+        raise UsageError(f"{name} is {value!r}; accepted are {', '.join(accepted)}.")
