@@ -193,7 +193,7 @@ class FusedStep:
         batch: int,
         lr: float,
         cuda_graphs: bool,
-        optimizer_name: str = "muon",
+        optimizer_name: str = "authors",
     ) -> None:
         hyperparameters = replace(
             recipe_of(network.arm).base,
@@ -378,7 +378,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=50_304)
     parser.add_argument("--rows", type=int, default=32, help="micro-batch, in sequences")
     parser.add_argument("--batch-tokens", type=int, default=524_288)
-    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="muon")
+    parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="authors")
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument(
         "--weights", choices=["random", "initial"], default="random", help="initial: head and outputs zero"
