@@ -95,7 +95,7 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     driver = Formula(separable)
     driver.answer(chain_tuning(paper, arms=["operator-1"]))
     assert [len(batch) for batch in driver.batches[:10]] == [*[8] * 9, 9]
-    assert {spec.tokens for spec in driver.specs} == {round(1e9 / 524_288) * 524_288}
+    assert {spec.tokens for spec in driver.specs} == {1900 * 524_288}
     assert {spec.shape.depth for spec in driver.specs} == {8}
 
 
@@ -324,7 +324,7 @@ def whole_surface(context: StudyContext):
         value = math.log(separable(spec)) - 0.01 * (math.log2(h.learning_rate / 0.04)) ** 2 / 3.3
         value += 0.01 * math.log(h.learning_rate / (0.04 * size**-0.63)) ** 2
         value += (
-            0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 999_817_216 else 0.0
+            0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 1900 * 524_288 else 0.0
         )
         value += 0.03 * (growth_fraction_of(spec) - 0.271) ** 2
         return math.exp(value)

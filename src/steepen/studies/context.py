@@ -159,7 +159,7 @@ class StudyContext:
         changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
         if "learning_rate" in changes:
             changed = replace(changed, learning_rate_base=None)
-        return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.base_tokens)
+        return changed.at_budget(arm, self.preset.base_depth, self.size_rule, tokens=self.preset.fixed_tokens)
 
 
 def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from steepen.model.arms import find_arm
 from steepen.recipe.hyperparameters import full_name
 from steepen.utils.validate import require, require_positive
 
@@ -122,13 +123,20 @@ class ChainGrid:
 
 @dataclass(frozen=True)
 class TppGrid:
-    """Budgets by the depth that would cost as much at `reference_tpp`; sizes around each."""
+    """Budgets by the depth that would cost as much at `reference_tpp`; sizes around each.
+
+    `budget_arm` is the arm whose cost that is, the same for all arms (Vanilla's in the paper); None takes
+    each arm's own.
+    """
 
     budgets: tuple[int, ...] = (8, 9, 10, 11, 12)
     reference_tpp: float = 7.0
     offsets: tuple[int, ...] = (-2, -1, 0, 1, 2)
+    budget_arm: str | None = "vanilla"
 
     def __post_init__(self) -> None:
+        if self.budget_arm is not None:
+            find_arm(self.budget_arm)
         require_depths(self, "budgets")
         require_numbers(self, "offsets", -64, 64, 3)
         require(self.reference_tpp > 0, "TppGrid", "reference_tpp", self.reference_tpp, "positive")

@@ -54,7 +54,7 @@ class RecipeOverride:
 
     def __post_init__(self) -> None:
         if self.arm != ALL_ARMS:
-            find_arm(self.arm)
+            object.__setattr__(self, "arm", find_arm(self.arm).name)  # one of its names
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with these values put in."""
@@ -83,7 +83,7 @@ class ArmRungs:
     depths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        find_arm(self.arm)
+        object.__setattr__(self, "arm", find_arm(self.arm).name)
         require_depths(self, "depths")
 
 
@@ -105,6 +105,7 @@ class Preset:
     rungs: tuple[int, ...]
     arms: tuple[str, ...]
     grids: Grids
+    base_steps: int | None = None  # exact length of those runs; None: base_tokens, rounded to steps
     max_tokens: int | None = None  # of the source
     suggested_data: tuple[str, ...] = ()  # sources large enough, where `source` is None
     seeds: tuple[int, ...] = (0,)
@@ -118,6 +119,10 @@ class Preset:
 
     def __post_init__(self) -> None:
         require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
+        require(
+            self.base_steps is None or self.base_steps >= 1, "Preset", "base_steps", self.base_steps,
+            "a positive number of steps, or null",
+        )  # fmt: skip
         self.size_rule(128)  # refuses a bad aspect, head or context
         require(
             self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,
@@ -129,6 +134,11 @@ class Preset:
         require(min(self.seeds) >= 0, "Preset", "seeds", self.seeds, "zero or positive")
         for arm in (*self.arms, self.reference):
             find_arm(arm)
+
+    @property
+    def fixed_tokens(self) -> int:
+        """Tokens of stage 1 and of the fixed-token sweeps."""
+        return self.base_tokens if self.base_steps is None else self.base_steps * self.batch_tokens
 
     def size_rule(self, vocabulary: int) -> SizeRule:
         """Rule from depth to width, heads and MLP width."""

@@ -50,7 +50,7 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
         raise UsageError("allocation works on one arm at a time, e.g. --arms loop-2.")
     arm = chosen[0]
     recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-    tokens = context.preset.base_tokens
+    tokens = context.preset.fixed_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
     # An allocation exists at one depth only, so the (constant) rate is anchored there.
     rungs = [
@@ -170,7 +170,7 @@ def _answer(
         ),
         warnings=tuple(notes),
         method=(
-            f"{context.preset.base_tokens:,} tokens each, base recipe; the frontier is a power law through "
+            f"{context.preset.fixed_tokens:,} tokens each, base recipe; the frontier is a power law through "
             "the runs that no cheaper one beats.",
             context.sweep_flops_method,
         ),

@@ -47,7 +47,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         raise UsageError("growth-target works on one growing arm, e.g. --arms loop-grow.")
     arm = chosen[0]
     recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-    depth, tokens = context.preset.base_depth, context.preset.base_tokens
+    depth, tokens = context.preset.base_depth, context.preset.fixed_tokens
     first = arm.passes.initial
     base, four = context.flops_per_token(arm, depth, first), context.flops_per_token(arm, depth, 2 * first)
     plans: list[tuple[int, float, float, bool, RunSpec]] = []
@@ -176,7 +176,7 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
         ),
         warnings=(*skipped, *lost),
         method=(
-            f"Depth {context.preset.base_depth} on {context.preset.base_tokens:,} tokens under the base "
+            f"Depth {context.preset.base_depth} on {context.preset.fixed_tokens:,} tokens under the base "
             "recipe; at each budget the transition is placed so that every target spends it.",
             context.sweep_flops_method,
         ),

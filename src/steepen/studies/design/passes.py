@@ -94,7 +94,7 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         tables=tuple(table for part in done for table in part.tables),
         method=(
             f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
-            f"{context.preset.base_tokens:,} tokens.",
+            f"{context.preset.fixed_tokens:,} tokens.",
             "Optima are vertices of parabolas of log loss against log K; outside the measured K they are "
             "censored and take no part in the laws.",
             context.sweep_flops_method,
@@ -117,7 +117,7 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     part = PartResult([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
     rungs = [
-        recipe.at_budget(family_arm(f, k), d, context.size_rule, tokens=context.preset.base_tokens)
+        recipe.at_budget(family_arm(f, k), d, context.size_rule, tokens=context.preset.fixed_tokens)
         for f, k, d in keys
     ]
     specs = [context.spec(rung) for rung in rungs]

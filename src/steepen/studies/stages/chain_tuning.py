@@ -282,7 +282,7 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
             for step in chain.steps
         ]
         tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss))
-    depth, tokens = context.preset.base_depth, context.preset.base_tokens
+    depth, tokens = context.preset.base_depth, context.preset.fixed_tokens
     return Answer(
         study="chain-tuning",
         question="Which hyperparameters are best at the base size?",

@@ -10,6 +10,7 @@ import numpy as np
 
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.model.arm import Arm
+from steepen.model.arms import find_arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
@@ -45,7 +46,10 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     def measured(arm: Arm) -> RunGenerator:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
         keys = [(anchor, anchor + offset) for anchor in grid.budgets for offset in sorted(grid.offsets)]
-        budgets = {anchor: context.flops_at_tpp(arm, anchor, grid.reference_tpp) for anchor in grid.budgets}
+        priced = arm if grid.budget_arm is None else find_arm(grid.budget_arm)
+        budgets = {
+            anchor: context.flops_at_tpp(priced, anchor, grid.reference_tpp) for anchor in grid.budgets
+        }
         rungs = [context.rung_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
         specs = [context.spec(rung) for rung in rungs]
         losses = [loss_or_inf(record) for record in (yield specs)]
@@ -81,8 +85,9 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         tables=(_table(found),),
         warnings=tuple(notes),
         method=(
-            f"Budgets are those of depths {', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} "
-            f"tokens per parameter; at each, {len(grid.offsets)} sizes with tokens adjusted to the same "
+            f"Budgets are those of {grid.budget_arm or 'each arm'} at depths "
+            f"{', '.join(map(str, grid.budgets))} at {grid.reference_tpp:g} tokens per parameter; at each, "
+            f"{len(grid.offsets)} sizes with tokens adjusted to the same "
             "compute, under the base recipe with a constant learning rate.",
             "Vertices of parabolas of log loss against log TPP; censored ones (outside the sweep) take no "
             "part in mean and test.",

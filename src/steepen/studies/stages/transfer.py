@@ -108,7 +108,7 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
             for name, transferred, own in rows[1:]
             if transferred < own
         ),
-        method=(f"Base size on {context.preset.base_tokens:,} tokens, one seed.",),
+        method=(f"Base size on {context.preset.fixed_tokens:,} tokens, one seed.",),
         runs=tuple(spec.hash for spec in specs),
     )
 
