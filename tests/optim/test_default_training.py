@@ -130,7 +130,10 @@ class Reference:
             seed=spec.seed,
         )  # fmt: skip
         self.network = network.double()
-        self.batches = BatchLoader(dataset, spec.shape.context, spec.batch_tokens, spec.seed)
+        pool = spec.pool_size(len(dataset.tokens("train")))
+        self.batches = BatchLoader(
+            dataset, spec.shape.context, spec.batch_tokens, spec.seed, pool_tokens=pool
+        )
         self.matrices: dict[str, list[authors.MuonMatrix]] = {}
         self.tensors: dict[str, authors.AdamWTensor] = {}
         self.grows = spec.arm.passes.grows
