@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steepen.cli.app import main
-from steepen.laws.table import read_table
+from steepen.laws.read_table import read_table
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.utils.json_io import write_json

@@ -31,7 +31,8 @@ def fit(
     table: Annotated[
         Path,
         typer.Argument(
-            help="CSV, JSON lines or Parquet. Columns for --law compute: arm, flops, loss; chinchilla:"
+            help="CSV, TSV, JSON, Parquet or Excel, or the paper's own runs: paper:fineweb,"
+            " paper:fineweb-edu. Columns for --law compute: arm, flops, loss; chinchilla:"
             " parameters, tokens, loss; isoflop: budget, x, loss (and arm). A seed column"
             " distinguishes repeated runs.",
             show_default=False,
@@ -43,6 +44,21 @@ def fit(
         typer.Option(help="Arm that every other arm is compared with (--law compute).", show_default=False),
     ] = None,
     law: Annotated[str, typer.Option(help="compute, chinchilla or isoflop.")] = "compute",
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the table's columns: loss=loss_c4_val,arm=dataset. Usual names (C, compute,"
+            " params, N, D, val_loss) are recognized.",
+            show_default=False,
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Use only the rows with dataset=c4, arm=a,b, arm!=c or params>=1e8. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +95,7 @@ def fit(
         list[str] | None,
         typer.Option(
             help="Hold runs out of the fit and score their prediction: FLOPS (every run at or above it),"
-            " ARM:FLOPS, or a table of runs. Repeatable.",
+            " ARM:FLOPS, or a table of runs; none for no run. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -168,7 +184,9 @@ def fit(
     [bold]--law chinchilla[/bold] fits L = E + A/N^α + B/D^β;
     [bold]--law isoflop[/bold] fits the optimum of each fixed-compute sweep.
     """
-    from steepen.laws.table import read_table
+    from steepen.laws.paper_ladders import PREFIX, paper_ladders
+    from steepen.laws.read_table import read_table
+    from steepen.laws.table import parse_columns
 
     if law not in LAWS:
         raise UsageError(f"law is {law!r}; choose one of {', '.join(LAWS)}.")
@@ -176,7 +194,12 @@ def fit(
         raise UsageError(f"the figure {figure.name} must end in .pdf, .png or .svg.")
     if budget is not None and not 0 < budget < float("inf"):
         raise UsageError(f"budget is {budget}; give FLOPs greater than zero.")
-    data = read_table(table)
+    data = read_table(table, columns=parse_columns(columns), where=where or [])
+    if str(table).startswith(PREFIX):
+        published = paper_ladders(str(table))
+        reference = reference or published.reference
+        hold_out = hold_out or list(published.hold_out)
+        c0 = c0 or published.c0
     run: Callable[..., None]
     options: dict[str, Any] = {"budget": budget, "hold_out": hold_out or [], "confidence": confidence}
     if law == "compute":

@@ -1,13 +1,12 @@
-"""Read tables of runs (CSV, JSON lines, Parquet), with errors that name the row."""
+"""A table of runs: columns by name or alias, rows by condition, and errors that name the row."""
 
 from __future__ import annotations
 
-import csv
-import json
+import difflib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,36 @@ from steepen.laws.fits.solver import Array
 
 MIN_REFERENCE_RUNGS = 4
 MIN_ARM_RUNGS = 3
+# Other names of a column, as tables of runs have them; spaces and hyphens count as underscores.
+ALIASES = {
+    "arm": ("model", "architecture", "method", "series", "family"),
+    "flops": (
+        *("c", "compute", "flop", "compute_flops", "training_flops", "training_flop", "train_flops"),
+        *("total_flops", "training_compute"),
+    ),
+    "loss": (
+        *("l", "val_loss", "validation_loss", "valid_loss", "eval_loss", "final_loss", "test_loss"),
+        "loss_val",
+    ),
+    "parameters": (
+        *("n", "params", "n_params", "num_params", "parameter_count", "num_parameters", "n_parameters"),
+        *("model_size", "params_stored"),
+    ),
+    "tokens": (
+        *("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "total_tokens", "token_count"),
+    ),
+    "budget": ("flops", "c", "compute", "compute_budget", "flop_budget", "flops_budget", "training_flop"),
+    "seed": ("random_seed",),
+    "error": ("task_error", "downstream_error", "err"),
+}
+CONDITION = re.compile(r"^\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*$")
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+MAX_COLUMNS_SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +70,10 @@ class Table:
         for row, cell in enumerate(self._column(column)):
             try:
                 values[row] = float(cell) if not isinstance(cell, bool) else math.nan
+            except OverflowError:
+                raise UsageError(
+                    f"{self.place(row)}: {column} is too large for a floating-point number."
+                ) from None
             except (TypeError, ValueError):
                 values[row] = math.nan
                 if not isinstance(cell, float):
@@ -91,46 +124,129 @@ class Table:
         """Raise UsageError unless the table has all of these columns."""
         missing = [column for column in columns if not self.has(column)]
         if missing:
+            first = missing[0]
             raise UsageError(
-                f"{self.source} has no column {', '.join(map(repr, missing))}; it needs {', '.join(columns)}"
-                f" and has {', '.join(self.columns) or 'none'}."
+                f"{self.source} has no column {', '.join(map(repr, missing))}; it needs {', '.join(columns)},"
+                f" and has {self._nearest_columns(missing)}. Name a column with --columns {first}=ITS_NAME."
             )
+
+    def rename(self, columns: Mapping[str, str]) -> Table:
+        """The table with columns under our names: `{"loss": "loss_c4_val"}`."""
+        renamed = dict(self.columns)
+        for ours, theirs in columns.items():
+            found = self._name(theirs)
+            if found is None:
+                raise UsageError(
+                    f"{self.source} has no column {theirs!r}; it has {self._nearest_columns([theirs])}."
+                )
+            renamed = {name: cells for name, cells in renamed.items() if name.casefold() != ours.casefold()}
+            renamed[ours] = self.columns[found]
+        return replace(self, columns=renamed)
+
+    def where(self, conditions: Sequence[str]) -> Table:
+        """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `arm!=c`, `params>=1e8`."""
+        keep = list(range(len(self)))
+        for text in conditions:
+            match = CONDITION.match(text)
+            if match is None:
+                raise UsageError(f"--where {text!r} is not a condition; write dataset=c4 or params>=1e8.")
+            column, sign, value = match.groups()
+            if self._name(column) is None:
+                raise UsageError(
+                    f"--where {text}: {self.source} has no column {column!r}; it has"
+                    f" {self._nearest_columns([column])}."
+                )
+            cells = self._column(column)
+            keep = [row for row in keep if _satisfies(cells[row], sign, value, text)]
+        if not keep:
+            raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")
+        if len(keep) == len(self):
+            return self
+        return replace(
+            self,
+            lines=tuple(self.lines[row] for row in keep),
+            columns={name: tuple(cells[row] for row in keep) for name, cells in self.columns.items()},
+        )
 
     def _column(self, column: str) -> tuple[Any, ...]:
         self.require([column])
         return self.columns[self._name(column) or column]
 
     def _name(self, column: str) -> str | None:
-        """The file's own spelling of a column: FLOPs is flops, unless two columns differ only in case."""
+        """The file's own spelling of a column (FLOPs, compute), unless two columns could be meant."""
         if column in self.columns:
             return column
-        alike = [name for name in self.columns if name.strip().casefold() == column.casefold()]
-        if len(alike) > 1:
-            raise UsageError(
-                f"{self.source} has columns {', '.join(alike)}, which differ only in case; keep one {column}."
-            )
-        return alike[0] if alike else None
+        for accepted in ((column,), ALIASES.get(column, ())):
+            wanted = {_normalized(name) for name in accepted}
+            alike = [name for name in self.columns if _normalized(name) in wanted]
+            if len(alike) > 1:
+                raise UsageError(
+                    f"{self.source} has columns {', '.join(alike)}, each of which could be {column}; choose"
+                    f" with --columns {column}=NAME."
+                )
+            if alike:
+                return alike[0]
+        return None
+
+    def _nearest_columns(self, wanted: Sequence[str]) -> str:
+        """The columns most like the wanted ones; all of them where there are few."""
+        names = list(self.columns)
+        if len(names) <= MAX_COLUMNS_SHOWN:
+            return ", ".join(names) or "none"
+        spellings = {_normalized(each) for name in wanted for each in (name, *ALIASES.get(name, ()))}
+
+        def likeness(name: str) -> float:
+            own = _normalized(name)
+            inside = max((len(each) for each in spellings if len(each) > 2 and each in own), default=0)
+            ratio = max(difflib.SequenceMatcher(None, own, each).ratio() for each in spellings)
+            return inside + ratio
+
+        shown = sorted(names, key=likeness, reverse=True)[:MAX_COLUMNS_SHOWN]
+        return f"{', '.join(shown)} and {len(names) - len(shown)} others"
 
 
-def read_table(path: Path | str) -> Table:
-    """Read a table; the suffix decides: .csv, .jsonl/.ndjson/.json or .parquet."""
-    path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"there is no table at {path}; give a CSV, JSON-lines or Parquet file.")
-    ending = path.suffix.lower()
-    if ending == ".csv":
-        table = _read_csv(path)
-    elif ending in (".jsonl", ".ndjson", ".json"):
-        table = _read_json_lines(path)
-    elif ending in (".parquet", ".pq"):
-        table = _read_parquet(path)
-    else:
-        raise UsageError(
-            f"{path.name} ends in {ending or 'nothing'}; tables end in .csv, .jsonl or .parquet."
-        )
-    if not len(table):
-        raise UsageError(f"{path.name} has no rows of data.")
-    return table
+def parse_columns(text: str | None) -> dict[str, str]:
+    """{"loss": "loss_c4_val", "arm": "dataset"} from `loss=loss_c4_val,arm=dataset`."""
+    found: dict[str, str] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        ours, equals, theirs = (each.strip() for each in part.partition("="))
+        if not (ours and equals and theirs):
+            raise UsageError(f"--columns {text!r}: write loss=loss_c4_val,arm=dataset.")
+        found[ours] = theirs
+    return found
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[\s_-]+", "_", name.strip().casefold())
+
+
+def _satisfies(cell: Any, sign: str, value: str, text: str) -> bool:
+    """Whether a cell satisfies a condition; an empty cell satisfies none but `!=`."""
+    if sign in ("=", "==", "!="):
+        alike = any(_same(cell, one.strip()) for one in value.split(","))
+        return alike is not (sign == "!=")
+    bound = _number(value)
+    if bound is None:
+        raise UsageError(f"--where {text}: {value!r} is not a number; compare text with = or !=.")
+    number = _number(cell)
+    return number is not None and COMPARISONS[sign](number, bound)
+
+
+def _same(cell: Any, value: str) -> bool:
+    own = "" if cell is None else str(cell).strip()
+    if own == value:
+        return True
+    left, right = _number(cell), _number(value)
+    return left is not None and left == right
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Table:
@@ -140,75 +256,3 @@ def table_from(columns: dict[str, Sequence[Any]], source: str = "table") -> Tabl
         raise UsageError(f"the columns of {source} differ in length: {sorted(lengths)}.")
     rows = lengths.pop()
     return Table(source, "row", tuple(range(1, rows + 1)), {name: tuple(v) for name, v in columns.items()})
-
-
-def _read_csv(path: Path) -> Table:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = next(reader, None)
-            if header is None:
-                raise UsageError(f"{path.name} is empty; its first line must name the columns.")
-            names = [name.strip() for name in header]
-            if len(set(names)) < len(names):
-                raise UsageError(f"{path.name} names a column twice: {', '.join(names)}.")
-            rows: list[list[str]] = []
-            lines: list[int] = []
-            for row in reader:
-                if not any(cell.strip() for cell in row):
-                    continue
-                if len(row) != len(names):
-                    raise UsageError(
-                        f"{path.name}, line {reader.line_num}: {len(row)} cells where the header names"
-                        f" {len(names)}."
-                    )
-                rows.append([cell.strip() for cell in row])
-                lines.append(reader.line_num)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path.name} is not a readable CSV file ({error}).") from None
-    columns = {name: tuple(row[i] for row in rows) for i, name in enumerate(names)}
-    return Table(path.name, "line", tuple(lines), columns)
-
-
-def _read_json_lines(path: Path) -> Table:
-    records: list[dict[str, Any]] = []
-    lines: list[int] = []
-    try:
-        numbered = list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path.name} is not a readable text file ({error}).") from None
-    for number, record in _records(path, numbered):
-        records.append(record)
-        lines.append(number)
-    names = list(dict.fromkeys(key for record in records for key in record))
-    columns = {name: tuple(record.get(name) for record in records) for name in names}
-    return Table(path.name, "line", tuple(lines), columns)
-
-
-def _records(path: Path, numbered: list[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in numbered:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(
-                f"{path.name}, line {number}: not JSON ({error.msg}); write one object a line."
-            ) from None
-        if not isinstance(record, dict):
-            raise UsageError(f"{path.name}, line {number}: not a JSON object; write one object a line.")
-        yield number, record
-
-
-def _read_parquet(path: Path) -> Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        columns = pq.read_table(path).to_pydict()
-    except (pa.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{path.name} is not a readable Parquet file ({str(error).splitlines()[0]})."
-        ) from None
-    rows = len(next(iter(columns.values()), []))
-    return Table(path.name, "row", tuple(range(1, rows + 1)), {str(k): tuple(v) for k, v in columns.items()})

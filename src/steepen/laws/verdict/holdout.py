@@ -14,7 +14,7 @@ from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.ladder import Ladder, read_ladders
-from steepen.laws.table import read_table
+from steepen.laws.read_table import read_table
 from steepen.laws.verdict.evidence import Verdict
 
 
@@ -44,8 +44,13 @@ class HoldOut:
 def hold_out_rungs(
     ladders: dict[str, Ladder], hold_out: Sequence[str]
 ) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
-    """Split ladders into (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or a table's path."""
+    """Split ladders into (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or a table's path.
+
+    `none` holds nothing out.
+    """
     held: dict[str, Ladder] = {}
+    if list(hold_out) == ["none"]:
+        return ladders, held
     for text in hold_out:
         if Path(text).is_file():
             out = read_ladders(read_table(text))
