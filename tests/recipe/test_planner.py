@@ -182,9 +182,12 @@ def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.Capture
     assert cluster["hours"] == pytest.approx(plan["flops"] / (16 * 989.4e12 * 0.4) / 3600)
     assert cluster["dollars"] == pytest.approx(2 * 16 * cluster["hours"])
     memory = cluster["memory_gib_per_gpu"]
-    # fp32 weights and gradients alone are 59 GB replicated; sharding must divide the state by the GPUs.
-    assert memory["replicated"]["state"] > 59e9 / 2**30
-    assert memory["sharded"]["state"] == pytest.approx(memory["replicated"]["state"] / 16)
+    parameters = plan["stored_parameters"]
+    # ZeRO-2: fp32 gradients on every GPU, a sixteenth of fp32 weights and Muon's momentum.
+    least = (4 + 8 / 16) * parameters / 2**30
+    assert least < memory["shard optimizer"]["state"] < 1.05 * least
+    assert memory["shard full"]["state"] < memory["shard optimizer"]["state"] / 3
+    assert memory["shard full"]["compute_weights"] < memory["shard optimizer"]["compute_weights"] / 3
 
 
 def test_memory_estimate_is_near_the_measured_memory() -> None:
@@ -199,7 +202,7 @@ def test_memory_estimate_is_near_the_measured_memory() -> None:
         ("vanilla", 2, 1024, 8192, 1.86),
     ):
         rung = PAPER[arm].at(ARMS[arm], depth, SizeRule(context=context, vocabulary=vocabulary))
-        estimate = training_memory(rung, 1, 65_536 // context, sharded=False).total / 2**30
+        estimate = training_memory(rung, 1, 65_536 // context).total / 2**30
         assert estimate == pytest.approx(peak, rel=0.05), (arm, depth)
 
 
@@ -208,7 +211,7 @@ def test_fp32_residual_stream_adds_its_part_to_the_memory_estimate(arm: str, ope
     """Counted on fake tensors in tests/execution/test_gpu_fused_memory.py: 4 widths, and 1 per operator."""
     rung = PAPER[arm].at(ARMS[arm], 8)
     narrow, wide = (
-        training_memory(rung, 1, 32, sharded=False, options=ModelOptions(residual_stream=stream))
+        training_memory(rung, 1, 32, options=ModelOptions(residual_stream=stream))
         for stream in ("bf16", "fp32")
     )
     assert wide.total - narrow.total == 2 * 32 * 2048 * 1024 * (4 + operators)
@@ -217,10 +220,10 @@ def test_fp32_residual_stream_adds_its_part_to_the_memory_estimate(arm: str, ope
 def test_largest_micro_batch_fits_and_one_more_would_not() -> None:
     gpu = find_accelerator("h100")
     rung = PAPER["vanilla"].at(ARMS["vanilla"], 12)
-    most = largest_micro_batch(rung, 8, gpu, sharded=True)
+    most = largest_micro_batch(rung, 8, gpu, shard="full")
     room = 0.9 * gpu.memory_gib * 2**30
-    assert training_memory(rung, 8, most, sharded=True).total <= room
-    assert training_memory(rung, 8, most + 1, sharded=True).total > room
+    assert training_memory(rung, 8, most, shard="full").total <= room
+    assert training_memory(rung, 8, most + 1, shard="full").total > room
 
 
 def test_plan_names_the_largest_micro_batch_that_fits(
@@ -229,13 +232,13 @@ def test_plan_names_the_largest_micro_batch_that_fits(
     monkeypatch.setenv("COLUMNS", "250")
     words = ["plan", "--arm", "untied-grow", "--depth", "26", "--gpus", "16", "--micro-batch"]
     for micro_batch, said in (
-        ("7", "fits ("),
-        ("8", "fits, with less than 10% to spare ("),
-        ("9", "NOT fit"),
+        ("2", "fits ("),
+        ("3", "fits, with less than 10% to spare ("),
+        ("4", "NOT fit"),
     ):
         assert main([*words, micro_batch]) == 0
-        line = next(row for row in capsys.readouterr().out.splitlines() if "sharded" in row)
-        assert said in line and "largest micro-batch that fits: 7" in line
+        line = next(row for row in capsys.readouterr().out.splitlines() if "memory, shard optimizer" in row)
+        assert said in line and "largest micro-batch that fits: 2" in line
 
 
 def test_extrapolated_rules_are_warned_about(capsys: pytest.CaptureFixture[str]) -> None:

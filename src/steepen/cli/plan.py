@@ -282,6 +282,15 @@ def _show(plan: Plan) -> None:
         limit = cluster["largest_micro_batch"][kind]
         largest = f"largest micro-batch that fits: {limit}" if limit else "a single sequence does not fit"
         rows.append((f"memory, {kind}", f"{memory['total']:.1f} GiB per GPU, {fits} ({parts}); {largest}"))
+    for kind, exchange in cluster["communication_per_step"].items():
+        rows.append(
+            (
+                f"traffic, {kind}",
+                f"{exchange['gradient_gib']:.1f} GiB of gradients and {exchange['weight_gib']:.1f} GiB of "
+                f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s not hidden: "
+                f"{exchange['efficiency']:.0%} of the speed without it",
+            )
+        )
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
     table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
     for warning in plan.warnings:

@@ -15,6 +15,7 @@ from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro
 from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import Recipe, Rung
 from steepen.recipe.recipe_choice import RecipeChoice
+from steepen.recipe.sharding import SHARDS, Shard, communication
 
 MAX_DEPTH = 512  # limit of the search for a depth: a width of 65,536
 
@@ -82,14 +83,25 @@ class Plan:
             )
         ]
         cluster = self.cluster
-        kinds = {"replicated": False, "sharded": True}
+        # What can be executed: one GPU, or one of the ways to shard.
+        kinds: dict[str, Shard | None] = {"one GPU": None}
+        if cluster.gpus > 1:
+            kinds = {f"shard {shard}": shard for shard in SHARDS}
         memory = {
-            kind: training_memory(rung, cluster.gpus, cluster.micro_batch, sharded=sharded).to_dict()
-            for kind, sharded in kinds.items()
+            kind: training_memory(rung, cluster.gpus, cluster.micro_batch, shard=shard).to_dict()
+            for kind, shard in kinds.items()
         }
         largest = {
-            kind: largest_micro_batch(rung, cluster.gpus, cluster.gpu, sharded=sharded)
-            for kind, sharded in kinds.items()
+            kind: largest_micro_batch(rung, cluster.gpus, cluster.gpu, shard=shard)
+            for kind, shard in kinds.items()
+        }
+        step_seconds = self.seconds / rung.steps
+        exchange = {
+            kind: communication(
+                rung, cluster.gpus, shard, micro_batch=cluster.micro_batch, step_seconds=step_seconds
+            ).to_dict()
+            for kind, shard in kinds.items()
+            if shard is not None
         }
         return {
             "arm": arm.name,
@@ -125,6 +137,7 @@ class Plan:
                 "micro_batch": cluster.micro_batch,
                 "memory_gib_per_gpu": memory,
                 "largest_micro_batch": largest,
+                "communication_per_step": exchange,
                 "gpu_memory_gib": cluster.gpu.memory_gib,
                 "hours": self.seconds / 3600,
                 "gpu_hours": self.seconds / 3600 * cluster.gpus,

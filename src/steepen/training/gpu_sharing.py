@@ -33,7 +33,7 @@ def is_small(spec: RunSpec, memory_bytes: int) -> bool:
         spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
     )
     micro_batch = max(1, min(spec.batch_tokens, _MICRO_BATCH_TOKENS) // spec.shape.context)
-    needed = training_memory(rung, 1, micro_batch, sharded=False, optimizer=spec.optimizer).total
+    needed = training_memory(rung, 1, micro_batch, optimizer=spec.optimizer).total
     return needed <= _SMALL * memory_bytes
 
 

@@ -1,0 +1,150 @@
+"""Estimates for one run on several GPUs: what each holds, what a step communicates, and how long that takes.
+
+`--shard optimizer` (ZeRO-2) keeps compute weights and accumulated gradients on every GPU; `--shard full`
+(FSDP2) gathers the weights of a block when they are needed. No time here is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steepen.distributed.owners import ROW_SHARDED, assign_owners, owned_by
+from steepen.model.arm import Arm
+from steepen.model.shape import Shape
+from steepen.optim.config import STATE_BYTES
+from steepen.recipe.recipe import Rung
+
+Shard = Literal["optimizer", "full"]
+SHARDS: tuple[Shard, ...] = ("optimizer", "full")
+
+GPUS_PER_NODE = 8
+# Bytes per second and direction of one GPU that a large collective reaches: 80% of NVLink's 450 GB/s, and of
+# one 400 Gb/s adapter per GPU between nodes.
+NVLINK, NETWORK = 0.8 * 450e9, 0.8 * 50e9
+
+
+def parameter_shapes(arm: Arm, shape: Shape, passes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters of a network of built-in blocks, by name, in the order of its modules."""
+    width, hidden, split = shape.width, shape.mlp_width, shape.allocation
+    block = {
+        "qkv": (3, width, width),
+        "out": (width, width),
+        "gate_up": (2, hidden, width),
+        "down": (width, hidden),
+    }
+    prefixes = [f"prelude.{i}" for i in range(split.prelude)]
+    prefixes += [f"cores.{k}.{i}" for k in range(arm.stored_cores(passes)) for i in range(split.core)]
+    prefixes += [f"coda.{i}" for i in range(split.coda)]
+    table = (shape.vocabulary, width)
+    blocks = {f"{prefix}.{name}": size for prefix in prefixes for name, size in block.items()}
+    return {"embedding": table, "head": table, **blocks}
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """Parameters of the rank that owns most, counted in elements."""
+
+    matrices: float  # block matrices: fp32 weights and optimizer state
+    rows: float  # of embedding and head together
+
+
+def busiest_owner(rung: Rung, gpus: int) -> Ownership:
+    """What the rank with the most state owns at the end of the run; an equal share for custom blocks."""
+    shape = rung.shape
+    tables = 2.0 * shape.vocabulary * shape.width
+    if rung.arm.block != "transformer":
+        return Ownership((rung.stored_parameters - tables) / gpus, tables / gpus)
+    pieces = assign_owners(parameter_shapes(rung.arm, shape, rung.schedule.max_passes), gpus)
+    owned = [owned_by(pieces, rank).values() for rank in range(gpus)]
+    each = [
+        Ownership(
+            float(sum(piece.elements for piece in mine if piece.name not in ROW_SHARDED)),
+            float(sum(piece.elements for piece in mine if piece.name in ROW_SHARDED)),
+        )
+        for mine in owned
+    ]
+    return max(each, key=lambda owner: owner.matrices + owner.rows)
+
+
+@dataclass(frozen=True)
+class StateMemory:
+    """Bytes on one GPU that do not depend on the micro-batch."""
+
+    state: float  # fp32 weights, gradients, optimizer state
+    compute_weights: float
+
+
+def state_memory(rung: Rung, gpus: int, shard: Shard, matrix_state_bytes: int) -> StateMemory:
+    """Weights, gradients and optimizer state of the busiest rank.
+
+    ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32), fp32
+    weights and state of what the rank owns. FSDP2: fp32 weights and gradients divided by the ranks, fp32
+    copies and state of the matrices it owns; gathered in bf16 are embedding, head and two blocks, with the
+    gradients of one block and of the tables.
+    """
+    table = float(rung.shape.vocabulary * rung.shape.width)
+    blocks = rung.stored_parameters - 2 * table
+    adam, owned = STATE_BYTES["adamw"], busiest_owner(rung, gpus)
+    matrices = (4 + matrix_state_bytes) * owned.matrices
+    if shard == "optimizer":
+        # The fp32 rows of the embedding are those of the table that every rank has.
+        rows = adam * owned.rows + 4 * owned.rows / 2
+        return StateMemory(4 * (blocks + 2 * table) + matrices + rows, 2 * (blocks + table) + 4 * table)
+    block = blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, rung.schedule.max_passes))
+    shards = (8 * blocks + (8 + adam) * 2 * table) / gpus
+    return StateMemory(shards + matrices, 2 * (3 * block + 4 * table))
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Bytes that each GPU sends in one step, and what becomes of the speed."""
+
+    gradient_bytes: float
+    weight_bytes: float
+    seconds: float  # of all of it
+    exposed_seconds: float  # that no computation hides
+    efficiency: float  # of the speed without communication
+
+    def to_dict(self) -> dict[str, float]:
+        """As JSON values."""
+        return {
+            "gradient_gib": self.gradient_bytes / 2**30,
+            "weight_gib": self.weight_bytes / 2**30,
+            "seconds": self.seconds,
+            "exposed_seconds": self.exposed_seconds,
+            "efficiency": self.efficiency,
+        }
+
+
+def communication(
+    rung: Rung, gpus: int, shard: Shard, *, micro_batch: int, step_seconds: float
+) -> Communication:
+    """Communication of one step at the end of the run; `step_seconds` is the computation of a step.
+
+    ZeRO-2 reduces fp32 gradients once per step, hidden behind the last micro-batch's backward (two thirds
+    of its time), and broadcasts compute weights after the step. FSDP2 gathers the weights of a block in
+    bf16 for every application, forward and backward, and reduces gradients in fp32, for every micro-batch;
+    the next block's transfer is hidden behind a block's computation. Owners then gather gradients and
+    scatter fp32 weights.
+    """
+    table = float(rung.shape.vocabulary * rung.shape.width)
+    blocks, passes = rung.stored_parameters - 2 * table, rung.schedule.max_passes
+    rate = NVLINK if gpus <= GPUS_PER_NODE else NETWORK
+    rows = max(1, rung.batch_tokens // rung.shape.context // gpus)
+    micro_batches = -(-rows // micro_batch)
+    others = (gpus - 1) / gpus
+    if shard == "optimizer":
+        gradients, weights = 4 * (blocks + 2 * table), 2 * (blocks + table) + 4 * table
+        if gpus == 1:
+            gradients = weights = 0.0
+        hidden = 2 / 3 * step_seconds / micro_batches
+        exposed = max(0.0, gradients / rate - hidden) + weights / rate
+    else:
+        executed = rung.shape.allocation.executed(passes)
+        applied = blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, passes)) * executed
+        gradients = others * (4 * micro_batches * (applied + 2 * table) + 4 * blocks)
+        weights = others * (2 * micro_batches * (2 * applied + 2 * table) + 4 * blocks)
+        exposed = max(0.0, (gradients + weights) / rate - 0.9 * step_seconds)
+    seconds = (gradients + weights) / rate
+    return Communication(gradients, weights, seconds, exposed, step_seconds / (step_seconds + exposed))
