@@ -27,14 +27,17 @@ from steepen.studies.preset import load_preset
 from steepen.studies.registry import STUDIES
 
 
-def first_specs(context: StudyContext, arm: str, count: int) -> list[RunSpec]:
+def first_specs(context: StudyContext, arm: str, count: int, steps: int | None) -> list[RunSpec]:
     """The first batches of chain tuning hold its learning-rate sweep, which depends on no result."""
     study = STUDIES["chain-tuning"].start(context, {"arms": [arm]})
     batch = list(next(study))
     seeds = -(-count // len(batch))
-    return [RunSpec.from_dict({**spec.to_dict(), "seed": seed}) for seed in range(seeds) for spec in batch][
-        :count
-    ]
+    changes = {} if steps is None else {"steps": steps}
+    return [
+        RunSpec.from_dict({**spec.to_dict(), **changes, "seed": seed})
+        for seed in range(seeds)
+        for spec in batch
+    ][:count]
 
 
 def launch_seconds(launcher: LocalLauncher, specs: Sequence[RunSpec], *, new_process: bool) -> float:
@@ -59,6 +62,7 @@ def main() -> None:
     parser.add_argument("--arm", default="vanilla")
     parser.add_argument("--runs", type=int, default=24, help="of each side; 0: the whole study, once")
     parser.add_argument("--batch", type=int, default=6, help="runs of one side before the other's turn")
+    parser.add_argument("--steps", type=int, default=None, help="of each run, if not the study's own number")
     parser.add_argument("--jobs", type=int, default=None)
     options = parser.parse_args()
     dataset = Dataset.open(options.data)
@@ -87,7 +91,7 @@ def main() -> None:
             )  # fmt: skip
             wall["shared"] = time.perf_counter() - started
         else:
-            specs = first_specs(context, options.arm, options.runs)
+            specs = first_specs(context, options.arm, options.runs, options.steps)
             for first in range(0, len(specs), options.batch):
                 for side, launcher in launchers.items():
                     wall[side] += launch_seconds(
