@@ -190,7 +190,6 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
         fitted = judge_arm(
             compare(reference_ladder, make_ladder(arm, flops, loss), SETTINGS, DecisionRule()),
             SETTINGS,
-            DecisionRule(),
             draws=100,
         )
         verdicts[arm] = simulated_verdict(title, fitted, law, reference)
@@ -276,6 +275,9 @@ def simulated_verdict(title: str, fitted: Verdict, law: Law, reference: Law) -> 
         fitted,
         growth=growth,
         by_what="exponent" if growth == "grows" else None,
+        fragile=(),
+        by_what_fragile=(),
+        demoted=None,
         sentence=f"{title}: {growth}. Δγ = {gain:+.4f} ± {error:.4f} (90%) against Vanilla, "
         f"{low:.2f}× the compute at 1e18 and {high:.2f}× at 1e20.",
         delta_gamma=gain,

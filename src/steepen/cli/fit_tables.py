@@ -109,13 +109,14 @@ def _verdicts(analysis: LadderAnalysis) -> Table:
     table = _table(
         f"Does the gain over {escape(analysis.request.reference)} grow, and by what?"
         f"{_shared_level(analysis)}\n"
-        "p: no growth; p exp: exponent hypothesis; p irr: irreducible-loss hypothesis",
+        "?: fragile; p: no growth; p exp, p irr: exponent, irreducible-loss hypothesis",
         ("arm", "gain", "by what", "×/decade", "p", "p exp", "p irr"),
     )
     for v in analysis.verdicts.values():
         low, high = v.growth_per_decade_interval
         table.add_row(
-            escape(v.arm), f"[{STYLES[v.growth]}]{v.growth}[/]", (v.by_what or "–").split(":")[0],
+            escape(v.arm), f"[{STYLES[v.growth]}]{v.growth}[/]" + ("?" if v.fragile else ""),
+            (v.by_what or "–").split(":")[0] + ("?" if v.by_what_fragile else ""),
             "–" if math.isnan(v.growth_per_decade) else f"{v.growth_per_decade:.3f} ({low:.2f}–{high:.2f})",
             f"{v.p_slope:.1g}", f"{v.p_exponent_hypothesis:.1g}", f"{v.p_irreducible_hypothesis:.1g}",
         )  # fmt: skip

@@ -118,6 +118,8 @@ class LadderAnalysis:
                 "p_growth": verdict.p_slope if verdict else None,
                 "growth_per_decade": verdict.growth_per_decade if verdict else None,
                 "level": verdict.level if verdict else None,
+                "fragile": list(verdict.fragile) if verdict else [],
+                "demoted": verdict.demoted and asdict(verdict.demoted) if verdict else None,
                 "unadjusted": verdict and verdict_word(verdict.unadjusted_growth, verdict.unadjusted_by_what),
                 "sentence": verdict.sentence if verdict else "the reference",
                 "delta_gamma": verdict.delta_gamma if verdict else 0.0,
@@ -197,7 +199,6 @@ def analyse(
         verdicts[name] = judge_arm(
             comparison,
             base,
-            request.rule,
             level=level,
             arms=len(compared) if request.adjust else 1,
             draws=request.draws,

@@ -94,6 +94,8 @@ class _Content:
             "measure": judged.measure,
             "growth": judged.verdict.growth,
             "by_what": judged.verdict.by_what,
+            "fragile": bool(judged.verdict.fragile),
+            "by_what_fragile": bool(judged.verdict.by_what_fragile),
             "sentence": self.prose(judged.verdict.sentence),
         }
 

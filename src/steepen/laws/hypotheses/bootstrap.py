@@ -11,11 +11,15 @@ from steepen.laws.distributions import Interval
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
+    ByWhat,
     DecisionRule,
+    Growth,
     NestedFits,
     VerdictWord,
+    answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
+    verdict_word,
     verdict_words,
 )
 from steepen.laws.ladder import Ladder
@@ -44,7 +48,13 @@ class LeaveOneOut:
     flops: float
     delta_gamma: float
     p_slope: float
-    verdict: VerdictWord
+    growth: Growth
+    by_what: ByWhat | None
+
+    @property
+    def verdict(self) -> VerdictWord:
+        """Both answers as one word."""
+        return verdict_word(self.growth, self.by_what)
 
 
 def residual_draws(
@@ -132,7 +142,7 @@ def leave_one_out(
     chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < MAX_LEFT_OUT_PER_END]
     weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)
     tests = f_test_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits), rule)
-    words = verdict_words(tests, rule)
+    answers = answer_questions(tests, rule)
     rungs = [
         (place, ladder.arm, float(flops))
         for ladder in ladders
@@ -143,7 +153,8 @@ def leave_one_out(
             *rungs[row],
             float(tests.delta_gamma[i]),
             float(tests.p_slope[i]),
-            cast(VerdictWord, str(words[i])),
+            cast(Growth, str(answers.growth[i])),
+            cast(ByWhat, str(answers.by_what[i])) if answers.by_what[i] else None,
         )
         for i, row in enumerate(chosen)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from steepen.laws.distributions import Interval
 from steepen.laws.hypotheses.bootstrap import LeaveOneOut, Resampling
@@ -15,6 +15,7 @@ from steepen.laws.hypotheses.nested_models import (
     VerdictWord,
     verdict_word,
 )
+from steepen.laws.hypotheses.noise_checks import NoiseKind
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.laws.verdict.sensitivity import MistuningTolerance, Separation
 
@@ -64,6 +65,32 @@ class Crossing:
     interval: Interval
 
 
+@dataclass(frozen=True)
+class NoiseCheckResult:
+    """One check of the noise (`noise_checks`), and its consequence for the answer to the first question.
+
+    `estimate` is the ratio of standard deviations at the lowest and highest compute (`trend`) or the
+    correlation of neighbouring rungs (`correlation`); the `p_…` are tests averaged over noise models.
+    """
+
+    kind: NoiseKind
+    p_value: float
+    estimate: float
+    p_difference: float
+    p_slope: float
+    p_shift: float
+    consequence: Literal["none", "fragile", "undecided"]
+
+
+@dataclass(frozen=True)
+class Demotion:
+    """The answers that a failed noise check turned into *undecided*."""
+
+    growth: Growth
+    by_what: ByWhat | None
+    kind: NoiseKind
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Everything measured about one arm against the reference, and the two answers of the decision rule.
@@ -81,6 +108,11 @@ class Evidence:
     Intervals of Δγ, ΔE and growth have confidence 1 − `level`, like the tests; `equivalence_interval`, which
     must lie inside the margin for a constant gain, has 1 − 2 · `level` (two one-sided tests). `sigma` is the
     standard deviation of one run's loss.
+
+    `fragile` says why the answer to the first question might not hold, `by_what_fragile` the second;
+    `demoted` is set where a noise check made it *undecided*. `robust_growth` and `robust_by_what` are the
+    answers of fits with Huber weights. `p_scatter` is small where the residuals scatter more than a stated
+    noise, which is then not used.
     """
 
     arm: str
@@ -89,6 +121,13 @@ class Evidence:
     by_what: ByWhat | None
     unadjusted_growth: Growth
     unadjusted_by_what: ByWhat | None
+    robust_growth: Growth
+    robust_by_what: ByWhat | None
+    fragile: tuple[str, ...]
+    by_what_fragile: tuple[str, ...]
+    demoted: Demotion | None
+    noise_checks: tuple[NoiseCheckResult, ...]
+    p_scatter: float
     rule: DecisionRule
     level: float
     arms: int

@@ -15,6 +15,7 @@ from steepen.laws.fits.solver import Array, solve, unscaled_covariance
 from steepen.laws.hypotheses.bootstrap import bootstrap, leave_one_out
 from steepen.laws.hypotheses.nested_models import (
     HYPOTHESES,
+    Answers,
     ByWhat,
     DecisionRule,
     FTests,
@@ -26,11 +27,33 @@ from steepen.laws.hypotheses.nested_models import (
     f_test_hypotheses,
     fit_hypotheses,
 )
+from steepen.laws.hypotheses.noise_checks import (
+    CHECK_LEVEL,
+    NoiseCheck,
+    NoiseKind,
+    check_noise,
+    judge_checked,
+    robust_tests,
+    scatter_p_value,
+)
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.evidence import Crossing, Evidence, HypothesisFit, Prediction, Verdict
+from steepen.laws.verdict.evidence import (
+    Crossing,
+    Demotion,
+    Evidence,
+    HypothesisFit,
+    NoiseCheckResult,
+    Prediction,
+    Verdict,
+)
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, mistuning_tolerance, separate_hypotheses
-from steepen.laws.verdict.sentences import verdict_sentence, what_would_change
+from steepen.laws.verdict.sentences import (
+    by_what_fragile_reasons,
+    fragile_reasons,
+    verdict_sentence,
+    what_would_change,
+)
 
 MIN_EXPONENT = 1e-6  # below this a curve counts as not falling with compute
 HYPOTHESIS_NAMES: dict[Hypothesis, str] = {
@@ -51,6 +74,10 @@ class Comparison:
     y: Array
     fits: NestedFits
     tests: FTests
+    rule: DecisionRule  # without a stated noise that the scatter contradicts
+    checks: dict[NoiseKind, NoiseCheck]
+    robust: FTests
+    p_scatter: float
 
 
 def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
@@ -63,13 +90,26 @@ def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: Decisio
     )
     y = np.concatenate([reference.loss, arm.loss])
     fits = fit_hypotheses(pair, y, rule)
-    return Comparison(reference, arm, c0, y, fits, f_test_hypotheses(fits, rule))
+    p_scatter = float(scatter_p_value(fits, rule)[0])
+    if p_scatter < CHECK_LEVEL:
+        rule = replace(rule, noise=None)
+    return Comparison(
+        reference,
+        arm,
+        c0,
+        y,
+        fits,
+        f_test_hypotheses(fits, rule),
+        rule,
+        check_noise(fits, y[None], rule),
+        robust_tests(fits, y[None], rule),
+        p_scatter,
+    )
 
 
 def judge_arm(
     comparison: Comparison,
     settings: FitSettings,
-    rule: DecisionRule,
     *,
     level: float | None = None,
     arms: int = 1,
@@ -78,15 +118,14 @@ def judge_arm(
     budget: float | None = None,
     unit: str = "FLOPs",
 ) -> Verdict:
-    """Verdict on an arm against the reference, at `level` (default: the rule's) if `arms` share the level.
+    """Verdict on an arm against the reference, at `level` (default: the rule's) where `arms` share a level.
 
     Only these two ladders are used: other arms change nothing but the level.
     """
     evidence = gather_evidence(
         comparison,
         settings,
-        rule,
-        level=rule.level if level is None else level,
+        level=comparison.rule.level if level is None else level,
         arms=arms,
         draws=draws,
         seed=seed,
@@ -103,7 +142,6 @@ def judge_arm(
 def gather_evidence(
     comparison: Comparison,
     settings: FitSettings,
-    rule: DecisionRule,
     *,
     level: float,
     arms: int,
@@ -114,9 +152,15 @@ def gather_evidence(
 ) -> Evidence:
     """Fits, tests, bootstraps, leave-one-out and sensitivity of one arm against the reference."""
     reference, arm, c0, y = comparison.reference, comparison.arm, comparison.c0, comparison.y
-    fits, tests = comparison.fits, comparison.tests
+    fits, tests, rule = comparison.fits, comparison.tests, comparison.rule
     own_rule = replace(rule, level=level)
-    growth, by_what = _only_answer(tests, own_rule)
+    least_squares = _only_answer(answer_questions(tests, own_rule))
+    growth, by_what = _only_answer(judge_checked(tests, comparison.checks, own_rule)[0])
+    unadjusted = _only_answer(judge_checked(tests, comparison.checks, rule)[0])
+    robust = _only_answer(answer_questions(comparison.robust, own_rule))
+    results = _check_results(comparison, own_rule)
+    failed = next((result for result in results if result.consequence == "undecided"), None)
+    left_out = leave_one_out((reference, arm), fits, y, own_rule)
     resamplings, residual_fits = bootstrap(
         (reference, arm), fits, y, own_rule, confidence=settings.confidence, draws=draws, seed=seed
     )
@@ -139,8 +183,15 @@ def gather_evidence(
         reference=reference.arm,
         growth=growth,
         by_what=by_what,
-        unadjusted_growth=_only_answer(tests, rule)[0],
-        unadjusted_by_what=_only_answer(tests, rule)[1],
+        unadjusted_growth=unadjusted[0],
+        unadjusted_by_what=unadjusted[1],
+        robust_growth=robust[0],
+        robust_by_what=robust[1],
+        fragile=() if growth == "undecided" else fragile_reasons(growth, results, left_out, robust[0]),
+        by_what_fragile=by_what_fragile_reasons(growth, by_what, left_out, robust) if by_what else (),
+        demoted=Demotion(*least_squares, failed.kind) if failed else None,
+        noise_checks=results,
+        p_scatter=comparison.p_scatter,
         rule=rule,
         level=level,
         arms=arms,
@@ -183,16 +234,32 @@ def gather_evidence(
             if name != "same"
         },
         bootstraps=resamplings,
-        leave_one_out=leave_one_out((reference, arm), fits, y, own_rule),
+        leave_one_out=left_out,
         separation=separate_hypotheses(fits, own_rule, c0),
         tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0),
         unit=unit,
     )
 
 
-def _only_answer(tests: FTests, rule: DecisionRule) -> tuple[Growth, ByWhat | None]:
+def _check_results(comparison: Comparison, rule: DecisionRule) -> tuple[NoiseCheckResult, ...]:
+    """The noise checks of the only data set, with their consequences for its answer."""
+    answers = answer_questions(comparison.tests, rule)
+    return tuple(
+        NoiseCheckResult(
+            kind,
+            float(check.p_value[0]),
+            float(check.estimate[0]),
+            float(check.p_difference[0]),
+            float(check.p_slope[0]),
+            float(check.p_shift[0]),
+            "undecided" if check.failed(answers)[0] else "none" if check.holds(answers)[0] else "fragile",
+        )
+        for kind, check in comparison.checks.items()
+    )
+
+
+def _only_answer(answers: Answers) -> tuple[Growth, ByWhat | None]:
     """The two answers of the first data set."""
-    answers = answer_questions(tests, rule)
     by_what = str(answers.by_what[0])
     return cast(Growth, str(answers.growth[0])), cast(ByWhat, by_what) if by_what else None
 

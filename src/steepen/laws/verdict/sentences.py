@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from steepen.laws.hypotheses.nested_models import ByWhat
-from steepen.laws.verdict.evidence import SIMPLE_HYPOTHESES, Evidence, HypothesisFit
+from steepen.laws.hypotheses.bootstrap import LeaveOneOut
+from steepen.laws.hypotheses.nested_models import ByWhat, Growth
+from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
+from steepen.laws.verdict.evidence import SIMPLE_HYPOTHESES, Evidence, HypothesisFit, NoiseCheckResult
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
 from steepen.utils.formatting import format_flops
 
@@ -20,9 +23,81 @@ BY_WHAT_PHRASES: dict[ByWhat, str] = {
 
 
 def verdict_sentence(evidence: Evidence) -> str:
-    """State the answers, then the numbers they rest on, then their condition."""
+    """State the answers and what makes them fragile, then the numbers they rest on, then their condition."""
     v = evidence
-    return f"{v.arm} against {v.reference}: {_answers(v)}. {_detail(v)}{_unadjusted(v)}"
+    return f"{v.arm} against {v.reference}: {_answers(v)}{_marks(v)}. {_detail(v)}{_unadjusted(v)}{_noise(v)}"
+
+
+def fragile_reasons(
+    growth: Growth, checks: Sequence[NoiseCheckResult], left_out: Sequence[LeaveOneOut], robust: Growth
+) -> tuple[str, ...]:
+    """Why the answer to the first question might not hold: noise, a single rung, or points off the law."""
+    reasons: list[str] = []
+    for check in checks:
+        if check.consequence == "fragile":
+            p = check.p_slope if growth in ("grows", "shrinks") else check.p_shift
+            p = max(p, check.p_difference)
+            reasons.append(
+                f"it needs noise of equal size at every rung (otherwise p = {p:.2g})"
+                if check.kind == "trend"
+                else f"it needs independent errors along the ladder (otherwise p = {p:.2g})"
+            )
+    reasons += _rungs_it_rests_on([(out, out.growth) for out in left_out if out.growth != growth])
+    if robust != growth:
+        reasons.append(f"a robust (Huber) fit says {robust}")
+    return tuple(reasons)
+
+
+def by_what_fragile_reasons(
+    growth: Growth,
+    by_what: ByWhat,
+    left_out: Sequence[LeaveOneOut],
+    robust: tuple[Growth, ByWhat | None],
+) -> tuple[str, ...]:
+    """Why the answer to the second question might not hold."""
+    reasons = _rungs_it_rests_on(
+        [(out, out.by_what) for out in left_out if out.growth == growth and out.by_what != by_what]
+    )
+    if robust[0] == growth and robust[1] not in (None, by_what):
+        reasons.append(f"a robust (Huber) fit says {robust[1]}")
+    return tuple(reasons)
+
+
+def _rungs_it_rests_on(changed: list[tuple[LeaveOneOut, str | None]]) -> list[str]:
+    """A reason that names the first two rungs without which the answer is another."""
+    if not changed:
+        return []
+    each = ", ".join(f"{out.arm} at {format_flops(out.flops, 2)}" for out, _ in changed[:2])
+    more = f" or {len(changed) - 2} others" if len(changed) > 2 else ""
+    return [f"it is {str(changed[0][1]).split(':')[0]} without {each}{more}"]
+
+
+def _marks(v: Evidence) -> str:
+    """Reasons for caution that belong into the first sentence."""
+    if v.demoted is not None:
+        found = v.demoted.growth
+        check = next(check for check in v.noise_checks if check.kind == v.demoted.kind)
+        p = max(check.p_slope if found in ("grows", "shrinks") else check.p_shift, check.p_difference)
+        what = (
+            f"the noise changes along the ladders (SD ×{check.estimate:g} at the lowest compute)"
+            if check.kind == "trend"
+            else f"errors are correlated along the ladders ({check.estimate:g})"
+        )
+        return f"; {what} (p = {check.p_value:.2g}), and with such noise {found!r} is not shown (p = {p:.2g})"
+    marks = f"; fragile: {'; '.join(v.fragile)}" if v.fragile else ""
+    if v.by_what_fragile:
+        marks += f"; by what is fragile: {'; '.join(v.by_what_fragile)}"
+    return marks
+
+
+def _noise(v: Evidence) -> str:
+    """A remark where the scatter contradicts the stated noise."""
+    if v.p_scatter >= CHECK_LEVEL:
+        return ""
+    return (
+        f" The residuals scatter by {v.sigma:.2g}, more than the stated noise (p = {v.p_scatter:.2g}), so the"
+        " scatter was used."
+    )
 
 
 def _answers(v: Evidence) -> str:
@@ -54,6 +129,8 @@ def _detail(v: Evidence) -> str:
     if v.growth == "worse":
         more = _times(1 / _constant_multiplier(v))
         return f"It needs {more} the {_cost(v)} at every rung, and {delta}."
+    if v.demoted is not None:
+        return f"Taken as it is: {_multiplier(v)}, {delta} (p = {v.p_slope:.2g})."
     if v.p_difference >= v.level:
         return f"No difference is resolved (p = {v.p_difference:.2g}): {_multiplier(v)}, {delta}."
     return _constant_or_slope(v, delta)
@@ -137,7 +214,7 @@ def what_would_change(evidence: Evidence) -> list[str]:
                 f"no error up to {MAX_LOSS_PENALTY:.0%} of the loss at the {rung} would by itself explain"
                 " the difference in slope"
             )
-    changed = [out for out in v.leave_one_out if out.verdict != v.word]
+    changed = [] if v.demoted else [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
         each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""

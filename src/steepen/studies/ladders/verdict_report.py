@@ -65,8 +65,8 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         rows.append(
             (
                 name,
-                verdict.growth if verdict else "reference",
-                verdict.by_what if verdict else None,
+                _marked(verdict.growth, verdict.fragile) if verdict else "reference",
+                _marked(verdict.by_what, verdict.by_what_fragile) if verdict else None,
                 finite_or_none(verdict.growth_per_decade) if verdict else None,
                 verdict.p_slope if verdict else None,
                 gamma.value,
@@ -105,6 +105,11 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         ),
         arm_column=0,
     )
+
+
+def _marked(answer: str | None, fragile: tuple[str, ...]) -> str | None:
+    """An answer, marked where it is fragile."""
+    return f"{answer} (fragile)" if answer and fragile else answer
 
 
 def _levels(analysis: LadderAnalysis) -> str:

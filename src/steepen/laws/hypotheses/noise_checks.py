@@ -1,0 +1,215 @@
+"""Would a verdict hold if the noise were not independent, equal and as large as stated?
+
+The F-tests assume independent errors of equal variance (times known weights). Three checks on every pair of
+ladders, vectorised over data sets:
+
+    trend        the standard deviation changes along the ladder by a constant factor per unit of log compute
+    correlation  errors of neighbouring rungs of a ladder are correlated (an AR(1) process along the ladder)
+    scatter      the residual scatter exceeds a stated noise (chi-square)
+
+For trend and correlation, the tests are repeated by generalised least squares under a grid of noise models,
+linearised at the fit, and their p-values averaged with weights from the restricted likelihood. A short ladder
+says little about its own noise: with eight rungs per arm these weights are nearly flat in the correlation, so
+the average mostly asks whether the claim survives noise that the data cannot exclude.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from steepen.laws.distributions import f_p_value
+from steepen.laws.fits.solver import Array, Mask, jacobian
+from steepen.laws.hypotheses.nested_models import (
+    Answers,
+    DecisionRule,
+    FTests,
+    NestedFits,
+    answer_questions,
+    f_test_hypotheses,
+    fit_hypotheses,
+)
+
+NoiseKind = Literal["trend", "correlation"]
+NOISE_KINDS: tuple[NoiseKind, ...] = ("trend", "correlation")
+# Ratio of the standard deviations at the lowest and the highest compute; 1 is equal noise.
+TREND_RATIOS = (1.0, 2.0, 4.0, 8.0, 16.0, 0.5, 0.25, 0.125)
+CORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9)
+CHECK_LEVEL = 0.05
+HUBER_WIDTH = 1.345  # in standard deviations: 95% efficient for normal noise
+MAX_POINTS_CHECKED = 200  # the noise models are dense matrices
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseCheck:
+    """One departure from independent, equal noise, one value per data set.
+
+    `p_value` is that of the likelihood-ratio test of equal, independent noise; `estimate` the most likely
+    value (SD at the lowest over SD at the highest compute, or the correlation of neighbouring rungs).
+    `p_difference`, `p_slope` and `p_shift` are the tests' p-values averaged over the noise models.
+    """
+
+    p_value: Array
+    estimate: Array
+    p_difference: Array
+    p_slope: Array
+    p_shift: Array
+
+    def holds(self, answers: Answers, level: float = CHECK_LEVEL) -> Mask:
+        """Whether each answer to the first question is also reached with the averaged p-values.
+
+        Also where several arms share a level, the averaged p-values are held against that of a single arm.
+        """
+        sloped = np.isin(answers.growth, ["grows", "shrinks"])
+        level_shift = np.isin(answers.growth, ["constant", "worse"])
+        decided = np.where(sloped, self.p_slope, np.where(level_shift, self.p_shift, 0.0))
+        return (answers.growth == "undecided") | ((self.p_difference < level) & (decided < level))
+
+    def failed(self, answers: Answers) -> Mask:
+        """Whether equal, independent noise is rejected and the answer does not hold without it."""
+        return (self.p_value < CHECK_LEVEL) & ~self.holds(answers)
+
+
+def check_noise(fits: NestedFits, y: Array, rule: DecisionRule) -> dict[NoiseKind, NoiseCheck]:
+    """Trend and correlation of the noise, and the tests averaged over them; empty for too few or many points.
+
+    `y` is (data sets, points).
+    """
+    points, parameters = len(fits.pair.x), fits.designs["free"].n_parameters
+    if points > MAX_POINTS_CHECKED or points - parameters < 2 or (fits.weights <= 0).any():
+        return {}
+    weights = np.sqrt(fits.weights[0])
+    whiteners: dict[NoiseKind, list[Array]] = {
+        "trend": [np.diag(weights * ratio ** _position(fits)) for ratio in TREND_RATIOS],
+        "correlation": [_decorrelate(fits, rho) * weights for rho in CORRELATIONS],
+    }
+    values: dict[NoiseKind, tuple[float, ...]] = {"trend": TREND_RATIOS, "correlation": CORRELATIONS}
+    return {
+        kind: _average(fits, y, whiteners[kind], np.array(values[kind]), log=rule.log) for kind in NOISE_KINDS
+    }
+
+
+def judge_checked(
+    tests: FTests, checks: dict[NoiseKind, NoiseCheck], rule: DecisionRule
+) -> tuple[Answers, Mask]:
+    """The answers after the noise checks, and which of them are fragile.
+
+    An answer whose check failed becomes *undecided*. It is fragile where equal and independent noise is not
+    rejected but the answer needs it.
+    """
+    answers = answer_questions(tests, rule)
+    failed = np.zeros(len(answers.growth), bool)
+    holds = np.ones(len(answers.growth), bool)
+    for check in checks.values():
+        failed |= check.failed(answers)
+        holds &= check.holds(answers)
+    growth = np.where(failed, "undecided", answers.growth)
+    return Answers(growth, np.where(failed, "", answers.by_what)), ~failed & ~holds
+
+
+def scatter_p_value(fits: NestedFits, rule: DecisionRule) -> Array:
+    """p-value of a scatter as large as the residuals' if the noise is as stated; 1 without a stated noise."""
+    if rule.noise is None:
+        return np.ones(len(fits.scale))
+    noise = rule.noise / (fits.scale if rule.log else 1.0)
+    df = np.maximum(fits.degrees_of_freedom("free"), 1e-9)
+    return np.where(fits.degrees_of_freedom("free") > 0, special.chdtrc(df, fits.rss("free") / noise**2), 1.0)
+
+
+def robust_tests(fits: NestedFits, y: Array, rule: DecisionRule) -> FTests:
+    """Tests with Huber weights: points off the free law count less, however far off they are."""
+    design, x = fits.designs["free"], fits.pair.x
+    found, weights = fits, fits.weights
+    spare = np.maximum(fits.degrees_of_freedom("free"), 1.0)
+    for _ in range(4):
+        predicted = design.predict(found.solutions["free"].theta, x)
+        size = np.abs(_residual(y, predicted, log=rule.log)) * np.sqrt(fits.weights)
+        scale = 1.4826 * np.median(size, axis=1) * np.sqrt(len(x) / spare)
+        width = HUBER_WIDTH * np.maximum(scale, 1e-12)[:, None]
+        weights = fits.weights * np.minimum(1.0, width / np.maximum(size, 1e-300))
+        found = fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=found)
+    return f_test_hypotheses(found, rule)
+
+
+def _residual(y: Array, predicted: Array, *, log: bool) -> Array:
+    return np.log(y) - np.log(np.maximum(predicted, 1e-300)) if log else y - predicted
+
+
+def _position(fits: NestedFits) -> Array:
+    """Each point's place in log compute, from 0 (lowest) to 1 (highest)."""
+    x = fits.pair.x
+    return (x - x.min()) / max(float(np.ptp(x)), 1e-12)
+
+
+def _decorrelate(fits: NestedFits, rho: float) -> Array:
+    """The matrix that makes AR(1) errors along each ladder independent: (points, points)."""
+    matrix = np.eye(len(fits.pair.x))
+    for flag in (False, True):
+        own = np.flatnonzero(fits.pair.arm == flag)
+        order = own[np.argsort(fits.pair.x[own])]
+        matrix[order[1:], order[1:]] = 1 / np.sqrt(1 - rho**2)
+        matrix[order[1:], order[:-1]] = -rho / np.sqrt(1 - rho**2)
+    return matrix
+
+
+def _average(fits: NestedFits, y: Array, whiteners: list[Array], values: Array, *, log: bool) -> NoiseCheck:
+    """Tests averaged over noise models by restricted likelihood; the first is equal, independent noise."""
+    free, exponent = fits.solutions["free"].theta, fits.solutions["exponent"].theta
+    x, designs = fits.pair.x, fits.designs
+    residual_free = _residual(y, designs["free"].predict(free, x), log=log)
+    j_free = jacobian(designs["free"], x, free, log)
+    # Linearised about the exponent hypothesis: its columns are E, log A, Δ log A, γ and Δγ.
+    j = jacobian(designs["exponent"], x, exponent, log)
+    residual = _residual(y, designs["exponent"].predict(exponent, x), log=log)
+    unsloped = residual + j[:, :, 4] * exponent[:, 4:5]
+    unshifted = unsloped + j[:, :, 2] * exponent[:, 2:3]
+    df = len(x) - j.shape[2]
+    likelihood, p_difference, p_slope, p_shift = (np.empty((len(y), len(whiteners))) for _ in range(4))
+    for k, whitener in enumerate(whiteners):
+        own = df if k == 0 else df - 1  # a noise model other than the first has a parameter of its own
+        rest, log_determinant = _least_squares(whitener @ j_free, residual_free @ whitener.T)
+        spare = len(x) - j_free.shape[2]
+        likelihood[:, k] = np.linalg.slogdet(whitener)[1] - 0.5 * (
+            log_determinant + spare * np.log(np.maximum(rest, 1e-300))
+        )
+        white = whitener @ j
+        slope, shift = unsloped @ whitener.T, unshifted @ whitener.T
+        full = _least_squares(white, slope)[0]
+        p_slope[:, k] = _p(_least_squares(white[:, :, :4], slope)[0], full, 1.0, own)
+        full = _least_squares(white, shift)[0]
+        p_difference[:, k] = _p(_least_squares(white[:, :, [0, 1, 3]], shift)[0], full, 2.0, own)
+        shifted = _least_squares(white[:, :, :4], shift)[0]
+        p_shift[:, k] = _p(_least_squares(white[:, :, [0, 1, 3]], shift)[0], shifted, 1.0, own + 1)
+    best = likelihood.max(axis=1, keepdims=True)
+    weight = np.exp(likelihood - best)
+    weight /= weight.sum(axis=1, keepdims=True)
+    ratio = 2 * (best[:, 0] - likelihood[:, 0])
+    return NoiseCheck(
+        p_value=special.chdtrc(1.0, np.maximum(ratio, 0.0)),
+        estimate=values[likelihood.argmax(axis=1)],
+        p_difference=(weight * p_difference).sum(axis=1),
+        p_slope=(weight * p_slope).sum(axis=1),
+        p_shift=(weight * p_shift).sum(axis=1),
+    )
+
+
+def _p(small: Array, large: Array, extra: float, df: int) -> Array:
+    return f_p_value(
+        (small - large) / extra / np.maximum(large / max(df, 1), 1e-300), extra, np.array(float(df))
+    )
+
+
+def _least_squares(design: Array, y: Array) -> tuple[Array, Array]:
+    """RSS and log |XᵀX| of a linear fit to each data set: (sets, points, parameters), (sets, points)."""
+    scale = np.sqrt((design * design).sum(axis=1)) + 1e-300
+    scaled = design / scale[:, None, :]
+    normal: NDArray[np.float64] = np.swapaxes(scaled, 1, 2) @ scaled
+    normal = normal + 1e-13 * np.eye(normal.shape[1])
+    right = np.einsum("bni,bn->bi", scaled, y)
+    found = np.linalg.solve(normal, right[:, :, None])[:, :, 0]
+    rest = y - np.einsum("bni,bi->bn", scaled, found)
+    return (rest * rest).sum(axis=1), np.linalg.slogdet(normal)[1] + 2 * np.log(scale).sum(axis=1)
