@@ -8,9 +8,10 @@ from typing import cast
 import numpy as np
 
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
+from steepen.laws.fits.solver import Array, Mask, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
+    Answers,
     ByWhat,
     DecisionRule,
     Growth,
@@ -129,6 +130,21 @@ def bootstrap(
     return tuple(found), residual_fits
 
 
+def survives_leaving_one_out(
+    fits: NestedFits, y: Array, answers: Answers, rule: DecisionRule
+) -> tuple[Mask, Mask]:
+    """Whether each data set's answers to the first and the second question are the same without any rung."""
+    growth, by_what = np.ones(len(y), bool), np.ones(len(y), bool)
+    for i in range(len(fits.pair.x)):
+        weights = fits.weights.copy()
+        weights[:, i] = 0.0
+        found = fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits)
+        without = answer_questions(f_test_hypotheses(found, rule), rule)
+        growth &= without.growth == answers.growth
+        by_what &= without.by_what == answers.by_what
+    return growth, by_what
+
+
 def leave_one_out(
     ladders: tuple[Ladder, Ladder], fits: NestedFits, y: Array, rule: DecisionRule
 ) -> tuple[LeaveOneOut, ...]:
@@ -140,7 +156,8 @@ def leave_one_out(
     # In a very long ladder only rungs near the ends are left out: they have the leverage on the slope.
     chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < MAX_LEFT_OUT_PER_END]
     chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < MAX_LEFT_OUT_PER_END]
-    weights = np.where(np.eye(count, dtype=bool)[chosen], 0.0, fits.pair.weights)
+    weights = np.repeat(fits.pair.weights[None], len(chosen), axis=0)
+    weights[np.arange(len(chosen)), chosen] = 0.0
     tests = f_test_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits), rule)
     answers = answer_questions(tests, rule)
     rungs = [

@@ -1,0 +1,162 @@
+"""Noise that the tests do not assume: unequal, correlated, off by a rung, misstated; and its consequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
+from steepen.laws.fits.solver import Mask
+from steepen.laws.hypotheses.bootstrap import survives_leaving_one_out
+from steepen.laws.hypotheses.nested_models import (
+    DecisionRule,
+    LadderPair,
+    answer_questions,
+    f_test_hypotheses,
+    fit_hypotheses,
+)
+from steepen.laws.hypotheses.noise_checks import (
+    check_noise,
+    judge_checked,
+    robust_tests,
+    scatter_p_value,
+)
+from steepen.laws.ladder import make_ladder
+
+FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
+RULE = DecisionRule()
+SIGMA = 2e-3
+
+
+def law(flops: np.ndarray, a: float = 1.5, gamma: float = 0.1113) -> np.ndarray:
+    return 1.83 + a * (flops / 1e18) ** -gamma
+
+
+def noise(kind: str, draws: int, seed: int = 0, sigma: float = SIGMA) -> np.ndarray:
+    """(draws, 16) errors of a reference and an arm."""
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((draws, 2, 8))
+    if kind == "lowest two rungs ×5":
+        z[:, :, :2] *= 5
+    if kind == "AR(0.8)":
+        for i in range(1, 8):
+            z[:, :, i] = 0.8 * z[:, :, i - 1] + 0.6 * z[:, :, i]
+    errors = sigma * z.reshape(draws, 16)
+    if kind.startswith("+0.03 at"):
+        errors[:, {"reference's bottom": 0, "arm's bottom": 8, "arm's top": 15}[kind[9:]]] += 0.03
+    return errors
+
+
+def claims(arm: np.ndarray, kind: str, draws: int = 120, sigma: float = SIGMA) -> tuple[np.ndarray, Mask]:
+    """The growth answers by least squares, and which of them stand: neither demoted nor fragile."""
+    pair = LadderPair(
+        np.log(np.tile(FLOPS, 2) / np.exp(np.log(FLOPS).mean())), np.repeat([False, True], 8), np.ones(16)
+    )
+    truth = np.concatenate([law(FLOPS), arm])
+    y = truth + noise(kind, draws, sigma=sigma)
+    fits = fit_hypotheses(pair, y, RULE, warm_start=fit_hypotheses(pair, truth, RULE))
+    tests = f_test_hypotheses(fits, RULE)
+    plain = answer_questions(tests, RULE)
+    checked, fragile = judge_checked(tests, check_noise(fits, y, RULE), RULE)
+    robust = answer_questions(robust_tests(fits, y, RULE), RULE)
+    survives, _ = survives_leaving_one_out(fits, y, plain, RULE)
+    stands = (checked.growth == plain.growth) & ~fragile & survives & (robust.growth == plain.growth)
+    return plain.growth, stands
+
+
+@pytest.mark.parametrize(
+    ("kind", "least_squares"),
+    [
+        ("lowest two rungs ×5", 0.12),
+        ("AR(0.8)", 0.4),
+        ("+0.03 at reference's bottom", 0.6),
+        ("+0.03 at arm's bottom", 0.6),
+    ],
+)
+def test_unmarked_false_claims_are_rare_under_noise_that_the_tests_do_not_assume(
+    kind: str, least_squares: float
+) -> None:
+    growth, stands = claims(law(FLOPS), kind)
+    assert np.mean(growth != "undecided") > least_squares, "least squares alone is fooled"
+    assert np.mean((growth != "undecided") & stands) <= 0.08
+
+
+@pytest.mark.parametrize("gamma", [0.1140, 0.1168])
+def test_growth_of_the_papers_size_is_found_unmarked_at_a_noise_of_0_001(gamma: float) -> None:
+    growth, stands = claims(law(FLOPS, 1.5 * 1.12**-gamma, gamma), "independent", 60, 1e-3)
+    assert np.mean(growth == "grows") >= 0.99
+    assert np.mean((growth == "grows") & stands) >= 0.97
+
+
+def analysed(errors: np.ndarray, arm: np.ndarray | None = None, **options: float) -> LadderAnalysis:
+    losses = np.concatenate([law(FLOPS), law(FLOPS) if arm is None else arm]) + errors
+    ladders = {
+        "vanilla": make_ladder("vanilla", FLOPS, losses[:8]),
+        "arm": make_ladder("arm", FLOPS, losses[8:]),
+    }
+    return analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=100, **options))  # type: ignore[arg-type]
+
+
+def test_word_that_rests_on_one_rung_is_fragile_in_the_sentence_and_in_json() -> None:
+    """An error of 0.03 at the arm's bottom rung looks like a gain that grows."""
+    for errors in noise("+0.03 at arm's bottom", 40):
+        found = analysed(errors)
+        verdict = found.verdicts["arm"]
+        if verdict.growth == "grows":
+            break
+    else:
+        pytest.fail("no draw was fooled")
+    assert any("undecided without " in reason for reason in verdict.fragile)
+    assert "fragile: " in verdict.sentence.split(". ")[0]
+    assert found.to_dict()["arms"]["arm"]["fragile"] == list(verdict.fragile)
+
+
+def test_failed_noise_check_makes_the_word_undecided_and_says_so() -> None:
+    for errors in noise("lowest two rungs ×5", 60):
+        found = analysed(errors)
+        verdict = found.verdicts["arm"]
+        if verdict.demoted is not None:
+            break
+    else:
+        pytest.fail("no draw was demoted")
+    assert verdict.growth == "undecided" and verdict.demoted.growth != "undecided"
+    assert verdict.demoted.growth in verdict.sentence.split(". ")[0]
+    assert found.to_dict()["arms"]["arm"]["growth"] == "undecided"
+    (failed,) = [check for check in verdict.noise_checks if check.consequence == "undecided"]
+    assert failed.kind == verdict.demoted.kind and failed.p_value < 0.05
+
+
+def test_stated_noise_far_below_the_scatter_is_not_used() -> None:
+    """Noise eight times too small made "shallower, p = 1.9e-41" of two equal laws."""
+    errors = noise("independent", 3)[2]
+    stated, estimated = analysed(errors, noise=SIGMA / 8).verdicts["arm"], analysed(errors).verdicts["arm"]
+    assert stated.p_scatter < 1e-6 and "the scatter was used" in stated.sentence
+    assert stated.p_slope == estimated.p_slope and stated.growth == estimated.growth
+    right = analysed(errors, noise=SIGMA).verdicts["arm"]
+    assert right.p_scatter > 0.05 and right.sigma == SIGMA
+
+
+def test_stated_noise_off_by_two_makes_few_false_words() -> None:
+    pair = LadderPair(np.log(np.tile(FLOPS, 2) / 6e18), np.repeat([False, True], 8), np.ones(16))
+    truth = np.tile(law(FLOPS), 2)
+    y = truth + noise("independent", 400, seed=3)
+    rule = replace(RULE, noise=SIGMA / 2)
+    fits = fit_hypotheses(pair, y, rule, warm_start=fit_hypotheses(pair, truth, rule))
+    stated = answer_questions(f_test_hypotheses(fits, rule), rule).growth
+    scatter = answer_questions(f_test_hypotheses(fits, RULE), RULE).growth
+    judged = np.where(scatter_p_value(fits, rule) < 0.05, scatter, stated)
+    assert np.mean(stated != "undecided") > 0.3
+    assert np.mean(judged != "undecided") <= 0.08
+
+
+def test_robust_answer_is_in_the_first_sentence_where_it_differs() -> None:
+    found = analysed(np.zeros(16), law(FLOPS, 1.4, 0.1113)).verdicts["arm"]
+    assert found.robust_growth == found.growth and "robust" not in found.sentence
+    verdict = replace(
+        found, growth="grows", by_what="exponent", fragile=("a robust (Huber) fit says constant",)
+    )
+    from steepen.laws.verdict.sentences import verdict_sentence
+
+    assert "robust (Huber) fit says constant" in verdict_sentence(verdict).split(". ")[0]
