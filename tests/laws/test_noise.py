@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.fits.solver import Mask
 from steepen.laws.hypotheses.bootstrap import survives_leaving_one_out
@@ -23,7 +24,10 @@ from steepen.laws.hypotheses.noise_checks import (
     robust_tests,
     scatter_p_value,
 )
-from steepen.laws.ladder import make_ladder
+from steepen.laws.hypotheses.variance_components import rung_component_weights
+from steepen.laws.ladder import Ladder, make_ladder, read_ladders
+from steepen.laws.table import table_from
+from steepen.laws.verdict.sentences import verdict_sentence
 
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
 RULE = DecisionRule()
@@ -157,6 +161,101 @@ def test_robust_answer_is_in_the_first_sentence_where_it_differs() -> None:
     verdict = replace(
         found, growth="grows", by_what="exponent", fragile=("a robust (Huber) fit says constant",)
     )
-    from steepen.laws.verdict.sentences import verdict_sentence
-
     assert "robust (Huber) fit says constant" in verdict_sentence(verdict).split(". ")[0]
+
+
+def table(rows: list[dict[str, object]]) -> dict[str, Ladder]:
+    return read_ladders(table_from({name: [row[name] for row in rows] for name in rows[0]}))
+
+
+def ladder_rows(errors: np.ndarray, **columns: np.ndarray) -> list[dict[str, object]]:
+    """Rows of two equal laws with these (16,) errors and further columns."""
+    return [
+        {
+            "arm": ("vanilla", "arm")[i // 8],
+            "flops": float(FLOPS[i % 8]),
+            "loss": float(law(FLOPS)[i % 8] + errors[i]),
+            **{name: values[i] for name, values in columns.items()},
+        }
+        for i in range(16)
+    ]
+
+
+def test_loss_sd_and_weight_columns_are_precisions_of_the_losses() -> None:
+    """Known noise of the lowest rungs restores the level that unequal noise destroys."""
+    sd = np.tile([5.0, 5.0, 1, 1, 1, 1, 1, 1], 2) * SIGMA
+    errors = noise("lowest two rungs ×5", 1)[0]
+    by_sd = table(ladder_rows(errors, loss_sd=sd))
+    by_weight = table(ladder_rows(errors, weight=7 / sd**2))
+    for ladders in (by_sd, by_weight):
+        assert ladders["vanilla"].weights.tolist() == pytest.approx([0.04, 0.04, 1, 1, 1, 1, 1, 1])
+    first, second = (
+        analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=100)).verdicts["arm"]
+        for ladders in (by_sd, by_weight)
+    )
+    assert first.p_slope == pytest.approx(second.p_slope)
+    known = np.tile([0.04, 0.04, 1, 1, 1, 1, 1, 1], 2)
+    pair = LadderPair(np.log(np.tile(FLOPS, 2) / 6e18), np.repeat([False, True], 8), known)
+    y = np.tile(law(FLOPS), 2) + noise("lowest two rungs ×5", 400)
+    tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
+    assert np.mean(answer_questions(tests, RULE).growth != "undecided") <= 0.08
+    with pytest.raises(UsageError, match="loss_sd and weight"):
+        table(ladder_rows(errors, loss_sd=sd, weight=sd))
+
+
+def test_runs_within_one_percent_of_compute_are_one_rung() -> None:
+    """Three seeds whose FLOPs differ by 0.01% and share a rung's error are not three independent rungs."""
+    rng = np.random.default_rng(0)
+    flops = np.concatenate([FLOPS * (1 + 1e-4 * k) for k in (-1, 0, 1)])
+    ladder = make_ladder("v", flops, np.tile(law(FLOPS), 3) + 1e-3 * rng.standard_normal(24))
+    assert ladder.flops == pytest.approx(FLOPS) and ladder.seeds.tolist() == [3.0] * 8
+    apart = make_ladder("v", np.array([1e18, 1.011e18, 2e18]), np.array([3.0, 2.9, 2.8]))
+    assert len(apart.flops) == 3
+
+
+def test_rung_errors_do_not_let_many_seeds_outweigh_the_others() -> None:
+    """Seeds 10, 5, 3, 2, 1 … with an error that the seeds of a rung share, as large as a seed's own."""
+    seeds = np.array([10, 5, 3, 2, 1, 1, 1, 1])
+    counts = np.tile(seeds, 2).astype(float)
+    rng = np.random.default_rng(1)
+    draws = 150
+    y = np.tile(law(FLOPS), 2) + SIGMA * (
+        rng.standard_normal((draws, 16)) + rng.standard_normal((draws, 16)) / np.sqrt(counts)
+    )
+    within = SIGMA**2 * rng.chisquare(2 * (seeds - 1).sum(), draws) / (2 * (seeds - 1).sum())
+    x, arm = np.log(np.tile(FLOPS, 2) / 6e18), np.repeat([False, True], 8)
+    pair = LadderPair(x, arm, np.ones(16))
+    weights = rung_component_weights(pair.designs()["free"], x, y, counts, within)
+    assert 1.2 < np.median(weights[:, 0]) < 3, "not ten: truly (1 + 1)/(1 + 0.1)"
+    rates: list[float] = []
+    for used in (np.broadcast_to(counts, y.shape), weights):
+        tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE, weights=used), RULE)
+        rates.append(float(np.mean(answer_questions(tests, RULE).growth != "undecided")))
+    assert rates[1] <= 0.09 < rates[0]
+
+
+def test_rows_of_one_run_do_not_count_as_independent() -> None:
+    """Two rows from each of eight runs per arm, with one error per run."""
+    rng = np.random.default_rng(2)
+    both = np.sort(np.concatenate([FLOPS, FLOPS * 1.05]))
+    run = np.repeat(np.arange(8), 2)
+    errors = {name: SIGMA * rng.standard_normal(8)[run] for name in ("vanilla", "arm")}
+    rows = [
+        {
+            "arm": name,
+            "flops": float(c),
+            "loss": float(law(both)[i] + errors[name][i]),
+            "run": f"{name}-{run[i]}",
+        }
+        for name in errors
+        for i, c in enumerate(both)
+    ]
+    clustered = table(rows)
+    ignored = {name: replace(ladder, clusters=()) for name, ladder in clustered.items()}
+    found, naive = (
+        analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=200)).verdicts["arm"]
+        for ladders in (clustered, ignored)
+    )
+    assert np.ptp(found.delta_gamma_interval) > 1.3 * np.ptp(naive.delta_gamma_interval)
+    assert np.ptp(found.bootstraps[0].delta_gamma) > 1.1 * np.ptp(naive.bootstraps[0].delta_gamma)
+    assert found.p_slope > naive.p_slope

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, law_dict
+from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, default_c0, law_dict
 from steepen.laws.fits.joint_method import fit_joint
 from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.fits.solver import Array
@@ -20,6 +20,7 @@ from steepen.laws.hypotheses.diagnostics import (
     shared_irreducible_loss,
 )
 from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_word
+from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
@@ -179,8 +180,10 @@ def analyse(
         reference=request.reference, loss=request.loss, c0=request.c0, reference_law=request.reference_law,
         confidence=request.confidence, noise=request.noise,
     )  # fmt: skip
+    check_ladders(ladders, request.reference)
+    weighted = with_rung_component(ladders, request.c0 or default_c0(ladders[request.reference]))
     fits: dict[str, ComputeFit] = {
-        method: fit_compute(ladders, replace(base, method=method)) for method in methods
+        method: fit_compute(weighted, replace(base, method=method)) for method in methods
     }
     primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.errors import UsageError, nearest
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+
+Rows = NDArray[np.intp]
+MERGE_TOLERANCE = 0.01  # runs of an arm whose compute differs by less are seeds of one rung
 
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
     """An arm's rungs in order of compute. `loss` is the mean over seeds, `runs` the loss of each.
 
-    Fits use rung means, weighted by the number of seeds: the residual variance is then estimated from
-    rung means, so an error that all seeds of a rung share (a badly scaled learning rate) counts as noise.
+    `weights` are the relative precisions of the rungs' losses: 1 is that of a single run of typical noise.
+    They are the numbers of seeds, or sums of the table's own weights; `rung_component_weights` allows for
+    errors that all seeds of a rung share. `clusters` names the training run of each rung where a run has
+    several rows, whose errors are then not independent; `seed_names` the seeds of each rung.
     """
 
     arm: str
@@ -24,6 +30,13 @@ class Ladder:
     loss: Array
     runs: tuple[Array, ...]
     row_labels: tuple[str, ...]  # file and line of each rung, for messages
+    weights: Array = field(default_factory=lambda: np.zeros(0))
+    clusters: tuple[str, ...] = ()
+    seed_names: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.weights):
+            object.__setattr__(self, "weights", self.seeds)
 
     @property
     def seeds(self) -> Array:
@@ -36,46 +49,92 @@ class Ladder:
         return Ladder(
             self.arm, self.flops[index], self.loss[index],
             tuple(self.runs[i] for i in index), tuple(self.row_labels[i] for i in index),
+            self.weights[index], tuple(self.clusters[i] for i in index if self.clusters),
+            tuple(self.seed_names[i] for i in index if self.seed_names),
         )  # fmt: skip
 
 
 def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:
-    """A ladder from two arrays; runs of the same compute are seeds of one rung."""
-    loss = np.asarray(loss, float)
-    rungs, where = np.unique(np.asarray(flops, float), return_inverse=True)
-    runs = tuple(loss[where == i] for i in range(len(rungs)))
+    """A ladder from two arrays; runs whose compute differs by less than 1% are seeds of one rung."""
+    flops, loss = np.asarray(flops, float), np.asarray(loss, float)
+    groups = group_rungs(flops)
+    runs = tuple(loss[rows] for rows in groups)
+    rungs = np.array([_mean_compute(flops[rows]) for rows in groups])
     row_labels = tuple(f"{arm} at {value:.3g} FLOPs" for value in rungs)
     return Ladder(arm, rungs, np.array([values.mean() for values in runs]), runs, row_labels)
 
 
+def group_rungs(flops: Array) -> list[Rows]:
+    """Rows of each rung, lowest first; rows within 1% of a rung's lowest compute belong to it."""
+    order = np.argsort(flops, kind="stable")
+    groups: list[list[int]] = []
+    lowest = 0.0
+    for row in order.tolist():
+        if not groups or flops[row] > lowest * (1 + MERGE_TOLERANCE):
+            groups.append([])
+            lowest = float(flops[row])
+        groups[-1].append(row)
+    return [np.array(rows) for rows in groups]
+
+
+def _mean_compute(flops: Array) -> float:
+    """The geometric mean; exact where all are equal."""
+    return float(flops[0]) if np.ptp(flops) == 0 else float(np.exp(np.log(flops).mean()))
+
+
 def read_ladders(table: Table) -> dict[str, Ladder]:
-    """The ladders of a table with columns arm, flops, loss and perhaps seed, in the order arms appear."""
+    """The ladders of a table with columns arm, flops and loss, in the order arms appear.
+
+    Further columns are used where present: `seed`; `loss_sd` or `weight`, the standard deviation or the
+    relative precision of a row's loss; `run`, the training run a row belongs to.
+    """
     table.require(["arm", "flops", "loss"])
     arms, flops, loss = table.names("arm"), table.numbers("flops"), table.numbers("loss")
-    seeds = table.seeds()
-    seen: dict[tuple[str, float, str], int] = {}
-    rungs: dict[str, dict[float, list[int]]] = {}
-    for row, key in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
+    seeds, precision = table.seeds(), read_weights(table)
+    run_names = table.names("run") if table.has("run") else None
+    seen: dict[tuple[str, float, str, str], int] = {}
+    rows_of: dict[str, list[int]] = {}
+    for row, (arm, compute, seed) in enumerate(zip(arms, flops.tolist(), seeds, strict=True)):
+        key = (arm, compute, seed, run_names[row] if run_names else "")
         if key in seen:
-            what = f"seed {key[2]} of " if key[2] else ""
+            what = f"seed {seed} of " if seed else ""
             raise UsageError(
-                f"{table.place(row)}: {what}arm '{key[0]}' at {key[1]:g} FLOPs is already at {table.row_word}"
+                f"{table.place(row)}: {what}arm '{arm}' at {compute:g} FLOPs is already at {table.row_word}"
                 f" {table.lines[seen[key]]}; keep one, or tell repeats apart in a seed column."
             )
         seen[key] = row
-        rungs.setdefault(key[0], {}).setdefault(key[1], []).append(row)
+        rows_of.setdefault(arm, []).append(row)
     ladders: dict[str, Ladder] = {}
-    for arm, by_flops in rungs.items():
-        ordered = sorted(by_flops.items())
-        runs = tuple(loss[rows] for _, rows in ordered)
+    for arm, listed in rows_of.items():
+        own = np.array(listed)
+        groups = [own[rows] for rows in group_rungs(flops[own])]
         ladders[arm] = Ladder(
             arm,
-            np.array([value for value, _ in ordered]),
-            np.array([values.mean() for values in runs]),
-            runs,
-            tuple(table.place(rows[0]) for _, rows in ordered),
+            np.array([_mean_compute(flops[rows]) for rows in groups]),
+            np.array([float(np.average(loss[rows], weights=precision[rows])) for rows in groups]),
+            tuple(loss[rows] for rows in groups),
+            tuple(table.place(int(rows[0])) for rows in groups),
+            np.array([float(precision[rows].sum()) for rows in groups]),
+            tuple(run_names[int(rows[0])] for rows in groups) if run_names else (),
+            tuple(tuple(seeds[int(row)] for row in rows) for rows in groups),
         )
     return ladders
+
+
+def read_weights(table: Table) -> Array:
+    """Relative precision of every row: from `loss_sd` (1/variance) or `weight`; 1 without these columns.
+
+    They are scaled to a median of 1, so that estimated noise is that of a typical row.
+    """
+    if table.has("loss_sd") and table.has("weight"):
+        raise UsageError(f"{table.source} has columns loss_sd and weight; keep one of them.")
+    if table.has("loss_sd"):
+        weights = table.numbers("loss_sd") ** -2.0
+    elif table.has("weight"):
+        weights = table.numbers("weight")
+    else:
+        return np.ones(len(table))
+    return weights / float(np.median(weights))
 
 
 def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:

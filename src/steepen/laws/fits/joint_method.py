@@ -33,7 +33,7 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     group = np.concatenate([np.full(len(ladders[name].flops), i) for i, name in enumerate(names)])
     x = np.log(np.concatenate([ladder.flops for ladder in ladders.values()]) / c0)
     y = np.concatenate([ladder.loss for ladder in ladders.values()])
-    weights = np.concatenate([ladder.seeds for ladder in ladders.values()])
+    weights = np.concatenate([ladder.weights for ladder in ladders.values()])
     own = one_hot(group, len(names))
     design = Design(np.ones((len(x), 1)), own, own)
     best = solve_multistart(design, x, y, weights=weights, log=settings.fits_log_loss)

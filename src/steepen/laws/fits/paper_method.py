@@ -122,7 +122,7 @@ def fit_irreducible_loss(
     """
     x = np.log(ladder.flops / c0)
     log = loss in ("huber", "log-mse")
-    weights = ladder.seeds
+    weights = ladder.weights
     design, best, huber = _three_parameters(x, ladder.loss, loss, delta, weights)
     theta = best.theta[0]
     predicted = design.predict(theta, x)
@@ -184,7 +184,7 @@ def _line(
     ladder: Ladder, c0: float, e: float, noise: float | None = None
 ) -> tuple[Array, Array, float, float]:
     """Regression of log(L − e) on log C: (γ, log A), their covariance, residual sd of the loss, df."""
-    x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.seeds
+    x, z, w = np.log(ladder.flops / c0), np.log(ladder.loss - e), ladder.weights
     design = np.stack([-x, np.ones_like(x)], axis=1)
     inverse = np.asarray(np.linalg.inv((design * w[:, None]).T @ design), np.float64)
     value = inverse @ (design * w[:, None]).T @ z

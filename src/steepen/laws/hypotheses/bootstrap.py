@@ -73,9 +73,42 @@ def residual_draws(
     inverse = unscaled_covariance(design, x, theta, weights=weights, log=rule.log)[0]
     leverage = np.einsum("ni,ij,nj->n", j, inverse, j) * weights
     scaled = residual * np.sqrt(weights) / np.sqrt(np.maximum(1.0 - leverage, 1e-3))
+    if fits.pair.clusters is not None:
+        # Rows of one run keep their residuals, with a common random sign (wild cluster bootstrap), and are
+        # scaled by the leverage of the run.
+        clusters = fits.pair.clusters
+        of_run = np.bincount(clusters, leverage)[clusters]
+        sign = rng.choice([-1.0, 1.0], size=(draws, int(clusters.max()) + 1))
+        noise = residual / np.sqrt(np.maximum(1 - of_run, 0.1)) * sign[:, clusters]
+        return predicted * np.exp(noise) if rule.log else predicted + noise
     scaled -= scaled.mean()
     noise = scaled[rng.integers(len(x), size=(draws, len(x)))] / np.sqrt(weights)
     return predicted * np.exp(noise) if rule.log else predicted + noise
+
+
+def cluster_inflation(fits: NestedFits, y: Array, rule: DecisionRule) -> float:
+    """By how much points that share runs widen the variance of Δ log A and Δγ: 1 where none do.
+
+    The larger ratio of the cluster-robust variance (residuals scaled by 1 − leverage, which is on the safe
+    side with few runs) to the variance of independent points; at least 1.
+    """
+    clusters = fits.pair.clusters
+    if clusters is None:
+        return 1.0
+    design, x, weights = fits.designs["exponent"], fits.pair.x, fits.weights[0]
+    theta = fits.solutions["exponent"].theta[:1]
+    predicted = design.predict(theta, x)[0]
+    residual = np.log(y / predicted) if rule.log else y - predicted
+    j = jacobian(design, x, theta, rule.log)[0]
+    inverse = unscaled_covariance(design, x, theta, weights=weights, log=rule.log)[0]
+    leverage = np.einsum("ni,ij,nj->n", j, inverse, j) * weights
+    scores = j * (weights * residual / np.maximum(1 - leverage, 0.05))[:, None]
+    freedom = len(x) - design.n_parameters
+    variance = float((weights * residual**2).sum()) / max(freedom, 1)
+    summed = np.stack([scores[clusters == i].sum(axis=0) for i in range(int(clusters.max()) + 1)])
+    robust = inverse @ (summed.T @ summed) @ inverse
+    ratios = [robust[i, i] / max(inverse[i, i] * variance, 1e-300) for i in (2, 4)]
+    return max(1.0, *ratios)
 
 
 def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Generator) -> Array | None:

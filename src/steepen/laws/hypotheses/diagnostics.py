@@ -153,7 +153,7 @@ def _stacked(ladders: dict[str, Ladder], c0: float) -> tuple[Array, Array, Array
     return (
         np.log(np.concatenate([ladder.flops for ladder in parts]) / c0),
         np.concatenate([ladder.loss for ladder in parts]),
-        np.concatenate([ladder.seeds for ladder in parts]),
+        np.concatenate([ladder.weights for ladder in parts]),
         np.concatenate([np.full(len(ladder.flops), i) for i, ladder in enumerate(parts)]),
     )
 

@@ -74,11 +74,15 @@ class DecisionRule:
 
 @dataclass(frozen=True, eq=False)
 class LadderPair:
-    """Points of a reference and an arm: x = log(C/C0), a mask of the arm's points, seeds as weights."""
+    """Points of a reference and an arm: x = log(C/C0), a mask of the arm's points, and their weights.
+
+    `clusters` numbers the training run of each point where runs have several; None: each has its own.
+    """
 
     x: Array
     arm: NDArray[np.bool_]
     weights: Array
+    clusters: NDArray[np.intp] | None = None
 
     def designs(self) -> dict[Hypothesis, Design]:
         """The five designs. Constants and exponents are (reference, arm − reference), E one per ladder."""
@@ -103,23 +107,31 @@ class NestedFits:
     designs: dict[Hypothesis, Design]
     solutions: dict[Hypothesis, Solution]
     scale: Array
+    # Factor on the noise variance for points that share a run (`cluster_inflation`).
+    inflation: float = 1.0
 
     def rss(self, hypothesis: Hypothesis) -> Array:
         """Weighted residual sum of squares of one hypothesis, one value per data set."""
         return self.solutions[hypothesis].objective
 
     def degrees_of_freedom(self, hypothesis: Hypothesis) -> Array:
-        """Points with positive weight minus parameters, one value per data set."""
-        return (self.weights > 0).sum(axis=1) - float(self.designs[hypothesis].n_parameters)
+        """Points (or runs, if fewer) with positive weight minus parameters, one value per data set."""
+        used = (self.weights > 0).sum(axis=1)
+        if self.pair.clusters is not None:
+            count = int(self.pair.clusters.max()) + 1
+            used = np.stack(
+                [(self.weights[:, self.pair.clusters == i] > 0).any(axis=1) for i in range(count)]
+            ).sum(axis=0)
+        return used - float(self.designs[hypothesis].n_parameters)
 
     def variance(self, hypothesis: Hypothesis, rule: DecisionRule) -> Array:
         """Noise variance: known, or the residual variance of `hypothesis`, at least the table's rounding."""
         if rule.noise is not None:
-            return np.full(len(self.scale), (rule.noise / (self.scale if rule.log else 1.0)) ** 2)
+            stated = (rule.noise / (self.scale if rule.log else 1.0)) ** 2
+            return self.inflation * np.full(len(self.scale), stated)
         rounding = ROUNDING_ERROR * (1.0 if rule.log else self.scale)
-        return np.maximum(
-            self.rss(hypothesis) / np.maximum(self.degrees_of_freedom(hypothesis), 1e-9), rounding**2
-        )
+        freedom = (self.weights > 0).sum(axis=1) - float(self.designs[hypothesis].n_parameters)
+        return self.inflation * np.maximum(self.rss(hypothesis) / np.maximum(freedom, 1e-9), rounding**2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +213,8 @@ def fit_hypotheses(
                 unconverged, multistart(hypothesis, unconverged)
             )
     _restart_from_nested(found, run)
-    return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1))
+    inflation = 1.0 if warm_start is None else warm_start.inflation
+    return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1), inflation)
 
 
 def _embed(theta: Array, by: ExtraParameter) -> Array:

@@ -129,14 +129,14 @@ def score_hold_outs(
             )
         law = fit.arms[arm]
         a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
-        for flops, observed, seeds in zip(ladder.flops, ladder.loss, ladder.seeds, strict=True):
+        for flops, observed, weight in zip(ladder.flops, ladder.loss, ladder.weights, strict=True):
             x = math.log(flops / fit.c0)
             forecast = float(law.predict(flops))
             reducible = forecast - theta[0]
             gradient = np.zeros(len(theta))
             gradient[0], gradient[a], gradient[g] = 1.0, reducible, -x * reducible
             law_variance = max(float(gradient @ fit.covariance @ gradient), 0.0)
-            standard_error = math.sqrt(law_variance + fit.sigma**2 / seeds)
+            standard_error = math.sqrt(law_variance + fit.sigma**2 / weight)
             half_width = fit.quantile * standard_error
             miss = float(observed) - forecast
             t = miss / max(standard_error, 1e-300)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.compute_law import FitSettings, default_c0
 from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Array, solve, unscaled_covariance
-from steepen.laws.hypotheses.bootstrap import bootstrap, leave_one_out
+from steepen.laws.hypotheses.bootstrap import bootstrap, cluster_inflation, leave_one_out
 from steepen.laws.hypotheses.nested_models import (
     HYPOTHESES,
     Answers,
@@ -36,6 +37,7 @@ from steepen.laws.hypotheses.noise_checks import (
     robust_tests,
     scatter_p_value,
 )
+from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.evidence import (
     Crossing,
@@ -83,13 +85,16 @@ class Comparison:
 def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
     """Fit and test the nested models of two ladders."""
     c0 = settings.c0 or default_c0(reference)
+    reference, arm = with_rung_component({"reference": reference, "arm": arm}, c0).values()
     pair = LadderPair(
         np.log(np.concatenate([reference.flops, arm.flops]) / c0),
         np.repeat([False, True], [len(reference.flops), len(arm.flops)]),
-        np.concatenate([reference.seeds, arm.seeds]),
+        np.concatenate([reference.weights, arm.weights]),
+        _clusters(reference, arm),
     )
     y = np.concatenate([reference.loss, arm.loss])
     fits = fit_hypotheses(pair, y, rule)
+    fits = replace(fits, inflation=cluster_inflation(fits, y, rule))
     p_scatter = float(scatter_p_value(fits, rule)[0])
     if p_scatter < CHECK_LEVEL:
         rule = replace(rule, noise=None)
@@ -105,6 +110,19 @@ def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: Decisio
         robust_tests(fits, y[None], rule),
         p_scatter,
     )
+
+
+def _clusters(reference: Ladder, arm: Ladder) -> NDArray[np.intp] | None:
+    """The number of each point's training run; None where every point has its own."""
+    if not (reference.clusters or arm.clusters):
+        return None
+    names = [
+        (ladder.arm, ladder.clusters[i] if ladder.clusters else str(i))
+        for ladder in (reference, arm)
+        for i in range(len(ladder.flops))
+    ]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return None if len(numbers) == len(names) else np.array([numbers[name] for name in names])
 
 
 def judge_arm(

@@ -71,7 +71,7 @@ def interpolated_multipliers(
 ) -> list[Multiplier]:
     """Multipliers at the reference's rungs whose loss lies within the arm's measured losses.
 
-    The interval comes from noise of standard deviation `sigma`/√seeds simulated at every rung.
+    The interval comes from noise of standard deviation `sigma`/√weight simulated at every rung.
     """
     value = reference.flops / interpolate_compute(arm.flops, arm.loss, reference.loss, interpolate)
     rng = np.random.default_rng(seed)
@@ -79,10 +79,10 @@ def interpolated_multipliers(
     cells = len(reference.flops) * len(arm.flops)
     draws = min(draws, max(50, 50_000_000 // cells))
     if sigma > 0 and draws > 0:
-        reference_losses = reference.loss + sigma / np.sqrt(reference.seeds) * rng.standard_normal(
+        reference_losses = reference.loss + sigma / np.sqrt(reference.weights) * rng.standard_normal(
             (draws, len(reference.loss))
         )
-        arm_losses = arm.loss + sigma / np.sqrt(arm.seeds) * rng.standard_normal((draws, len(arm.loss)))
+        arm_losses = arm.loss + sigma / np.sqrt(arm.weights) * rng.standard_normal((draws, len(arm.loss)))
         tiny = 1e-9
         # Every draw compares each point with each segment, so draws go in blocks that fit in memory.
         block = max(1, 2_000_000 // cells)
