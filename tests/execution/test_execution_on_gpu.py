@@ -17,7 +17,7 @@ from steepen.model.shape import SizeRule
 from steepen.training.device import configure_backends
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024)
+SCALE = SizeRule(aspect=64, head_dim=64, mlp_multiple=64, context=256, vocabulary=1024, real_vocabulary=1000)
 
 
 def build(name: str, stream: StreamPrecision = "bf16") -> Network:
@@ -33,7 +33,7 @@ def build(name: str, stream: StreamPrecision = "bf16") -> Network:
 
 def batch() -> tuple[Tensor, Tensor]:
     generator = torch.Generator("cuda").manual_seed(2)
-    tokens = torch.randint(0, 1024, (4, 257), generator=generator, device="cuda")
+    tokens = torch.randint(0, 1000, (4, 257), generator=generator, device="cuda")
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 

@@ -192,6 +192,23 @@ def test_cross_entropy_equals_reference(vocabulary: int, softcap: float | None) 
         assert (ours.data.float().abs().amax(-1)[1:] > 0.45 * fp8_max(LOGIT_GRADIENT_DTYPE)).all()
 
 
+@pytest.mark.parametrize("softcap", [None, 15.0])
+@pytest.mark.parametrize(("real", "padded"), [(250, 256), (19_257, 19_328)])
+def test_cross_entropy_leaves_padding_out(real: int, padded: int, softcap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(6, padded, generator=generator)).to(DEVICE, torch.bfloat16)
+    targets = torch.randint(0, real, (6,), generator=generator).to(DEVICE)
+    logits[:, real:] = 50
+    want, theirs = REFERENCE_FP8_BLOCK.cross_entropy_(logits[:, :real].clone(), targets, 0.25, softcap)
+    for kernels in (TRITON_FP8_BLOCK, REFERENCE_FP8_BLOCK):
+        losses, d = kernels.cross_entropy_(logits.clone(), targets, 0.25, softcap, real)
+        torch.testing.assert_close(losses, want, rtol=1e-4, atol=1e-5)
+        assert isinstance(d, RowwiseFp8)
+        assert not d.data[:, real:].float().any() and not unquantized(d)[:, real:].any()
+        cut = RowwiseFp8(unquantized(d)[:, :real], d.data[:, :real], d.scale)
+        check(cut, theirs, LOGIT_GRADIENT_DTYPE, 0.25 * (PROBABILITY_MARGIN - torch.expm1(-want)))
+
+
 @pytest.mark.parametrize("shape", [(128, 64), (40, 80), (300, 48)])
 @pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
 def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:

@@ -80,6 +80,27 @@ def test_triton_equals_gemm_and_cross_entropy(size: tuple[int, int, int], softca
     torch.testing.assert_close(only_losses, losses)
 
 
+@SOFTCAPS
+@pytest.mark.parametrize(("real", "padded"), [(257, 264), (250, 256), (3, 520), (512, 520)])
+@pytest.mark.parametrize("kernels", [REFERENCE, TRITON], ids=["reference", "triton"])
+def test_padding_has_no_logit_and_no_gradient(
+    kernels: Kernels, real: int, padded: int, softcap: float | None
+) -> None:
+    n, weight, _ = draw((130, padded, 72), HALF, DEVICE)
+    targets = torch.arange(130, device=DEVICE) % real
+    weight[real:] = 5  # would change every loss
+    expected, gradient = exact_loss_and_gradient(n, weight[:real], targets, softcap)
+    for wanted in (False, True):
+        losses, logit_gradient = kernels.fused_linear_cross_entropy(
+            n, weight, targets, 0.25, softcap, real, gradient=wanted
+        )
+        torch.testing.assert_close(losses.double(), expected, rtol=1e-4, atol=1e-4)
+    assert logit_gradient is not None
+    found = logit_gradient.exp_differences.double() * logit_gradient.row_factor.double()[:, None]
+    torch.testing.assert_close(found[:, :real], 0.25 * gradient, rtol=2**-7, atol=1e-7)
+    assert not found[:, real:].any()
+
+
 @pytest.mark.parametrize("kernels", [REFERENCE, TRITON], ids=["reference", "triton"])
 def test_clamped_logit_difference_has_a_finite_gradient_of_the_right_sign(kernels: Kernels) -> None:
     # e^60 overflows fp16, which the interpreter computes in: there only the loss is checked.

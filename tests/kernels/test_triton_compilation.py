@@ -203,20 +203,21 @@ def call_head(vocabulary: int, softcap: float | None, capability: int) -> None:
     """Launch the kernels of head and loss: fused, with and without gradients, and separate."""
     from steepen.kernels.dispatch import TRITON, TRITON_FP8_BLOCK
 
-    rows, width = 4096, 1024
+    rows, width, real = 4096, 1024, {50_304: 50_257}.get(vocabulary, vocabulary)
     n, weight, targets = empty(rows, width), empty(vocabulary, width), empty(rows, dtype=torch.int64)
     assert TRITON.supports_fused_linear_cross_entropy(n, weight) == (capability >= TMA_CAPABILITY)
     if capability >= TMA_CAPABILITY:
-        TRITON.fused_linear_cross_entropy(n, weight, targets, 1 / rows, softcap, gradient=False)
-        _, found = TRITON.fused_linear_cross_entropy(n, weight, targets, 1 / rows, softcap, gradient=True)
+        loss_of = TRITON.fused_linear_cross_entropy
+        loss_of(n, weight, targets, 1 / rows, softcap, real, gradient=False)
+        _, found = loss_of(n, weight, targets, 1 / rows, softcap, real, gradient=True)
         assert found is not None
         rstd = empty(rows, dtype=torch.float32)
         TRITON.rms_norm_backward(n, n, rstd, row_factor=found.row_factor, out=n)
         out = empty(rows, width, dtype=torch.float32)
         TRITON.rms_norm_backward(n, n, rstd, row_factor=found.row_factor, out=out)
-    TRITON.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap)
+    TRITON.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap, real)
     if capability >= FP8_CAPABILITY:
-        TRITON_FP8_BLOCK.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap)
+        TRITON_FP8_BLOCK.cross_entropy_(empty(rows, vocabulary), targets, 1 / rows, softcap, real)
 
 
 def call_muon(width: int) -> None:

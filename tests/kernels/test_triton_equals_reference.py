@@ -179,6 +179,24 @@ def test_cross_entropy_equals_reference(draw: Draw, vocabulary: int, softcap: fl
         draw.agree(ours[row], theirs[row])
 
 
+@pytest.mark.parametrize("softcap", [None, 15.0])
+@pytest.mark.parametrize(("real", "padded"), [(250, 256), (1, 128), (19_257, 19_328), (16_400, 19_328)])
+def test_cross_entropy_leaves_padding_out(draw: Draw, real: int, padded: int, softcap: float | None) -> None:
+    logits, targets = 4 * draw(6, padded), draw.integers(real, 6)
+    logits[:, real:] = 50  # would dominate the softmax
+    ours, theirs, unpadded = logits.clone(), logits.clone(), logits[:, :real].clone()
+    losses = [
+        kernels.cross_entropy_(x, targets, 0.25, softcap, real)[0]
+        for kernels, x in ((TRITON, ours), (REFERENCE, theirs))
+    ]
+    expected, gradient = REFERENCE.cross_entropy_(unpadded, targets, 0.25, softcap)
+    draw.agree(losses[0], expected)
+    draw.agree(losses[1], expected)
+    for found in (ours, theirs):
+        assert not found[:, real:].any()
+        draw.agree(found[:, :real], gradient)
+
+
 @pytest.mark.parametrize("vocabulary", [1000])
 def test_cross_entropy_of_equal_logits_is_log_vocabulary(draw: Draw, vocabulary: int) -> None:
     """All logits are zero at initialization; large ones must not overflow."""

@@ -189,8 +189,8 @@ def test_initial_weights_have_the_documented_distributions() -> None:
         assert block.get_parameter("out").count_nonzero() == block.get_parameter("down").count_nonzero() == 0
         for name in ("qkv", "gate_up"):
             weight = block.get_parameter(name)
-            assert weight.std().item() == pytest.approx(0.5 * 256**-0.5, rel=0.02)
-            assert weight.abs().max().item() <= 0.5 * (3 / 256) ** 0.5
+            assert weight.std().item() == pytest.approx(0.5 * (3 * 256) ** -0.5, rel=0.02)
+            assert weight.abs().max().item() <= 0.5 * 256**-0.5
 
 
 def test_initial_weight_does_not_depend_on_other_parameters() -> None:

@@ -108,7 +108,7 @@ def test_vanilla_equals_an_independent_transformer() -> None:
     torch.testing.assert_close(network(ids), torch.stack(rows), atol=1e-12, rtol=1e-12)
 
 
-def test_boundary_operator_is_applied_before_every_pass_and_before_the_coda() -> None:
+def test_boundary_operator_is_applied_after_every_pass_and_the_first_receives_e() -> None:
     network = build("untied-2", depth=4)
     alpha, ids = MULTIPLIERS.injection, tokens()
     rotary = network.rotary[:, : ids.shape[1]]
@@ -119,7 +119,7 @@ def test_boundary_operator_is_applied_before_every_pass_and_before_the_coda() ->
         return x
 
     e = run(network.prelude, network.norm(network.embedding[ids]))
-    h = run(network.cores[0], alpha * e)  # h0 = 0
+    h = run(network.cores[0], e)
     h = run(network.cores[1], network.norm(h) + alpha * e)
     expected = network.logits(run(network.coda, network.norm(h) + alpha * e))
     assert torch.equal(network(ids), expected)

@@ -49,7 +49,7 @@ def test_network_example_runs() -> None:
     (example,) = [block for block in python_blocks("family.md") if not block.startswith("# mylab.py")]
     names: dict[str, Any] = {}
     exec(example, names)
-    assert names["logits"].shape == (1, 64, 50_304) and names["sources"]
+    assert names["logits"].shape == (1, 64, 50_257) and names["sources"]
 
 
 @pytest.mark.parametrize("name", ["MIXED", "SQUARED"])

@@ -99,7 +99,7 @@ def test_plan_train_and_study_read_the_same_file(
     law_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FakeDataset:
-        identity, padded_vocabulary = "d" * 64, 50_304
+        identity, vocabulary, padded_vocabulary = "d" * 64, 50_257, 50_304
 
         def tokens(self, split: str) -> range:
             return range(10**12 if split == "train" else 20_000_000)

@@ -88,7 +88,7 @@ def test_validation_smaller_than_a_batch_is_whole_windows() -> None:
 class FakeDataset:
     """Prepared data of the paper's sizes, without its files."""
 
-    identity, padded_vocabulary = "d" * 64, 50_304
+    identity, vocabulary, padded_vocabulary = "d" * 64, 50_257, 50_304
 
     def tokens(self, split: str) -> range:
         return range({"train": 30_000_000_000, "val": 10_000_321}[split])

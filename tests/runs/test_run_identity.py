@@ -46,12 +46,12 @@ def pinned() -> dict[str, RunSpec]:
 # Runs on disk are found under these names. If one of them changes, so does the name of every finished run.
 # `PYTHONPATH=src .venv/bin/python tests/runs/test_run_identity.py` prints HASHES and DEFAULTS as of now.
 HASHES: dict[str, str] = {
-    "vanilla d8": "0ca28bb5094fadd4",
-    "untied-grow d8": "3d7a3b304af5da53",
-    "ablation": "17d3edee222f9681",
-    "custom optimizer config": "a7e9b7523511b401",
-    "pooled data": "f62a88fb1e1b3ba1",
-    "options and seed": "dd7579e5bbdad567",
+    "vanilla d8": "5dbe1e4b36f96e01",
+    "untied-grow d8": "5c5f5251f4023edc",
+    "ablation": "85f29b79ebfc369f",
+    "custom optimizer config": "3c2706d681878b81",
+    "pooled data": "6efa85053c414d4e",
+    "options and seed": "93a39cf2615d7667",
 }
 
 # The hash leaves out fields that have their default, so a changed default would give an existing hash another
@@ -81,6 +81,7 @@ DEFAULTS: dict[str, Any] = {
     "AllocationRule.prelude": None,
     "AllocationRule.coda": None,
     "AllocationRule.unsplit": False,
+    "Shape.real_vocabulary": None,
     "DataConfig.pool_tokens": None,
     "DataConfig.epochs": 1,
     "DataConfig.pool": "prefix",
@@ -106,6 +107,10 @@ DEFAULTS: dict[str, Any] = {
     "ModelOptions.qk_scale": 1,
     "ModelOptions.softcap": None,
     "ModelOptions.residual_stream": "bf16",
+    "ModelOptions.first_pass": "prelude",
+    "ModelOptions.padded_softmax": False,
+    "ModelOptions.init_bound": "width",
+    "ModelOptions.rope_table": "fp32",
 }
 
 
@@ -228,7 +233,7 @@ def test_device_world_size_and_micro_batch_are_not_part_of_a_spec() -> None:
 class FakeDataset:
     """Prepared data of a given size, without its files."""
 
-    identity, padded_vocabulary = "d" * 64, 50_304
+    identity, vocabulary, padded_vocabulary = "d" * 64, 50_257, 50_304
 
     def __init__(self, validation_tokens: int) -> None:
         self.sizes = {"train": 10**12, "val": validation_tokens}

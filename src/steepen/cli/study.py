@@ -291,6 +291,7 @@ def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tup
         vocabulary=dataset.padded_vocabulary,
         train_tokens=len(dataset.tokens("train")),
         validation_tokens=len(dataset.tokens("val")),
+        real_vocabulary=dataset.vocabulary,
     )
 
 
@@ -299,8 +300,8 @@ def _assumed(preset: Preset) -> DatasetInfo:
     from steepen.studies.context import DatasetInfo
 
     _, _, size = preset.tokenizer.partition(":")
-    vocabulary = -(-int(size or 50_257) // 128) * 128
-    return DatasetInfo("0" * 64, vocabulary, 10**15, 10**9)
+    real = int(size or 50_257)
+    return DatasetInfo("0" * 64, -(-real // 128) * 128, 10**15, 10**9, real)
 
 
 def _prepare(preset: Preset, folder: Path) -> None:

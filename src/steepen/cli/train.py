@@ -472,7 +472,7 @@ def _spec(
     from steepen.studies.preset import load_preset
 
     found = find_arm(arm)
-    size = SizeRule(vocabulary=dataset.padded_vocabulary, **scale)
+    size = SizeRule(vocabulary=dataset.padded_vocabulary, real_vocabulary=dataset.vocabulary, **scale)
     choice = choose_recipes(recipe, tpp)
     choice.require_file_for(found)
     changes = {name: value for name, value in recipe_changes.items() if value is not None}

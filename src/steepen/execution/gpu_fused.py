@@ -238,7 +238,13 @@ class _Loss(torch.autograd.Function):
         for first in range(0, tokens, step):
             chunk = slice(first, first + step)
             loss, dn, row_factor = _head_loss(
-                n[chunk], flat_targets[chunk], head, loss_scale / tokens, fused.softcap, gradient
+                n[chunk],
+                flat_targets[chunk],
+                head,
+                loss_scale / tokens,
+                fused.softcap,
+                gradient,
+                fused.token_ids,
             )
             losses.append(loss)
             if dn is not None:
@@ -268,24 +274,27 @@ def _head_loss(
     scale: float,
     softcap: float | None,
     gradient: bool,
+    vocabulary: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Losses (tokens,), `scale` times the gradient of n, and a factor per row still to be applied to that.
 
-    With `gradient` the head's own gradient is added to `.grad`.
+    Only the first `vocabulary` rows of the head have a logit. With `gradient` the head's own gradient is
+    added to `.grad`.
     """
     if isinstance(n, Tensor):
         kernels = kernels_for(n)
         if kernels.supports_fused_linear_cross_entropy(n, head.weight):
             losses, logit_gradient = kernels.fused_linear_cross_entropy(
-                n, head.weight, targets, scale, softcap, gradient=gradient
+                n, head.weight, targets, scale, softcap, vocabulary, gradient=gradient
             )
             if logit_gradient is None:
                 return losses, None, None
             head.wgrad(logit_gradient.exp_differences, logit_gradient.scaled_input)
             return losses, head.dgrad(logit_gradient.exp_differences), logit_gradient.row_factor
-        losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap)
+        losses, d = kernels.cross_entropy_(head(n), targets, scale, softcap, vocabulary)
     else:
-        losses, d = block_kernels_for(n.data, fp8=True).cross_entropy_(head(n), targets, scale, softcap)
+        fp8_kernels = block_kernels_for(n.data, fp8=True)
+        losses, d = fp8_kernels.cross_entropy_(head(n), targets, scale, softcap, vocabulary)
     return losses, head.backward(d, n) if gradient else None, None
 
 
@@ -296,6 +305,7 @@ class FusedNetwork:
         self.network, self.make_linear = network, make_linear
         self.eps, self.softcap = network.options.norm_eps, network.options.softcap
         self.signal = GradientSignal()
+        self.token_ids = network.token_ids
         self.head: FusedLinear = make_linear(network.head, network.multipliers.output, head=True)
         self.linears: list[FusedLinear] = []
         self.install_in_new_blocks()

@@ -32,30 +32,32 @@ PROBABILITY_MARGIN = 2.0**-20  # margin for fp32 rounding of 1 − p
 
 
 def cross_entropy_reference_(
-    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None, vocabulary: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each row (rows,); the logits are overwritten with `scale` times their gradient.
 
-    Returns (losses, gradient). With `softcap` a logit x counts as softcap·tanh(x/softcap).
+    Returns (losses, gradient). With `softcap` a logit x counts as softcap·tanh(x/softcap). Columns from
+    `vocabulary` on are padding: they are left out of the softmax, and their gradient is zero.
     """
-    raw = at_least_fp32(logits)
+    raw = at_least_fp32(logits[:, :vocabulary])
     x = raw if softcap is None else softcap * torch.tanh(raw / softcap)
     losses = functional.cross_entropy(x, targets, reduction="none")
     gradient = torch.softmax(x, dim=-1)
     gradient[torch.arange(len(x), device=x.device), targets] -= 1
     if softcap is not None:
         gradient = gradient * (1 - (x / softcap).square())
+    gradient = functional.pad(gradient, (0, logits.shape[1] - raw.shape[1]))
     return losses, logits.copy_(gradient * scale)
 
 
 def cross_entropy_fp8_reference_(
-    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None, vocabulary: int | None = None
 ) -> tuple[Tensor, RowwiseFp8]:
     """`cross_entropy_reference_` with the gradient also quantized.
 
     A row's amax is known from its loss: it is at the target, 1 − p with p = exp(−loss).
     """
-    losses, d = cross_entropy_reference_(logits, targets, scale, softcap)
+    losses, d = cross_entropy_reference_(logits, targets, scale, softcap, vocabulary)
     amax = abs(scale) * (PROBABILITY_MARGIN - torch.expm1(-losses))
     return losses, RowwiseFp8(d, *quantize_rows_reference(d, LOGIT_GRADIENT_DTYPE, amax))
 
@@ -105,35 +107,36 @@ def _store_gradient(pointer, fp8_pointer, d, multiplier, mask, FP8_MAX: tl.const
 @triton.jit
 def _short_cross_entropy_kernel(
     x_ptr, target_ptr, loss_ptr, fp8_ptr, scale_ptr, scale, softcap,
-    VOCABULARY: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr, BLOCK: tl.constexpr,
+    VOCABULARY: tl.constexpr, REAL: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row per program, held in registers."""
+    """One row of VOCABULARY columns, of which the first REAL count, per program, held in registers."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
     fp8_ptr += row * VOCABULARY
     target = tl.load(target_ptr + row)
     target_logit = softcapped(tl.load(x_ptr + target).to(tl.float32), softcap, SOFTCAP)
     column = tl.arange(0, BLOCK)
-    mask = column < VOCABULARY
-    x = tl.load(x_ptr + column, mask=mask, other=-float("inf")).to(tl.float32)
-    x = tl.where(mask, softcapped(x, softcap, SOFTCAP), -float("inf"))
+    real = column < REAL
+    x = tl.load(x_ptr + column, mask=real, other=-float("inf")).to(tl.float32)
+    x = tl.where(real, softcapped(x, softcap, SOFTCAP), -float("inf"))
     row_max = tl.max(x)
     logsumexp = tl.log(tl.sum(tl.exp(x - row_max))) + row_max
     tl.store(loss_ptr + row, logsumexp - target_logit)
     multiplier = _gradient_multiplier(scale_ptr + row, logsumexp - target_logit, scale, FP8_MAX)
     d = tl.exp(x - logsumexp) - tl.where(column == target, 1.0, 0.0)
-    d = softcap_backward(d, x, softcap, SOFTCAP)
+    d = tl.where(real, softcap_backward(d, x, softcap, SOFTCAP), 0.0)
     fp8_pointer = tl.max_contiguous(fp8_ptr + column, FP8_STORE_ELEMENTS)
-    _store_gradient(x_ptr + column, fp8_pointer, d * scale, multiplier, mask, FP8_MAX)
+    _store_gradient(x_ptr + column, fp8_pointer, d * scale, multiplier, column < VOCABULARY, FP8_MAX)
 
 
 @triton.jit
 def _long_cross_entropy_kernel(
     x_ptr, target_ptr, loss_ptr, fp8_ptr, scale_ptr, scale, softcap,
-    VOCABULARY: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr,
+    VOCABULARY: tl.constexpr, REAL: tl.constexpr, SOFTCAP: tl.constexpr, FP8_MAX: tl.constexpr,
     LANES: tl.constexpr, PER_LANE: tl.constexpr,
 ):  # fmt: skip
-    """One row per program, read tile by tile, twice."""
+    """One row of VOCABULARY columns, of which the first REAL count, per program, read in tiles, twice."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * VOCABULARY
     fp8_ptr += row * VOCABULARY
@@ -144,13 +147,13 @@ def _long_cross_entropy_kernel(
     # Each lane has its own running maximum and sum, so lanes only wait for each other at the end.
     lane_max = tl.full([LANES], -3.0e38, tl.float32)
     lane_sum = tl.zeros([LANES], tl.float32)
-    prefetched = tl.load(x_ptr + offset, mask=offset < VOCABULARY, other=-float("inf"))
+    prefetched = tl.load(x_ptr + offset, mask=offset < REAL, other=-float("inf"))
     for start in range(0, VOCABULARY, STEP):
         x = softcapped(prefetched.to(tl.float32), softcap, SOFTCAP)
         if SOFTCAP:
-            x = tl.where(start + offset < VOCABULARY, x, -float("inf"))
+            x = tl.where(start + offset < REAL, x, -float("inf"))
         column = start + STEP + offset
-        prefetched = tl.load(x_ptr + column, mask=column < VOCABULARY, other=-float("inf"))
+        prefetched = tl.load(x_ptr + column, mask=column < REAL, other=-float("inf"))
         new_max = tl.maximum(lane_max, tl.max(x, axis=1))
         lane_sum = lane_sum * tl.exp(lane_max - new_max) + tl.sum(tl.exp(x - new_max[:, None]), axis=1)
         lane_max = new_max
@@ -167,6 +170,8 @@ def _long_cross_entropy_kernel(
         column = start + offset
         d = tl.exp(x - logsumexp) - tl.where(column == target, 1.0, 0.0)
         d = softcap_backward(d, x, softcap, SOFTCAP)
+        if REAL != VOCABULARY:
+            d = tl.where(column < REAL, d, 0.0)
         fp8_pointer = tl.max_contiguous(fp8_ptr + column, [1, FP8_STORE_ELEMENTS])
         _store_gradient(x_ptr + column, fp8_pointer, d * scale, multiplier, column < VOCABULARY, FP8_MAX)
 
@@ -177,18 +182,18 @@ LONG_ROW_OPTIONS = {"LANES": 1024, "PER_LANE": 8, "num_warps": 32}
 
 
 def cross_entropy_triton_(
-    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None, vocabulary: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy_reference_` in Triton."""
-    return _launch(logits, targets, scale, softcap), logits
+    return _launch(logits, targets, scale, softcap, vocabulary), logits
 
 
 def cross_entropy_fp8_triton_(
-    logits: Tensor, targets: Tensor, scale: float, softcap: float | None
+    logits: Tensor, targets: Tensor, scale: float, softcap: float | None, vocabulary: int | None = None
 ) -> tuple[Tensor, RowwiseFp8]:
     """`cross_entropy_fp8_reference_` in Triton."""
     data, row_scale = empty_rowwise(*logits.shape, LOGIT_GRADIENT_DTYPE, logits.device)
-    losses = _launch(logits, targets, scale, softcap, (data, row_scale))
+    losses = _launch(logits, targets, scale, softcap, vocabulary, (data, row_scale))
     return losses, RowwiseFp8(logits, data, row_scale)
 
 
@@ -197,6 +202,7 @@ def _launch(
     targets: Tensor,
     scale: float,
     softcap: float | None,
+    real: int | None,
     fp8: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Losses; the gradient overwrites the logits and, with `fp8` (data, scale), is also quantized there."""
@@ -205,6 +211,7 @@ def _launch(
     data, row_scale = fp8 or (logits, losses)
     options: dict[str, Any] = {
         "VOCABULARY": vocabulary,
+        "REAL": vocabulary if real is None else real,
         "SOFTCAP": softcap is not None,
         "FP8_MAX": torch.finfo(data.dtype).max if fp8 else None,
     }

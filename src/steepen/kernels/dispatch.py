@@ -46,6 +46,7 @@ class FusedLinearCrossEntropy(Protocol):
         targets: Tensor,
         scale: float,
         softcap: float | None,
+        vocabulary: int | None = None,
         *,
         gradient: bool,
     ) -> tuple[Tensor, LogitGradient | None]:
@@ -103,7 +104,7 @@ class Kernels:
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     swiglu_backward_: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-    cross_entropy_: Callable[[Tensor, Tensor, float, float | None], tuple[Tensor, Tensor]]
+    cross_entropy_: Callable[..., tuple[Tensor, Tensor]]  # see cross_entropy.cross_entropy_reference_
     supports_fused_linear_cross_entropy: Callable[[Tensor, Tensor], bool]
     fused_linear_cross_entropy: FusedLinearCrossEntropy
     gram: Gram
@@ -132,7 +133,7 @@ class BlockKernels:
     swiglu_backward_: Callable[
         ..., tuple[GemmOperand, GemmOperand]
     ]  # h is only accepted in the compute dtype
-    cross_entropy_: Callable[[Tensor, Tensor, float, float | None], tuple[Tensor, GemmOperand]]
+    cross_entropy_: Callable[..., tuple[Tensor, GemmOperand]]  # see cross_entropy.cross_entropy_reference_
     quantize_activation: Callable[[Tensor], GemmOperand]
     quantize_gradient: Callable[[Tensor], GemmOperand]
     wgrad_scale: Callable[..., Tensor | None]  # of the operand that `quantize_activation` returned

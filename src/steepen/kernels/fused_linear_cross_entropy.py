@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from steepen.kernels.cross_entropy import softcap_backward, softcapped
 from steepen.kernels.norm import at_least_fp32
@@ -44,13 +45,22 @@ def supports_fused_linear_cross_entropy_reference(n: Tensor, weight: Tensor) -> 
 
 
 def fused_linear_cross_entropy_reference(
-    n: Tensor, weight: Tensor, targets: Tensor, scale: float, softcap: float | None, *, gradient: bool
+    n: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: float,
+    softcap: float | None,
+    vocabulary: int | None = None,
+    *,
+    gradient: bool,
 ) -> tuple[Tensor, LogitGradient | None]:
     """Cross-entropy (tokens,) of the logits n @ weightᵀ, and with `gradient` `scale` times their gradient.
 
-    The loss of a target is at most about `MAX_LOGIT_DIFFERENCE`: larger logit differences are clamped.
+    Rows of the weight from `vocabulary` on are padding without a logit: their gradient is zero. The loss of a
+    target is at most about `MAX_LOGIT_DIFFERENCE`: larger logit differences are clamped.
     """
-    x = at_least_fp32(n) @ at_least_fp32(weight).t()
+    real = len(weight) if vocabulary is None else vocabulary
+    x = at_least_fp32(n) @ at_least_fp32(weight[:real]).t()
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     target = targets[:, None]
@@ -63,6 +73,7 @@ def fused_linear_cross_entropy_reference(
     exp_differences = exp_differences.scatter(1, target, -total[:, None])
     if softcap is not None:
         exp_differences = exp_differences * (1 - (x / softcap).square())
+    exp_differences = functional.pad(exp_differences, (0, len(weight) - real))
     row_factor = scale / (1 + total)
     scaled_input = (at_least_fp32(n) * row_factor[:, None]).to(n.dtype)
     return losses, LogitGradient(exp_differences.to(n.dtype), row_factor, scaled_input)
@@ -99,8 +110,8 @@ def _target_logit_kernel(
 
 @triton.jit
 def _exp_difference_kernel(
-    n_tiles, weight_tiles, out_tiles, partial_sum_ptr, target_logit_ptr, target_ptr, rows, vocabulary, width,
-    softcap,
+    n_tiles, weight_tiles, out_tiles, partial_sum_ptr, target_logit_ptr, target_ptr, rows, vocabulary, real,
+    width, softcap,
     SOFTCAP: tl.constexpr, STORE: tl.constexpr, EVEN: tl.constexpr, PROGRAMS: tl.constexpr,
     GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
@@ -123,11 +134,9 @@ def _exp_difference_kernel(
         target = tl.load(target_ptr + row, mask=row < rows, other=0).to(tl.int32)
         column = j * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         # This runs for every logit while the tensor cores wait, so every instruction counts. Columns beyond
-        # the vocabulary become zero through their limit of −inf; the target's own term is set to zero.
+        # the `real` ones become zero through their limit of −inf; the target's own term is set to zero.
         limit = (
-            TL_MAX_DIFFERENCE_BITS
-            if EVEN
-            else tl.where(column < vocabulary, TL_MAX_DIFFERENCE_BITS, float("-inf"))
+            TL_MAX_DIFFERENCE_BITS if EVEN else tl.where(column < real, TL_MAX_DIFFERENCE_BITS, float("-inf"))
         )
         difference = tl.minimum(
             x * TL_BITS_PER_NAT - target_logit[:, None], limit, propagate_nan=tl.PropagateNan.ALL
@@ -191,10 +200,18 @@ def supports_fused_linear_cross_entropy_triton(n: Tensor, weight: Tensor) -> boo
 
 
 def fused_linear_cross_entropy_triton(
-    n: Tensor, weight: Tensor, targets: Tensor, scale: float, softcap: float | None, *, gradient: bool
+    n: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    scale: float,
+    softcap: float | None,
+    vocabulary: int | None = None,
+    *,
+    gradient: bool,
 ) -> tuple[Tensor, LogitGradient | None]:
     """`fused_linear_cross_entropy_reference` in Triton."""
-    (rows, width), vocabulary, device = n.shape, len(weight), n.device
+    (rows, width), device = n.shape, n.device
+    vocabulary, real = len(weight), len(weight) if vocabulary is None else vocabulary
     parts = triton.cdiv(vocabulary, HEAD_TILE["COLUMNS"])
     losses, target_logits, row_factor = (
         torch.empty(rows, dtype=torch.float32, device=device) for _ in range(3)
@@ -213,8 +230,8 @@ def fused_linear_cross_entropy_triton(
         TensorDescriptor.from_tensor(n, [tile["ROWS"], tile["DEPTH"]]),
         TensorDescriptor.from_tensor(weight, [tile["COLUMNS"], tile["DEPTH"]]),
         TensorDescriptor.from_tensor(out, [tile["ROWS"], tile["COLUMNS"]]),
-        partial_sums, target_logits, targets, rows, vocabulary, width, cap,
-        **options, **tile, EVEN=vocabulary % tile["COLUMNS"] == 0,
+        partial_sums, target_logits, targets, rows, vocabulary, real, width, cap,
+        **options, **tile, EVEN=real == vocabulary and vocabulary % tile["COLUMNS"] == 0,
         PROGRAMS=programs, GROUP=8, num_warps=8, num_stages=3,
     )  # fmt: skip
     _finish_kernel[(triton.cdiv(rows, 16),)](

@@ -28,11 +28,15 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotary_table(shape: Shape, options: ModelOptions, length: int | None = None) -> Tensor:
-    """RoPE table in fp64: cos and sin of the rotation angles, (2, context, head_dim/2)."""
+    """RoPE table in fp64: cos and sin of the rotation angles, (2, context, head_dim/2).
+
+    With `options.rope_table` bf16 the values are rounded to bf16.
+    """
     half = shape.head_dim // 2
     frequency = options.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.outer(torch.arange(length or shape.context, dtype=torch.float64), frequency)
-    return torch.stack([angle.cos(), angle.sin()])
+    table = torch.stack([angle.cos(), angle.sin()])
+    return table.bfloat16().double() if options.rope_table == "bf16" else table
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:

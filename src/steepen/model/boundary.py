@@ -1,8 +1,9 @@
-"""Boundary operators mix the hidden state h with the prelude output e before a core pass or the coda.
+"""Boundary operators mix the hidden state h with the prelude output e after each core pass.
 
-A boundary is a function (h, e, alpha, norm) → hidden states, all (batch, time, width). Before the first core
-pass h is None: an injecting boundary then returns α·e (h₀ = 0, and RMSNorm(0) = 0); one that does not inject
-starts from e, since otherwise the input would not reach the core. Any such function can be an arm's boundary.
+A boundary is a function (h, e, alpha, norm) → hidden states, all (batch, time, width). Any such function can
+be an arm's boundary. The first core pass receives e itself and no boundary is applied. Only with
+`ModelOptions.first_pass` "boundary" is it applied there too, with h None: an injecting boundary then returns
+α·e (h₀ = 0, and RMSNorm(0) = 0), one that does not inject starts from e.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Model configuration apart from its size: multipliers, and options that the paper leaves open."""
+"""Model configuration apart from its size: multipliers, and details of the network.
+
+The defaults are what the paper's authors did, where that is known (docs/family.md has the table).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from steepen.utils.validate import require
 
 FP32_EPSILON = 1.1920929e-07
 StreamPrecision = Literal["bf16", "fp32"]
+FirstPass = Literal["prelude", "boundary"]
+InitBound = Literal["width", "fan_in"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options that the paper does not state."""
+    """Details that the paper does not state, or that its authors did otherwise."""
 
     # Explicit because the embedding starts at a standard deviation of 0.005: an implicit eps would matter.
     norm_eps: float = FP32_EPSILON
@@ -38,10 +43,22 @@ class ModelOptions:
     # Precision of the residual stream and its gradient where the GEMMs are in bf16 or fp8; the attention and
     # MLP branches are in bf16 either way.
     residual_stream: StreamPrecision = "bf16"
+    # Input of the first core pass: e itself, or the boundary operator with h₀ = 0 (α·e if it injects).
+    first_pass: FirstPass = "prelude"
+    padded_softmax: bool = False  # whether ids that only pad the vocabulary get a logit
+    # UIS is the bound of the uniform initialization times √width, or its standard deviation times √fan_in.
+    init_bound: InitBound = "width"
+    rope_table: StreamPrecision = "fp32"  # the authors round cosines and sines to bf16
 
     def __post_init__(self) -> None:
-        known = self.residual_stream in get_args(StreamPrecision)
-        require(known, "ModelOptions", "residual_stream", self.residual_stream, "bf16 or fp32")
+        for name, choices in (
+            ("residual_stream", get_args(StreamPrecision)),
+            ("first_pass", get_args(FirstPass)),
+            ("init_bound", get_args(InitBound)),
+            ("rope_table", get_args(StreamPrecision)),
+        ):
+            value = getattr(self, name)
+            require(value in choices, "ModelOptions", name, value, " or ".join(choices))
         for name, bound in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
             valid = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)

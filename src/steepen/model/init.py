@@ -29,7 +29,8 @@ def initialize(network: Network, *, embedding_std: float, init_scale: float, see
     """Initialize the weights as the paper states (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
-    projections are zero; input matrices are uniform with standard deviation `init_scale`/√fan_in (UIS).
+    projections are zero; all other parameters are uniform within ±`init_scale`/√width (UIS), or with
+    `ModelOptions.init_bound` "fan_in" with standard deviation `init_scale`/√fan_in.
     """
     constants: dict[str, float] = {"head": 0.0}
     for path, module in network.named_modules():
@@ -43,7 +44,8 @@ def initialize(network: Network, *, embedding_std: float, init_scale: float, see
             nn.init.normal_(parameter, std=embedding_std, generator=generator)
         else:
             fan_in = parameter.shape[-1] if parameter.ndim else 1
-            bound = init_scale * math.sqrt(3.0 / fan_in)
+            by_width = network.options.init_bound == "width"
+            bound = init_scale * math.sqrt(1.0 / network.shape.width if by_width else 3.0 / fan_in)
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
     network.refresh()
 

@@ -28,19 +28,24 @@ def linear_cross_entropy(
     *,
     scale: float = 1.0,
     softcap: float | None = None,
+    vocabulary: int | None = None,
     chunk: int = CHUNK,
 ) -> Tensor:
     """Mean cross-entropy of targets (…) under the logits scale·(hidden @ head_weightᵀ), fp32 or wider.
 
     `hidden` is (…, width), already normed; `head_weight` is (vocabulary, width). With `softcap` a logit x
-    becomes softcap·tanh(x/softcap). Gradients of hidden and weight are computed in the forward pass.
+    becomes softcap·tanh(x/softcap). Only the first `vocabulary` rows of the weight have a logit; by default
+    all. Gradients of hidden and weight are computed in the forward pass.
     """
     columns = hidden.flatten(0, -2).t()
     weight = head_weight.to(hidden.dtype)
     if not torch.is_grad_enabled():  # a custom Function cannot see this and would compute gradients
         columns, weight = columns.detach(), weight.detach()
     return cast(
-        "Tensor", _LinearCrossEntropy.apply(columns, weight, targets.flatten(), scale, softcap, chunk)
+        "Tensor",
+        _LinearCrossEntropy.apply(
+            columns, weight, targets.flatten(), scale, softcap, vocabulary or len(weight), chunk
+        ),
     )
 
 
@@ -55,6 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         scale: float,
         softcap: float | None,
+        vocabulary: int,
         chunk: int,
     ) -> Tensor:
         width, count = hidden.shape
@@ -63,10 +69,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty(width, count, dtype=hidden.dtype, device=hidden.device) if wanted else None
         d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device)
         losses = torch.empty(count, dtype=wide, device=hidden.device)
+        real = weight[:vocabulary]  # the other rows are padding
         for first in range(0, count, chunk):
             part = slice(first, first + chunk)
             x, answers = hidden[:, part], targets[part].unsqueeze(0)
-            logits = torch.mm(weight, x).to(wide)
+            logits = torch.mm(real, x).to(wide)
             slope: Tensor | None = None
             # exp2 is several times faster than exp on a CPU.
             if softcap is None:
@@ -87,8 +94,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if slope is not None:
                 d.mul_(slope)
             narrow = d.to(hidden.dtype)
-            d_hidden[:, part] = torch.mm(weight.t(), narrow)
-            d_weight += torch.mm(narrow, x.t())
+            d_hidden[:, part] = torch.mm(real.t(), narrow)
+            d_weight[:vocabulary] += torch.mm(narrow, x.t())
         if d_hidden is not None:
             ctx.save_for_backward(d_hidden, d_weight.to(weight.dtype))
         return losses.mean()
@@ -103,6 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (
             d_hidden * factor.to(d_hidden.dtype),
             d_weight * factor.to(d_weight.dtype),
+            None,
             None,
             None,
             None,

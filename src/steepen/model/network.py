@@ -107,6 +107,11 @@ class Network(nn.Module):
         self.rotary = table if exact else table.float()
 
     @property
+    def token_ids(self) -> int:
+        """Ids that have a logit: those of the tokenizer. The head's other rows are padding and stay zero."""
+        return self.shape.vocabulary if self.options.padded_softmax else self.shape.token_ids
+
+    @property
     def branch_dtype(self) -> torch.dtype:
         """Dtype of the GEMMs, and so of the attention and MLP branches."""
         return self.compute_dtype or self.embedding.dtype
@@ -141,7 +146,7 @@ class Network(nn.Module):
         passes: int | None = None,
         loss_scale: float = 1.0,
     ) -> Tensor:
-        """Logits (batch, time, vocabulary) in fp32 or wider; with targets, the scaled mean loss.
+        """Logits (batch, time, `token_ids`) in fp32 or wider; with targets, the scaled mean loss.
 
         `loss_scale` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch.
         """
@@ -182,7 +187,8 @@ class Network(nn.Module):
         e = run(self.prelude, self.embed(tokens, self.stream_dtype))
         h: Tensor | None = None
         for core in self.applied_cores(passes):
-            h = run(core, self._apply_boundary(self.core_boundary, h, e))
+            as_is = h is None and self.options.first_pass == "prelude"
+            h = run(core, e if as_is else self._apply_boundary(self.core_boundary, h, e))
         return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -193,7 +199,7 @@ class Network(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states: final norm, head and output multiplier (also the logit lens)."""
-        raw = linear(self.norm(hidden).to(self.branch_dtype), self.head)
+        raw = linear(self.norm(hidden).to(self.branch_dtype), self.head)[..., : self.token_ids]
         raw = self.multipliers.output * (raw if raw.dtype == torch.float64 else raw.float())
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
@@ -204,8 +210,9 @@ class Network(nn.Module):
             return self.fused.loss(hidden, targets, loss_scale)
         if hidden.is_cpu and not torch.compiler.is_compiling():
             scale, cap = self.multipliers.output, self.options.softcap
+            normed = self.norm(hidden).to(self.branch_dtype)
             return loss_scale * linear_cross_entropy(
-                self.norm(hidden).to(self.branch_dtype), self.head, targets, scale=scale, softcap=cap
+                normed, self.head, targets, scale=scale, softcap=cap, vocabulary=self.token_ids
             )
         return loss_scale * functional.cross_entropy(self.logits(hidden).flatten(0, -2), targets.flatten())
 

@@ -12,6 +12,9 @@ from steepen.utils.validate import require, require_positive
 KEEP_ACTIVATION_MAX_WIDTH = 1536
 
 
+GPT2_PADDING = {50_304: 50_257}  # padded → real vocabulary
+
+
 @dataclass(frozen=True)
 class BlockAllocation:
     """Blocks in the prelude, the core (one pass of it) and the coda; written P/C/D."""
@@ -60,9 +63,10 @@ class SizeRule:
     mlp_multiple: int = 256  # the hidden width is 8w/3 rounded up to a multiple of this
     context: int = 2048
     vocabulary: int = 50_304  # GPT-2's 50,257 padded to a multiple of 128
+    real_vocabulary: int | None = None  # ids of the tokenizer; None: 50,257 of 50,304, else all
 
     def __post_init__(self) -> None:
-        require_positive(self, tuple(field.name for field in fields(self)))
+        require_positive(self, tuple(field.name for field in fields(self) if field.name != "real_vocabulary"))
         require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE rotates pairs)")
 
     def width(self, depth: int) -> int:
@@ -85,13 +89,24 @@ class Shape:
     context: int
     vocabulary: int
     allocation: BlockAllocation
+    real_vocabulary: int | None = None  # ids of the tokenizer; the others pad the matrices. None: all
 
     def __post_init__(self) -> None:
+        real = self.real_vocabulary
+        valid = real is None or 1 <= real <= self.vocabulary
+        require(valid, "Shape", "real_vocabulary", real, f"from 1 to the vocabulary ({self.vocabulary})")
+        if real == self.vocabulary:  # one way to say that nothing is padding
+            object.__setattr__(self, "real_vocabulary", None)
         require_positive(self, ("depth", "width", "heads", "mlp_width", "context", "vocabulary"))
         divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
         require(
             divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"
         )
+
+    @property
+    def token_ids(self) -> int:
+        """Ids that occur: the vocabulary without its padding."""
+        return self.vocabulary if self.real_vocabulary is None else self.real_vocabulary
 
     @property
     def head_dim(self) -> int:
@@ -121,4 +136,5 @@ class Shape:
             context=size_rule.context,
             vocabulary=size_rule.vocabulary,
             allocation=split,
+            real_vocabulary=size_rule.real_vocabulary or GPT2_PADDING.get(size_rule.vocabulary),
         )

@@ -30,6 +30,7 @@ class DatasetInfo:
     vocabulary: int  # padded
     train_tokens: int
     validation_tokens: int
+    real_vocabulary: int | None = None  # without padding; None: see `SizeRule`
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class StudyContext:
     @property
     def size_rule(self) -> SizeRule:
         """Width, heads and vocabulary by depth."""
-        return self.preset.size_rule(self.data.vocabulary)
+        return self.preset.size_rule(self.data.vocabulary, self.data.real_vocabulary)
 
     @property
     def seed(self) -> int:

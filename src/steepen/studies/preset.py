@@ -140,9 +140,11 @@ class Preset:
         """Tokens of stage 1 and of the fixed-token sweeps."""
         return self.base_tokens if self.base_steps is None else self.base_steps * self.batch_tokens
 
-    def size_rule(self, vocabulary: int) -> SizeRule:
-        """Rule from depth to width, heads and MLP width."""
-        return SizeRule(self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary)
+    def size_rule(self, vocabulary: int, real_vocabulary: int | None = None) -> SizeRule:
+        """Rule from depth to width, heads and MLP width; `vocabulary` is padded."""
+        return SizeRule(
+            self.aspect, self.head_dim, self.mlp_multiple, self.context, vocabulary, real_vocabulary
+        )
 
     def at_own_scale(self, recipe: Recipe) -> Recipe:
         """A recipe at this preset's batch and base depth."""

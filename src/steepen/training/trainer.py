@@ -465,9 +465,9 @@ class Trainer:
 def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, ValidationSet]:
     """Build the training and validation loaders; raises UsageError if the data does not fit."""
     shape, data = spec.shape, spec.data
-    if dataset.vocabulary > shape.vocabulary:
+    if dataset.vocabulary > shape.token_ids:
         raise UsageError(
-            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.vocabulary:,}: "
+            f"the data has {dataset.vocabulary:,} token ids, the network only {shape.token_ids:,}: "
             f"use a vocabulary of {dataset.padded_vocabulary:,}."
         )
     batches = BatchLoader(
