@@ -34,7 +34,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 # A ladder of three arms on the built-in corpus, its verdicts and a report page.
 quickstart: setup
-	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --out quickstart/studies --name $(PRESET)-ladder
+	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --studies quickstart/studies --name $(PRESET)-ladder
 	$(BIN)/steepen report $(PRESET)-ladder --studies quickstart/studies --out quickstart
 
 test: setup-dev lint types unit

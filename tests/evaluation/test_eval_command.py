@@ -43,7 +43,7 @@ def test_requested_scores_are_measured_saved_and_joined(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("eval", run, "--data", dataset.directory, "--core", bundle_folder, "--kl-depth")
-    asked = (*asked, "--passes", "1..8", "--figures", tmp_path / "figures", "--json")
+    asked = (*asked, "--passes", "1-8", "--figures", tmp_path / "figures", "--json")
     before = RunDirectory(run).record()
     found = answer(capsys, *asked)
     record = RunDirectory(run).record()
@@ -84,14 +84,14 @@ def test_unsupported_passes_are_named(
     run: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", str(run), "--data", str(dataset.directory), "--passes"]
-    assert main([*words, "1..8"]) == 0
+    assert main([*words, "1-8"]) == 0
     assert "passes 5, 6, 7, 8 are not supported" in capsys.readouterr().out
-    assert main([*words, "1..4"]) == 0
+    assert main([*words, "1-4"]) == 0
     assert "are not supported" not in capsys.readouterr().out
     assert main([*words, "6"]) == 0
     said = capsys.readouterr().out
     assert "passes 6 are not supported" in said and "loss at k passes" not in said
-    assert answer(capsys, *words, "3..5", "--json")["test_time_passes"]["unsupported_passes"] == [5]
+    assert answer(capsys, *words, "3-5", "--json")["test_time_passes"]["unsupported_passes"] == [5]
 
 
 def test_tokens_used_for_kl_depth_are_printed(
@@ -159,7 +159,7 @@ def test_training_scores_the_run_when_it_ends(
     options = [word for name, value in size.items() for word in (f"--{name}", value)]
     words = ["train", "--arm", "loop-2", "--depth", 3, "--data", dataset.directory, *options, "--json"]
     words += ["--runs", tmp_path / "runs", "--device", "cpu"]
-    scored = answer(capsys, *words, "--core", bundle_folder, "--core-examples", 2, "--passes", "1..3")
+    scored = answer(capsys, *words, "--core", bundle_folder, "--core-examples", 2, "--passes", "1-3")
     assert scored["evaluation"]["core"]["examples"] == 2
     assert scored["evaluation"]["test_time_passes"]["passes"] == [1, 2, 3]
     # A wrong request is refused before anything is trained.

@@ -158,7 +158,8 @@ def test_finished_study_is_answered_without_new_runs(
 ) -> None:
     words = [
         "study", "transfer", "--part", "probe", "--preset", str(folder / "minute.yaml"),
-        "--data", str(folder / "data"), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "studies"),
+        "--data", str(folder / "data"), "--runs", str(tmp_path / "runs"),
+        "--studies", str(tmp_path / "studies"),
         "--device", "cpu", "--jobs", "2",
     ]  # fmt: skip
     assert main([*words, "--json"]) == 0
@@ -183,7 +184,14 @@ def test_reusing_a_study_name_with_other_options_is_refused(
     (studies / "growth-target-minute").mkdir(parents=True)
     entry = {"name": "growth-target-minute", "options": {"preset": "other"}, "runs_directory": "runs"}
     (studies / "growth-target-minute" / "study.json").write_text(json.dumps(entry))
-    words = ["--preset", str(folder / "minute.yaml"), "--data", str(folder / "data"), "--out", str(studies)]
+    words = [
+        "--preset",
+        str(folder / "minute.yaml"),
+        "--data",
+        str(folder / "data"),
+        "--studies",
+        str(studies),
+    ]
     assert main(["study", "growth-target", *words, "--runs", str(tmp_path / "runs")]) == 2
     assert "another name" in capsys.readouterr().err
 

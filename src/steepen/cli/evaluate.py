@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from steepen.errors import SteepenError, UsageError
+from steepen.cli.parse_lists import parse_integers, parse_words
+from steepen.errors import SteepenError
 
 if TYPE_CHECKING:
     from steepen.evaluation.evaluate_run import EvaluationRequest
@@ -59,7 +60,7 @@ def checkpoint(
         bool, typer.Option("--kl-depth", help="Measure KL effective depth.", rich_help_panel=DEPTH)
     ] = False,
     passes: Annotated[
-        str | None, typer.Option(help="Measure the loss at these core passes: 1..8, or 1,2,4.")
+        str | None, typer.Option(help="Measure the loss at these core passes: 1-8 or 1,2,4.")
     ] = None,
     examples: Annotated[
         int | None,
@@ -130,7 +131,7 @@ def checkpoint(
     passes. CORE outcomes are saved task by task, so an interrupted evaluation
     resumes.
 
-    [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1..8[/bold]
+    [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1-8[/bold]
     """
     from steepen.evaluation.evaluate_run import evaluate
 
@@ -246,7 +247,7 @@ def make_request(
     from steepen.evaluation.evaluate_run import EvaluationRequest
 
     options = CoreOptions(
-        None if seeds is None else _counts(seeds, "--seeds", minimum=0),
+        None if seeds is None else tuple(parse_integers("--seeds", seeds)),
         examples,
         _labels(tasks),
         token_budget,
@@ -255,22 +256,9 @@ def make_request(
     return EvaluationRequest(
         core=None if core is None else Bundle.open(core),
         core_options=options,
-        passes=() if passes is None else _counts(passes, "--passes"),
+        passes=() if passes is None else tuple(parse_integers("--passes", passes, minimum=1)),
         **rest,
     )
-
-
-def _counts(text: str, option: str, minimum: int = 1) -> tuple[int, ...]:
-    """Parse 1..8 or 1,2,4."""
-    first, dots, last = text.partition("..")
-    words = [first, last] if dots else text.split(",")
-    if not all(word.strip().isdigit() for word in words):
-        raise UsageError(f"{option} {text!r} is not valid: write a range like 1..8 or a list like 1,2,4.")
-    numbers = [int(word) for word in words]
-    found = tuple(range(numbers[0], numbers[1] + 1)) if dots else tuple(numbers)
-    if not found or min(found) < minimum or max(found) > 10_000:
-        raise UsageError(f"{option} {text!r} is not valid: give counts from {minimum} up, smallest first.")
-    return found
 
 
 def _labels(text: str | None) -> tuple[str, ...] | None:
@@ -280,7 +268,7 @@ def _labels(text: str | None) -> tuple[str, ...] | None:
         from steepen.evaluation.core import suite
 
         return suite.CORE17 if text == "core17" else suite.CORE22
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    return tuple(dict.fromkeys(parse_words(text)))
 
 
 def print_scores(found: dict[str, Any]) -> None:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 LAUNCH = "Launching"
 ESTIMATE = "Budget and cost"
 
-On = Annotated[
+LauncherName = Annotated[
     str,
     typer.Option(
-        "--on",
+        "--launcher",
         help="Launcher: local, slurm, ray, or a custom module:attribute.",
         rich_help_panel=LAUNCH,
     ),
@@ -40,10 +40,10 @@ Jobs = Annotated[
         rich_help_panel=LAUNCH,
     ),
 ]
-With = Annotated[
+LauncherOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--with",
+        "--launcher-option",
         metavar="KEY=VALUE",
         help="Option of the launcher (repeatable). local: runs_per_gpu, threads. slurm: partition, "
         "timeout_min, gpus_per_node, account and any other of submitit. ray: address, num_cpus, num_gpus, "
@@ -112,9 +112,9 @@ def launch_study(
     data: Path,
     runs: Path = Path("runs"),
     studies: Path = Path("studies"),
-    on: str = "local",
+    launcher: str = "local",
     jobs: int | None = None,
-    settings: list[str] | None = None,
+    launcher_options: list[str] | None = None,
     dry_run: bool = False,
     budget: str | None = None,
     gpu: str | None = None,
@@ -132,8 +132,10 @@ def launch_study(
     from steepen.utils.formatting import wrap_to_terminal
 
     limit = None if budget is None else Budget.parse(budget)
-    check_device(device, on, dry_run)
-    launching = launch.LaunchSettings(data, runs, on, jobs, tuple(settings or ()), device, gpu, mfu)
+    check_device(device, launcher, dry_run)
+    launching = launch.LaunchSettings(
+        data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu
+    )
     if not dry_run:
         return launch.launch_study(
             make_study,
@@ -160,14 +162,14 @@ def launch_study(
     return None
 
 
-def check_device(device: str, on: str = "local", dry_run: bool = False) -> None:
+def check_device(device: str, launcher: str = "local", dry_run: bool = False) -> None:
     """Raise UsageError for a device that this machine does not have, before any run starts.
 
     For a cluster, whose devices are not known here, and for a dry run only the name is checked.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"--device {device!r} is not known: use auto, cpu, cuda or cuda:N.")
-    if on == "local" and not dry_run and device.startswith("cuda"):
+    if launcher == "local" and not dry_run and device.startswith("cuda"):
         from steepen.training.device import find_device  # imports torch, which no other device needs here
 
         find_device(device)

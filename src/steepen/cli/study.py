@@ -18,14 +18,15 @@ from steepen.cli.launch_options import (
     DryRun,
     Gpu,
     Jobs,
+    LauncherName,
+    LauncherOptions,
     Mfu,
-    On,
     Price,
     RetryDiverged,
-    With,
     check_device,
     launch_study,
 )
+from steepen.cli.parse_lists import parse_integers, parse_words
 from steepen.errors import UsageError
 from steepen.studies.registry import STUDIES
 
@@ -128,9 +129,9 @@ def study(
     runs: Annotated[
         Path, typer.Option("--runs", help="Directory of all runs.", rich_help_panel=FILES)
     ] = Path("runs"),
-    out: Annotated[
+    studies: Annotated[
         Path,
-        typer.Option("--out", "--studies", help="Directory of journals and answers.", rich_help_panel=FILES),
+        typer.Option("--studies", help="Directory of journals and answers.", rich_help_panel=FILES),
     ] = Path("studies"),
     label: Annotated[
         str | None,
@@ -141,9 +142,9 @@ def study(
             rich_help_panel=FILES,
         ),
     ] = None,
-    on: On = "local",
+    launcher: LauncherName = "local",
     jobs: Jobs = None,
-    settings: With = None,
+    launcher_options: LauncherOptions = None,
     device: Device = "auto",
     dry_run: DryRun = False,
     budget: BudgetText = None,
@@ -165,9 +166,9 @@ def study(
     listed = find_study(name)
     chosen = load_preset(preset)
     given = _given(
-        arms=_words(arms),
-        rungs=_numbers("--rungs", rungs),
-        seeds=_numbers("--seeds", seeds),
+        arms=parse_words(arms),
+        rungs=parse_integers("--rungs", rungs),
+        seeds=parse_integers("--seeds", seeds),
         parts=list(parts or ()),
         reference=reference,
         noise=noise,
@@ -177,7 +178,7 @@ def study(
     )
     chosen = _with_sweep_flops(chosen, sweep_flops)
     choice = choose_recipes(recipe or (), tpp)
-    check_device(device, on, dry_run)  # before data is prepared
+    check_device(device, launcher, dry_run)  # before data is prepared
     # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
     next(listed.start(StudyContext(chosen, _assumed(chosen), epochs=epochs, choice=choice), given))
     folder, facts = _data(chosen, data, runs, dry_run)
@@ -201,21 +202,23 @@ def study(
     }  # fmt: skip
     answer: Answer | None = launch_study(
         lambda: listed.start(context, given),
-        name=title, options=options, data=folder, runs=runs, studies=out, on=on, jobs=jobs, settings=settings,
+        name=title, options=options, data=folder, runs=runs, studies=studies, launcher=launcher, jobs=jobs,
+        launcher_options=launcher_options,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
         retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
         stand_ins=SIMULATED_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
     if answer is None:  # a dry run
         return
-    written = _write_recipes(answer, out / title)
+    written = _write_recipes(answer, studies / title)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
     from steepen.report.terminal import print_answer
 
     print_answer(answer)
-    print(f"\nThe answer is in {out / title / 'study.json'}; its {len(set(answer.runs))} runs are in {runs}.")
+    file = studies / title / "study.json"
+    print(f"\nThe answer is in {file}; its {len(set(answer.runs))} runs are in {runs}.")
     for path in written:
         print(f"The recipe is {path}: give it to plan, train or study with `--recipe {path}`.")
 
@@ -240,22 +243,6 @@ study.__doc__ = (
 def _given(**options: Any) -> dict[str, Any]:
     """The options given on the command line."""
     return {name: value for name, value in options.items() if value not in (None, [], False)}
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
-
-
-def _numbers(option: str, text: str | None) -> list[int]:
-    """Parse 2-6, 6-20:2 or 2,3,5 to a sorted list of distinct integers."""
-    found: set[int] = set()
-    for word in _words(text):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", word)
-        first, last, step = match.groups() if match else (None, None, None)
-        if first is None or (last is not None and int(last) < int(first)) or step == "0":
-            raise UsageError(f"{option} {text!r} is not valid: write 2-6, 6-20:2 or 2,3,5.")
-        found |= set(range(int(first), int(last or first) + 1, int(step or 1)))
-    return sorted(found)
 
 
 def _title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:

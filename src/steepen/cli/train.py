@@ -253,7 +253,7 @@ def train(
     ] = False,
     passes: Annotated[
         str | None,
-        typer.Option(help="Measure the loss at these core passes, e.g. 1..8.", rich_help_panel=EVALUATION),
+        typer.Option(help="Measure the loss at these core passes, e.g. 1-8.", rich_help_panel=EVALUATION),
     ] = None,
     ranks_only: Annotated[bool, typer.Option(hidden=True, help="Print no result: --gpus does.")] = False,
     as_json: Annotated[

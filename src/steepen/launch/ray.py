@@ -39,7 +39,7 @@ class RayLauncher(LauncherBase):
             import ray
         except ImportError as error:
             raise SteepenError(
-                "--on ray needs the package ray; install it with `pip install 'steepen[ray]'`."
+                "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
         if num_cpus < 0 or (num_gpus or 0) < 0 or (jobs is not None and jobs < 1):
             raise UsageError("jobs must be at least 1, and num_cpus and num_gpus can't be negative.")

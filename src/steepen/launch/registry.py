@@ -32,8 +32,8 @@ def make_launcher(
     name = launcher if isinstance(launcher, str) else object_name(launcher, "launcher")
     if name not in LAUNCHERS and ":" not in name:
         raise UsageError(
-            f'--on {name!r} is not known: use {", ".join(LAUNCHERS)} or "module:attribute" for a custom '
-            "launcher."
+            f"--launcher {name!r} is not known: use {', '.join(LAUNCHERS)} or, for a custom launcher, "
+            '"module:attribute".'
         )
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs} is not valid: it must be at least 1.")
@@ -54,11 +54,11 @@ def _check_options(name: str, factory: Callable[..., Any], settings: dict[str, A
     for option in settings:
         if option not in known:
             choices = f"use {nearest(option, known)}" if known else "it has none"
-            raise UsageError(f"--with {option} is not an option of {name}: {choices}.")
+            raise UsageError(f"--launcher-option {option} is not an option of {name}: {choices}.")
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise UsageError(f"--with {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")
+        raise UsageError(f"--launcher-option {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")
     return name.strip().replace("-", "_"), load_yaml(value)

@@ -69,7 +69,7 @@ class SlurmLauncher(LauncherBase):
             import submitit
         except ImportError as error:
             raise SteepenError(
-                "--on slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
+                "--launcher slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = int(options.pop("threads", 1))

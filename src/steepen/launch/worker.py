@@ -42,6 +42,11 @@ class TrainCommand:
         options = ("--spec", str(run / "spec.json"), "--data", self.data, "--runs", str(run.parent), "--wait")
         return [*options, *self.arguments]
 
+    @property
+    def argv(self) -> list[str]:
+        """The command line that makes this attempt in a process of its own."""
+        return [sys.executable, *self.program, *self.program_arguments]
+
 
 @dataclass(frozen=True)
 class Attempt:

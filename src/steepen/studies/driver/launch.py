@@ -30,7 +30,7 @@ class LaunchSettings:
 
     data: Path
     runs: Path = Path("runs")
-    on: str = "local"  # launcher: local, slurm, ray or module:attribute
+    launcher: str = "local"  # name: local, slurm, ray or module:attribute
     jobs: int | None = None  # max runs at a time; None: the launcher's default
     options: tuple[str, ...] = ()  # of the launcher, as KEY=VALUE
     device: str = "auto"
@@ -46,12 +46,12 @@ class LaunchSettings:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
         arguments = () if self.device == "auto" else ("--device", self.device)
         context = LaunchContext(self.data, self.store, arguments)
-        return make_launcher(self.on, context, self.jobs, self.options)
+        return make_launcher(self.launcher, context, self.jobs, self.options)
 
     def speed(self) -> Speed:
         """Speed of runs: as given, else from finished runs on the same hardware, else assumed."""
         # The hardware of a cluster's nodes is not known here, so all finished runs count.
-        if self.on != "local":
+        if self.launcher != "local":
             device = None
         else:
             device = platform.node() if self.device == "cpu" else local_hardware_name()
@@ -63,7 +63,7 @@ class LaunchSettings:
     def estimated_on_cpu(self) -> bool:
         """Whether time estimates are for CPUs of this machine."""
         given = self.gpu is not None or self.mfu is not None
-        return not given and self.on == "local" and (self.device == "cpu" or not visible_gpus())
+        return not given and self.launcher == "local" and (self.device == "cpu" or not visible_gpus())
 
 
 def forecast_study(
