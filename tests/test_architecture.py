@@ -34,12 +34,13 @@ ALLOWED: dict[str, set[str]] = {
         *("data", "model", "kernels", "execution", "optim", "distributed", "recipe", "runs", "utils"),
     },
     "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
+    "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},
     "laws": {"utils"},
     "studies": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils"},
     "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "utils"),
+        *("distributed", "inference", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)

@@ -42,13 +42,14 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     panels = [line.split()[1] for line in lines if line.startswith("╭─")]
-    assert panels == ["Options", "Plan", "Run", "Inspect", "Analyse"]
+    assert panels == ["Options", "Plan", "Run", "Inspect", "Analyse", "Models"]
     listed = [line.split()[1] for line in "\n".join(lines).split("╭─ Plan")[1].splitlines() if "│" in line]
     assert listed == [  # a summary that wraps would add the first word of its second line
         *("arms", "plan", "power"),
         *("train", "study", "data"),
         *("runs", "status"),
         *("fit", "forecast", "report", "eval"),
+        "generate",
     ]
 
 

@@ -33,7 +33,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset.open(folder / "data")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
     """Build the spec of a one-second run; keyword arguments change fields."""
 

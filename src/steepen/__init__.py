@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steepen.inference.generate import generate as generate
+
     __version__: str
 
+# Functions of the package, imported on first use: torch takes seconds to import.
+_FUNCTIONS = {"generate": "steepen.inference.generate"}
 
-def __getattr__(name: str) -> str:
-    """Look up `__version__` on first use: importing package metadata costs more than the package itself."""
+
+def __getattr__(name: str) -> Any:
+    """Import a public function, or look up `__version__`, on first use."""
+    if name in _FUNCTIONS:
+        from importlib import import_module
+
+        return getattr(import_module(_FUNCTIONS[name]), name)
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

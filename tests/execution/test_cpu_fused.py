@@ -19,7 +19,7 @@ from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.loss import linear_cross_entropy
-from steepen.model.network import Network, TreeLayout
+from steepen.model.network import Network, TokenLayout
 from steepen.model.shape import SizeRule
 
 
@@ -129,15 +129,15 @@ def test_blocks_added_by_growth_are_fused_and_use_their_weights() -> None:
 def test_masks_low_precision_and_large_scores_run_the_reference_block() -> None:
     tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
     visible = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
-    tree = TreeLayout(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
+    tree = TokenLayout(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
     low_precision, large_scores = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
     fp32_stream = build("vanilla", residual_stream="fp32").bfloat16()
     masked, others = build("vanilla"), (low_precision, large_scores, fp32_stream)
     with torch.no_grad():
-        before = [masked.hidden_states(tokens, tree=tree), *(network(tokens) for network in others)]
+        before = [masked.hidden_states(tokens, layout=tree), *(network(tokens) for network in others)]
         for network in (masked, *others):
             cpu.install_fused_cpu(network)
-        after = [masked.hidden_states(tokens, tree=tree), *(network(tokens) for network in others)]
+        after = [masked.hidden_states(tokens, layout=tree), *(network(tokens) for network in others)]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert low_precision.hidden_states(tokens).dtype == torch.bfloat16
     assert fp32_stream.hidden_states(tokens).dtype == torch.float32

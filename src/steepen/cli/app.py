@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli import data, evaluate, fit, forecast, plan, power, report, runs, study, train
+from steepen.cli import data, evaluate, fit, forecast, generate, plan, power, report, runs, study, train
 from steepen.errors import SteepenError
 
 # Groups of `steepen --help`, in the order in which a project uses them.
@@ -18,6 +18,7 @@ PLAN = "Plan"
 RUN = "Run"
 INSPECT = "Inspect"
 ANALYSE = "Analyse"
+MODELS = "Models"
 
 app = typer.Typer(
     name="steepen",
@@ -77,6 +78,9 @@ app.command("forecast", rich_help_panel=ANALYSE, short_help="Forecast CORE at a 
 )
 app.command("report", rich_help_panel=ANALYSE, short_help="Write a study's page, figures and tables.")(
     report.report
+)
+app.command("generate", rich_help_panel=MODELS, short_help="Continue a prompt with a trained network.")(
+    generate.generate
 )
 
 

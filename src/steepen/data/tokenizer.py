@@ -182,7 +182,7 @@ class Tokenizer:
             show_progress=False,
         )
         trained.train_from_iterator(texts, trainer)
-        byte_of = {letter: bytes([value]) for value, letter in enumerate(_bytes_to_unicode())}
+        byte_of = {letter: bytes([value]) for value, letter in enumerate(bytes_to_unicode())}
         by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
         merged = [b"".join(byte_of[letter] for letter in token) for token, _ in by_id if len(token) > 1]
         tokens = (*(bytes([byte]) for byte in range(BYTES)), *merged)
@@ -218,7 +218,7 @@ def parse_tokenizer(name: str) -> int | None:
     return int(size)
 
 
-def _bytes_to_unicode() -> list[str]:
+def bytes_to_unicode() -> list[str]:
     """GPT-2's byte-level alphabet: the character of each byte; itself if printable, else from U+0100 on."""
     printable = {
         *range(ord("!"), ord("~") + 1),

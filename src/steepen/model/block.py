@@ -7,7 +7,7 @@ the optimizer steps each matrix of the stack separately.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from steepen.utils.imports import import_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class CacheSlot(Protocol):
+    """Keys and values of one executed block, kept between calls (`inference.kv_cache`)."""
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store those of new tokens, (batch, heads, time, head_dim), and return those to attend to."""
+        ...
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -48,7 +56,8 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 
 class TransformerBlock(nn.Module):
     """The built-in block. A custom block has the same constructor, `forward`, `constant_init` and
-    `attention_flops`; without a `mask` argument, evaluation computes a shared prefix once per choice.
+    `attention_flops`; without a `mask` argument, evaluation computes a shared prefix once per choice, and
+    without a `cache` argument, generation computes the whole text for every new token.
     """
 
     # Parameters initialized to a constant; every other one is uniform (see init.py).
@@ -73,32 +82,44 @@ class TransformerBlock(nn.Module):
         """Attention FLOPs per token (scores and values), forward and backward, over (context + 1)/2 keys."""
         return 6 * shape.width * (context + 1)
 
-    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None, cache: CacheSlot | None = None
+    ) -> Tensor:
         """Add attention and MLP to the residual stream: (batch, time, width) → the same shape.
 
-        Attention is causal, or follows `mask` (batch, 1, time, time), True where a query sees a key.
+        Attention is causal, or follows `mask` (batch, 1, time, keys), True where a query sees a key. Keys are
+        those of x, or those that `cache` returns.
         """
-        if self.fused_forward is not None and mask is None:
+        if self.fused_forward is not None and mask is None and cache is None:
             return self.fused_forward(x, rotary)
-        return self.forward_reference(x, rotary, mask)
+        # Custom blocks may override the two methods below without a cache argument.
+        return self.forward_reference(x, rotary, mask, *(() if cache is None else (cache,)))
 
-    def forward_reference(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward_reference(
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None, cache: CacheSlot | None = None
+    ) -> Tensor:
         """The reference implementation of `forward`, which every faster implementation must reproduce.
 
         The branches are computed in the dtype of `rotary`; x, the residual stream, may be wider.
         """
         dtype = rotary.dtype
-        x = x + self._attend(self._norm(x).to(dtype), rotary, mask)
+        slot = () if cache is None else (cache,)
+        x = x + self._attend(self._norm(x).to(dtype), rotary, mask, *slot)
         gate, up = linear(self._norm(x).to(dtype), self.gate_up).chunk(2, dim=-1)
         return x + self.residual * linear(functional.silu(gate) * up, self.down)
 
-    def _attend(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _attend(
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None, cache: CacheSlot | None = None
+    ) -> Tensor:
         query, key, value = linear(x, self.qkv).unflatten(-1, (3, self.heads, -1)).unbind(-3)
         query, key = (self._norm(rotate(part, rotary)) for part in (query, key))
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if cache is not None:
+            key, value = cache.append(key, value)
         attended = functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            query,
+            key,
+            value,
             attn_mask=mask,
             is_causal=mask is None,
             scale=self.attention_scale,
@@ -115,7 +136,7 @@ def call_custom_block(name: str) -> Callable[..., Tensor]:
     If the residual stream is wider than the compute dtype, that of `rotary`, the block runs under autocast.
     """
 
-    def apply(block: nn.Module, x: Tensor, rotary: Tensor, *rest: Tensor) -> Tensor:
+    def apply(block: nn.Module, x: Tensor, rotary: Tensor, *rest: Any) -> Tensor:
         same = x.dtype == rotary.dtype
         context = contextlib.nullcontext() if same else torch.autocast(x.device.type, rotary.dtype)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
-from steepen.model.block import call_custom_block, find_block, linear, rotary_table
+from steepen.model.block import CacheSlot, call_custom_block, find_block, linear, rotary_table
 from steepen.model.boundary import Boundary, find_boundary, normalize_and_inject
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.loss import linear_cross_entropy
@@ -57,11 +57,13 @@ class FusedForward(Protocol):
 
 
 @dataclass(frozen=True)
-class TreeLayout:
-    """RoPE positions and attention mask of rows that pack a prefix tree: continuations share their prefix."""
+class TokenLayout:
+    """RoPE positions and attention mask of rows that are not one text from its start: rows that pack a prefix
+    tree (continuations share their prefix), padded rows, and new tokens of cached texts.
+    """
 
     positions: Tensor  # (batch, time)
-    mask: Tensor  # (batch, 1, time, time), True where the query (third) sees the key (fourth)
+    mask: Tensor | None  # (batch, 1, time, keys), True where the query sees the key; None: causal
 
 
 class Network(nn.Module):
@@ -158,28 +160,32 @@ class Network(nn.Module):
         tokens: Tensor,
         passes: int | None = None,
         visit: Callable[[Tensor], None] | None = None,
-        tree: TreeLayout | None = None,
+        layout: TokenLayout | None = None,
+        cache: Sequence[CacheSlot] | None = None,
     ) -> Tensor:
         """Hidden states (batch, time, width) after the last block; `visit` gets those after every block.
 
-        With `tree`, a row holds several continuations of one prefix instead of one text.
+        `layout` gives positions and mask of rows that are not one text from its start. `cache` has one slot
+        per executed block, so each pass of a tied core has its own keys and values; it needs a `layout`.
         """
         passes = self.passes if passes is None else passes
-        self._check(tokens, passes, in_order=tree is None)
+        self._check(tokens, passes, in_order=layout is None)
         dtype = self.branch_dtype
-        if tree is None:
+        if layout is None:
             # The fused path applies RoPE in fp32 whatever the compute dtype.
             exact = self.fused is not None and self.arm.block == "transformer"
             table = self.rotary[:, : tokens.shape[-1]].contiguous()
             rotary, rest = table if exact else table.to(dtype), ()
         else:
-            rotary, rest = self.rotary[:, tree.positions].to(dtype), (tree.mask,)
+            rotary, rest = self.rotary[:, layout.positions].to(dtype), (layout.mask,)
 
         apply = call_custom_block(self.arm.block) if ":" in self.arm.block else nn.Module.__call__
+        slots = None if cache is None else iter(cache)
 
         def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
             for block in blocks:
-                x = apply(block, x, rotary, *rest)
+                slot = () if slots is None else (next(slots),)
+                x = apply(block, x, rotary, *rest, *slot)
                 if visit is not None:
                     visit(x)
             return x

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from steepen.evaluation.core.prefix_tree import Batch, split_batch
-from steepen.model.network import Network, TreeLayout
+from steepen.model.network import Network, TokenLayout
 
 IN_FLIGHT = 3  # batches submitted to the device before the oldest result is awaited
 
@@ -87,10 +87,10 @@ class Scorer:
         return [done for half in split_batch(batch) for done in self._forward(half)]
 
     def _score(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        tree = None
+        layout = None
         if batch.branch_ids is not None and batch.positions is not None:
-            tree = TreeLayout(self._send(batch.positions), tree_mask(self._send(batch.branch_ids)))
-        hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, tree=tree)
+            layout = TokenLayout(self._send(batch.positions), tree_mask(self._send(batch.branch_ids)))
+        hidden = self.network.hidden_states(self._send(batch.tokens), self.passes, layout=layout)
         answers = hidden[self._send(batch.rows), self._send(batch.target_positions)]
         targets = self._send(batch.targets)
         losses: list[Tensor] = []

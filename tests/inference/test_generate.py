@@ -1,0 +1,198 @@
+"""Generation: cached equals uncached, a padded batch equals single prompts, and errors are one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import steepen
+from steepen.cli.app import main
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.load import load
+from steepen.inference.generate import TextDecoder, continue_tokens
+from steepen.inference.kv_cache import KVCache, supports_cache
+from steepen.inference.sampling import Chooser, Sampling
+from steepen.model.arms import ARMS
+from steepen.model.network import Network
+
+GREEDY = Sampling(temperature=0)
+PROMPTS = [[5, 3, 9, 1, 7], [2], [8, 8, 4], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def cached_logits(
+    network: Network, tokens: torch.Tensor, passes: int, prompt: int, share_passes: bool = False
+) -> torch.Tensor:
+    """Logits of all positions: the first `prompt` tokens at once, then token by token."""
+    cache = KVCache(network, passes, [0] * len(tokens), tokens.shape[1], share_passes=share_passes)
+    parts: list[torch.Tensor] = []
+    for chunk in (tokens[:, :prompt], *tokens[:, prompt:].split(1, dim=1)):
+        time = chunk.shape[1]
+        hidden = network.hidden_states(chunk, passes, layout=cache.layout(time), cache=cache.slots)
+        cache.advance(time)
+        parts.append(network.logits(hidden))
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS))
+@torch.no_grad()
+def test_cached_logits_equal_uncached_logits(arm: str, make_network: Callable[..., Network]) -> None:
+    network = make_network(arm, dtype=torch.float64)
+    passes = network.passes
+    assert len(KVCache(network, passes, [0], 4).slots) == network.shape.allocation.executed(passes)
+    tokens = torch.randint(0, 48, (2, 12), generator=torch.Generator().manual_seed(1))
+    expected = network(tokens, passes=passes)
+    for prompt in (1, 5):
+        found = cached_logits(network, tokens, passes, prompt)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_slots_shared_by_passes_hold_less_and_change_the_logits(make_network: Callable[..., Network]) -> None:
+    network = make_network("loop-3", dtype=torch.float64)
+    own, shared = (KVCache(network, 3, [0], 16, share_passes=share) for share in (False, True))
+    split = network.shape.allocation
+    assert own.bytes * split.blocks == shared.bytes * split.executed(3)
+    tokens = torch.arange(12).unsqueeze(0)
+    difference = (cached_logits(network, tokens, 3, 5, share_passes=True) - network(tokens, passes=3)).abs()
+    # The prompt is computed alike, the new tokens are not.
+    assert difference[:, :5].max() < 1e-12 and difference[:, 5:].amax(-1).min() > 1e-6
+
+
+@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-grow", "random-loop-grow"])
+def test_greedy_tokens_are_the_same_with_and_without_cache_and_in_a_padded_batch(
+    arm: str, make_network: Callable[..., Network]
+) -> None:
+    network = make_network(arm, dtype=torch.float64)
+    batch = [each.tokens for each in continue_tokens(network, PROMPTS, 64, GREEDY)]
+    assert batch == [each.tokens for each in continue_tokens(network, PROMPTS, 64, GREEDY, cache=False)]
+    for prompt, tokens in zip(PROMPTS, batch, strict=True):
+        assert continue_tokens(network, [prompt], 64, GREEDY)[0].tokens == tokens
+    assert len({tuple(tokens) for tokens in batch}) == len(PROMPTS)  # the prompts matter
+
+
+@torch.no_grad()
+def test_cached_logits_at_other_passes_than_trained(make_network: Callable[..., Network]) -> None:
+    network = make_network("loop-2", dtype=torch.float64)
+    tokens = torch.arange(12).unsqueeze(0)
+    found = [cached_logits(network, tokens, passes, 5) for passes in (1, 2, 5)]
+    for passes, logits in zip((1, 2, 5), found, strict=True):
+        torch.testing.assert_close(logits, network(tokens, passes=passes), rtol=0, atol=1e-12)
+    assert (found[0] - found[1]).abs().max() > 1e-3 < (found[1] - found[2]).abs().max()
+
+
+def test_a_text_ends_with_the_end_token_the_limit_or_the_context(
+    make_network: Callable[..., Network],
+) -> None:
+    network = make_network("vanilla")
+    one = continue_tokens(network, PROMPTS[:1], 10, GREEDY)[0]
+    assert one.stopped_by == "max tokens" and len(one.tokens) == 10
+    end = one.tokens[4]
+    stopped = continue_tokens(network, PROMPTS[:1], 10, GREEDY, end=end)[0]
+    assert stopped.stopped_by == "end of text"
+    assert stopped.tokens == one.tokens[: one.tokens.index(end) + 1]
+    full = continue_tokens(network, PROMPTS[:1], 10_000, GREEDY)[0]
+    assert full.stopped_by == "context" and len(full.tokens) == network.shape.context - len(PROMPTS[0])
+
+
+def test_sampling_follows_the_probabilities_of_the_kept_tokens() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(4000, 4)
+    for temperature, top_p, expected in (
+        (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
+        (1.0, 0.7, [0.625, 0.375, 0, 0]),
+        (1.0, 0.4, [1, 0, 0, 0]),
+        (0.5, 1.0, [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365]),
+    ):
+        choose = Chooser(Sampling(temperature, top_p, seed=3), 4000, 1, torch.device("cpu"))
+        drawn = choose(logits, choose.uniforms[:, 0]).bincount(minlength=4) / 4000
+        torch.testing.assert_close(drawn, torch.tensor(expected, dtype=drawn.dtype), atol=0.03, rtol=0)
+    limited = Chooser(Sampling(temperature=0), 2, 1, torch.device("cpu"), vocabulary=2)
+    assert limited(torch.tensor([[0.0, 1.0, 9.0]] * 2), limited.uniforms[:, 0]).tolist() == [1, 1]
+
+
+def test_a_seed_decides_each_row_by_itself(make_network: Callable[..., Network]) -> None:
+    network = make_network("loop-2", dtype=torch.float64)
+
+    def texts(seed: int, prompts: list[list[int]]) -> list[list[int]]:
+        return [each.tokens for each in continue_tokens(network, prompts, 12, Sampling(1.0, 0.9, seed))]
+
+    assert texts(1, PROMPTS) == texts(1, PROMPTS) != texts(2, PROMPTS)
+    assert texts(1, PROMPTS)[:2] == texts(1, PROMPTS[:2])
+
+
+def test_bytes_of_an_unfinished_character_wait_for_the_rest() -> None:
+    parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff"}
+    decoder = TextDecoder(lambda ids: b"".join(parts[token] for token in ids))
+    assert [decoder.add(token) for token in (0, 1, 2, 1)] == ["a", "", "é", ""]
+    assert decoder.finish() == "�"
+
+
+def test_custom_blocks_without_a_cache_argument_are_computed_without_one(
+    make_network: Callable[..., Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain_block.py").write_text(
+        "from steepen.model.block import TransformerBlock\n"
+        "class PlainBlock(TransformerBlock):\n"
+        "    def forward(self, x, rotary):\n"
+        "        return self.forward_reference(x, rotary)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with_cache = make_network("loop-2", dtype=torch.float64)
+    arm = replace(with_cache.arm, block="plain_block:PlainBlock")
+    network = make_network(arm, dtype=torch.float64)
+    network.load_state_dict(with_cache.state_dict())
+    assert supports_cache(with_cache) and not supports_cache(network)
+    first, second = (continue_tokens(each, PROMPTS, 8, GREEDY) for each in (with_cache, network))
+    assert first == second
+
+
+def test_text_from_python_and_the_command_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pieces: list[str] = []
+    text = steepen.generate(
+        trained, "the cat", max_tokens=12, device="cpu", on_text=lambda row, piece: pieces.append(piece)
+    )
+    assert len(text) == 1 and text[0] == "".join(pieces)
+    words = ["generate", str(trained), "--device", "cpu", "--max-tokens", "12"]
+    assert main([*words, "--prompt", "the cat"]) == 0
+    assert capsys.readouterr().out == f"the cat{text[0]}\n"
+    assert main([*words, "--prompt", "the cat", "--prompt", "a dog sat", "--json"]) == 0
+    texts = json.loads(capsys.readouterr().out)["texts"]
+    assert [each["prompt"] for each in texts] == ["the cat", "a dog sat"] and texts[0]["text"] == text[0]
+    assert steepen.generate(trained, "the", temperature=0, device="cpu") == steepen.generate(
+        load(trained, device="cpu"), ["the"], temperature=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"passes": 9}, "this untied network has 4 cores"),
+        ({"passes": 0}, "at least once"),
+        ({"max_tokens": 0}, "give at least 1"),
+        ({"temperature": -1}, "--temperature -1"),
+        ({"top_p": 0}, "--top-p 0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"prompt": "the cat sat " * 100}, "leaves no room in the network's context of 32"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_sentence(trained: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        steepen.generate(trained, **{"prompt": "the", "device": "cpu", **options})
+
+
+def test_a_run_without_a_tokenizer_is_refused(trained: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(trained, tmp_path / trained.name))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(SteepenError, match=r"has no tokenizer\.json"):
+        steepen.generate(copy, "the", device="cpu")
+
+
+def test_a_network_without_a_core_runs_one_pass(make_network: Callable[..., Network]) -> None:
+    with pytest.raises(UsageError, match="vanilla has no core to repeat"):
+        continue_tokens(make_network("vanilla"), PROMPTS, 3, passes=2)
