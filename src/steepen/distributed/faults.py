@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -31,6 +33,9 @@ def stop_all_ranks(world: World, error: BaseException, step: int, *, agreed: boo
     if world.size == 1 or world.monitor is None:
         raise error
     if is_communication_error(error):
+        # torchrun sends SIGTERM to the ranks that are left; this one first finds out which is lost.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         error = world.monitor.explain(error)
     exit_code = error.exit_code if isinstance(error, SteepenError) else 70
     kind, sentence = type(error).__name__, str(error)

@@ -23,7 +23,7 @@ from steepen.errors import SteepenError
 FAULT_DIRECTORY_VARIABLE = "STEEPEN_FAULT_DIRECTORY"  # set by `steepen train --gpus`, which prints the faults
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 60.0  # without a heartbeat: the rank is gone
-SILENT_AFTER_ERROR_SECONDS = 5.0  # the same, once a collective has failed
+SILENT_AFTER_ERROR_SECONDS = 3.0  # the same, once a collective has failed
 LOST_EXIT_CODE = 75  # of ranks that stop because another was lost: another attempt may succeed
 
 
@@ -99,10 +99,11 @@ class Monitor:
             time.sleep(0.1)
 
     def _silent_sentence(self, rank: int) -> str:
-        step, phase = self._where[rank]
+        # The last heartbeat may be many short steps old; ranks are in step, so this one's is better known.
+        step = max(self._step, self._where[rank][0])
         return (
-            f"rank {rank} has stopped responding at step {step:,} ({phase}): it was killed or its machine is "
-            "gone; run the same command to resume from the last checkpoint."
+            f"rank {rank} has stopped responding at step {step:,}: it was killed or its machine is gone; run "
+            "the same command to resume from the last checkpoint."
         )
 
     def _beat(self) -> None:
@@ -121,8 +122,7 @@ class Monitor:
             except RuntimeError:  # the store is gone: with rank 0, or for a moment
                 failures += 1
                 if failures * BEAT_SECONDS > SILENT_AFTER_ERROR_SECONDS and not self._stop.is_set():
-                    sentence = f"rank 0 has stopped responding at step {self._where[0][0]:,}: it was killed."
-                    _exit(sentence, LOST_EXIT_CODE, "RankLost", speak=self.rank == 1)
+                    _exit(self._silent_sentence(0), LOST_EXIT_CODE, "RankLost", speak=self.rank == 1)
 
     def _check_announced(self) -> None:
         with self._lock:
