@@ -70,7 +70,8 @@ def run_ranks(
                 return result if returned is None else (returned, result[1])
             return result
 
-        train_step.TrainStep.__call__ = step
+        patched: Any = step
+        train_step.TrainStep.__call__ = patched
         os._exit(main(words))
 
     context = multiprocessing.get_context("fork")

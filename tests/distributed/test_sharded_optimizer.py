@@ -136,7 +136,7 @@ def fused_losses(
     for step in range(4):
         tokens = torch.randint(0, 50, (4, 13), generator=torch.Generator().manual_seed(step))
         mine = tokens[world.rank * rows : (world.rank + 1) * rows]
-        with optimizer.reducing_gradients() if world.size > 1 else torch.enable_grad():
+        with optimizer.micro_batch(last=True) if world.size > 1 else torch.enable_grad():
             loss = network(mine[:, :-1], mine[:, 1:], loss_scale=rows / 4)
             loss.backward()
         waiting += sum(p.grad is not None for p in network.parameters())
@@ -163,7 +163,7 @@ def overlapping_hooks(world: World) -> list[Tensor]:
     optimizer = ShardedOptimizer(network.named_parameters(), hyperparameters("loop-2"), AUTHORS, world)
     tokens = torch.randint(0, 50, (4, 13), generator=torch.Generator().manual_seed(5))
     mine = tokens[2 * world.rank : 2 * world.rank + 2]
-    with optimizer.reducing_gradients():
+    with optimizer.micro_batch(last=True):
         network(mine[:, :-1], mine[:, 1:], passes=2, loss_scale=0.5).backward()
     assert all(p.grad is None for p in network.parameters())
     sums = optimizer.reducer.finish()

@@ -69,6 +69,19 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
         assert record is not None and record.hardware["ranks"] == size
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_full_sharding_gives_the_same_losses(
+    size: int, make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
+) -> None:
+    specs = [make_spec(arm, optimizer=OptimizerConfig.named("authors")) for arm in ARMS]
+    reference = replace(OPTIONS, fused=False)
+    train_all(World(), specs, tiny_data, alone / "reference", reference)
+    on_ranks(size, train_all, specs, tiny_data, tmp_path, replace(reference, shard="full"))
+    for spec in specs:
+        apart = difference(losses(alone / "reference", spec), losses(tmp_path, spec))
+        assert apart <= TOLERANCE, f"{spec.arm.name}: {apart:.1e} at {size} ranks"
+
+
 def stop_at(step: int) -> Callable[..., None]:
     """A replacement of the trainer's agreement that makes every rank see SIGTERM after a step."""
 

@@ -12,7 +12,9 @@ all ranks but the owner; other executions read the fp32 parameters, which then s
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,14 +57,85 @@ def release(parameter: nn.Parameter) -> None:
     parameter.data = zero.expand(parameter.shape)
 
 
-class ShardedOptimizer:
-    """Steps the parameters that this rank owns and keeps all ranks' compute weights equal.
+class DistributedOptimizer(ABC):
+    """Steps the parameters that this rank owns: what `ShardedOptimizer` and `FullyShardedOptimizer` share.
 
-    It has the interface of `Optimizer` that the trainer uses. Build it when the weights are in place.
-    `copies` are the compute copies by parameter name; `after_gather` is called when they have changed.
+    It has the interface of `Optimizer` that the trainer uses, and takes gradients (`GradientSink`). `masters`
+    are the fp32 parameters that this rank steps, `pieces` says what is whose.
     """
 
     capturable = False  # collectives of a step are not captured in CUDA graphs
+    sums_gradients = False  # whether gradients of micro-batches are summed outside `.grad` of plain tensors
+
+    def __init__(
+        self,
+        pieces: list[Piece],
+        masters: Mapping[str, nn.Parameter],
+        hyperparameters: OptimizerHyperparameters,
+        config: OptimizerConfig,
+        world: World,
+    ) -> None:
+        self.world, self.config, self.pieces = world, config, pieces
+        self.owned = owned_by(pieces, world.rank)
+        self.local = Optimizer(masters.items(), hyperparameters, config, total_norm=self._total_norm)
+
+    @abstractmethod
+    def step(self, factor: float, step: int | None = None) -> Tensor:
+        """Step at `factor` times the peak learning rates; returns the gradient norm before clipping."""
+
+    @abstractmethod
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; after the `last` one gradients are complete."""
+
+    @abstractmethod
+    def zero_grad(self) -> None:
+        """Set every gradient to None."""
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Take a complete gradient that is not in `.grad`, in any dtype."""
+        raise NotImplementedError
+
+    @property
+    def orthogonalized(self) -> int:
+        """Logical matrices that this rank has orthogonalized since the start."""
+        return 0 if self.local.muon is None else self.local.muon.orthogonalized
+
+    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Norm over all ranks of the gradients that each owns."""
+        device = self.world.device
+        wide = torch.float64 if device.type == "cpu" else torch.float32
+        total = torch.zeros((), dtype=wide, device=device)
+        for norm in torch._foreach_norm(gradients, 2, dtype=wide) if gradients else ():
+            total += norm.to(wide).square()
+        return self.world.sum_(total).sqrt_().float()
+
+    def warm_up(self) -> None:
+        """Compile the kernels of a Muon step."""
+        self.local.warm_up()
+
+    def state(self) -> OptimizerState:
+        """State of the parameters that this rank owns, by name; of rows where they are shared out."""
+        return self.local.state()
+
+    def load_state(self, state: OptimizerState) -> None:
+        """Replace the state of owned parameters."""
+        self.local.load_state(state)
+
+    def owned_pieces(self) -> list[OwnedPiece]:
+        """fp32 weights and optimizer state that this rank owns; the tensors are the live ones."""
+        state = self.local.state()
+        return [
+            OwnedPiece(piece, self.local.parameters[name].detach(), state.get(name, {}))
+            for name, piece in self.owned.items()
+        ]
+
+
+class ShardedOptimizer(DistributedOptimizer):
+    """ZeRO-2: steps the parameters that this rank owns and keeps all ranks' compute weights equal.
+
+    Build it when the weights are in place. `copies` are the compute copies by parameter name; `after_gather`
+    is called when they have changed.
+    """
 
     def __init__(
         self,
@@ -74,15 +147,13 @@ class ShardedOptimizer:
         copies: Mapping[str, ComputeCopy] | None = None,
         after_gather: Callable[[], None] | None = None,
     ) -> None:
-        self.world, self.config = world, config
         self.parameters = dict(named_parameters)
         self.copies, self.after_gather = dict(copies or {}), after_gather
-        self.pieces = assign_owners({name: p.shape for name, p in self.parameters.items()}, world.size)
-        self.owned = owned_by(self.pieces, world.rank)
-        self.reducer = GradientReducer(world, self.pieces)
+        pieces = assign_owners({name: p.shape for name, p in self.parameters.items()}, world.size)
+        masters = {name: self._master(piece) for name, piece in owned_by(pieces, world.rank).items()}
+        super().__init__(pieces, masters, hyperparameters, config, world)
+        self.reducer = GradientReducer(world, pieces)
         self.bytes_gathered = 0  # broadcast since the start, over all owners
-        masters = {name: self._master(piece) for name, piece in self.owned.items()}
-        self.local = Optimizer(masters.items(), hyperparameters, config, total_norm=self._total_norm)
         for name in self.copies:
             if name not in self.owned or not self.owned[name].whole:
                 release(self.parameters[name])
@@ -92,11 +163,6 @@ class ShardedOptimizer:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self.gradient_ready)
 
-    @property
-    def orthogonalized(self) -> int:
-        """Logical matrices that this rank has orthogonalized since the start."""
-        return 0 if self.local.muon is None else self.local.muon.orthogonalized
-
     def _master(self, piece: Piece) -> nn.Parameter:
         parameter = self.parameters[piece.name]
         if piece.whole:
@@ -105,9 +171,9 @@ class ShardedOptimizer:
         return nn.Parameter(rows.clone() if piece.name in self.copies else rows)
 
     @contextlib.contextmanager
-    def reducing_gradients(self) -> Generator[None]:
-        """Reduce each gradient as soon as `gradient_ready` is called for it: around the last backward."""
-        self._overlapping = True
+    def micro_batch(self, *, last: bool) -> Generator[None]:
+        """Around a micro-batch; in the `last` a gradient is reduced as soon as `gradient_ready` is called."""
+        self._overlapping = last
         try:
             yield
         finally:
@@ -121,7 +187,7 @@ class ShardedOptimizer:
             self.reducer.add(self._names[parameter], gradient)
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Take a finished gradient that is not in `.grad`, in any dtype."""
+        """Take a complete gradient that is not in `.grad`, in any dtype."""
         self.reducer.add(name, gradient)
 
     def step(self, factor: float, step: int | None = None) -> Tensor:
@@ -178,36 +244,7 @@ class ShardedOptimizer:
         whole = self.parameters[piece.name].detach() if copy is None else copy.weight
         return (whole if piece.whole else whole[piece.first : piece.last]).view(-1)
 
-    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
-        """Norm over all ranks of the gradients that each owns."""
-        device = self.local.device
-        wide = torch.float64 if device.type == "cpu" else torch.float32
-        total = torch.zeros((), dtype=wide, device=device)
-        for norm in torch._foreach_norm(gradients, 2, dtype=wide) if gradients else ():
-            total += norm.to(wide).square()
-        return self.world.sum_(total).sqrt_().float()
-
-    def warm_up(self) -> None:
-        """Compile the kernels of a Muon step."""
-        self.local.warm_up()
-
     def zero_grad(self) -> None:
         """Set every gradient to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
-
-    def state(self) -> OptimizerState:
-        """State of the parameters that this rank owns, by name; of rows where they are shared out."""
-        return self.local.state()
-
-    def load_state(self, state: OptimizerState) -> None:
-        """Replace the state of owned parameters."""
-        self.local.load_state(state)
-
-    def owned_pieces(self) -> list[OwnedPiece]:
-        """fp32 weights and optimizer state that this rank owns; the tensors are the live ones."""
-        state = self.local.state()
-        return [
-            OwnedPiece(piece, self.local.parameters[name].detach(), state.get(name, {}))
-            for name, piece in self.owned.items()
-        ]

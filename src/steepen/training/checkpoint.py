@@ -24,8 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.owners import Piece
-from steepen.distributed.sharded_optimizer import OwnedPiece, ShardedOptimizer
+from steepen.distributed.sharded_optimizer import DistributedOptimizer, OwnedPiece, ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.errors import SteepenError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
@@ -46,7 +47,7 @@ from steepen.training.state_files import (
 from steepen.utils.files import sha256_of_file
 
 STATE_FILE, META_FILE = file_name(0, 1), "checkpoint.json"
-AnyOptimizer = Optimizer | ShardedOptimizer
+AnyOptimizer = Optimizer | DistributedOptimizer
 
 
 class CorruptCheckpoint(SteepenError):
@@ -359,7 +360,7 @@ class CheckpointWriter:
 
 def owned_pieces(network: Network, optimizer: AnyOptimizer) -> list[OwnedPiece]:
     """The fp32 weights and optimizer state that this rank must save."""
-    if isinstance(optimizer, ShardedOptimizer):
+    if isinstance(optimizer, DistributedOptimizer):
         return optimizer.owned_pieces()
     state = optimizer.state()
     return [
@@ -485,6 +486,15 @@ def _make_optimizer(spec: RunSpec, network: Network, world: World, shard: str) -
     hyper, named = spec.hyperparameters, network.named_parameters()
     if world.size == 1:
         return Optimizer(named, hyper, spec.optimizer, network.refresh)
+    if shard == "full":
+        built_in = spec.arm.block == "transformer"
+        # A custom block may compute in fp32 what the built-in block computes in the compute dtype.
+        dtype = network.compute_dtype if built_in else None
+        tied = spec.arm.tied and spec.schedule.max_passes > 1
+        repeated = [block for core in network.cores for block in cast("Any", core)] if tied else []
+        return FullyShardedOptimizer(
+            network, hyper, spec.optimizer, world, compute_dtype=dtype, repeated=repeated
+        )
     fused = network.fused
     copies = {} if fused is None else fused.compute_copies()
     optimizer = ShardedOptimizer(

@@ -22,8 +22,13 @@ class OutOfMemory(SteepenError):
 class GradientSink(Protocol):
     """Takes gradients that are summed over ranks (`distributed.sharded_optimizer`)."""
 
-    def reducing_gradients(self) -> AbstractContextManager[None]:
-        """Around the last micro-batch: gradients are taken from `.grad` as soon as they are complete."""
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether the sink itself sums the gradients of micro-batches."""
+        ...
+
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
+        """Around a micro-batch; in the `last`, gradients are taken as soon as they are complete."""
         ...
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
@@ -50,15 +55,14 @@ def accumulate(
     rows = len(inputs)
     whole = global_rows or rows
     on_cpu = inputs.device.type == "cpu"
-    wide = on_cpu and micro_batch < whole
+    wide = on_cpu and micro_batch < whole and not (sink is not None and sink.sums_gradients)
     total = torch.zeros((), dtype=torch.float64 if on_cpu else torch.float32, device=inputs.device)
     sums: dict[str, Tensor] = {}
     for first in range(0, rows, micro_batch):
         rows_slice = slice(first, first + micro_batch)
         loss_scale = len(inputs[rows_slice]) / whole
         last = first + micro_batch >= rows
-        overlap = sink is not None and last and not wide
-        with sink.reducing_gradients() if sink is not None and overlap else contextlib.nullcontext():
+        with contextlib.nullcontext() if sink is None else sink.micro_batch(last=last and not wide):
             loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_scale=loss_scale)
             loss.backward()
         total += loss.detach()

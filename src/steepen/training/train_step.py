@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from steepen.distributed.sharded_optimizer import ShardedOptimizer
+from steepen.distributed.sharded_optimizer import DistributedOptimizer
 from steepen.execution.cuda_graphs import CudaGraphCache
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
@@ -28,7 +28,7 @@ class TrainStep:
     def __init__(
         self,
         network: Network,
-        optimizer: Optimizer | ShardedOptimizer,
+        optimizer: Optimizer | DistributedOptimizer,
         accumulator: GradientAccumulator,
         *,
         cuda_graphs: bool,

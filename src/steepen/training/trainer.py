@@ -17,7 +17,8 @@ from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.data.run_tokenizer import save_run_tokenizer
 from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
-from steepen.distributed.sharded_optimizer import ShardedOptimizer
+from steepen.distributed.full_shard import FullyShardedOptimizer
+from steepen.distributed.sharded_optimizer import DistributedOptimizer
 from steepen.distributed.world import FlagExchange, World, joined_world
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
@@ -258,14 +259,14 @@ class Trainer:
     def _prepare_steps(self) -> None:
         """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
         spec, options, say, world = self.spec, self.options, self.display.print, self.world
-        sharded = isinstance(self.optimizer, ShardedOptimizer)
+        sharded = isinstance(self.optimizer, DistributedOptimizer)
         self.accumulator = GradientAccumulator(
             self.network,
             spec.batch_sequences // world.size,
             options.micro_batch,
             say,
             ranks=world.size,
-            sink=self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None,
+            sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
         )
         self.train_step = TrainStep(
             self.network,
@@ -390,14 +391,21 @@ class Trainer:
 
     def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's validation batches; a single process obeys a stop signal between them."""
-        world = self.world
+        world, done = self.world, 0
         for inputs, targets in self.validation.batches(self.accumulator.micro_batch, world.rank, world.size):
             if self.stop_signals.signal and world.size == 1:
                 if self.step < self.spec.steps:  # after the last step the final checkpoint exists
                     self._save("regular", wait=True)
                 raise Interrupted(self.stop_signals.signal, self.step)
             world.progress(self.step, "validation")
+            done += 1
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
+        # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
+        if isinstance(self.optimizer, FullyShardedOptimizer):
+            most = math.ceil(math.ceil(self.validation.chunks / world.size) / self.accumulator.micro_batch)
+            ids = [torch.from_numpy(x).to(self.device) for x in self.validation.rows(0, 1)]
+            for _ in range(most - done):
+                self.network(ids[0], ids[1], passes=int(self.schedule.eval_passes[max(0, self.step - 1)]))
 
     def _save(self, kind: str, *, wait: bool) -> None:
         self.buffer.drain()
