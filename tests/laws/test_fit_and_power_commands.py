@@ -110,10 +110,6 @@ def test_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.Capture
         (lambda rows: [*rows[:3], "vanilla,1e19", *rows[4:]], "line 5: 2 cells"),
         (lambda rows: [*rows, rows[2]], "line 18: arm 'vanilla'"),
         (lambda rows: [*rows, "lonely,1e19,3.0"], "line 18: arm 'lonely' has only 1 rung"),
-        (
-            lambda rows: [*rows[:15], "grow,1.01e20,1.2"],
-            "line 17: the loss 1.2 of arm 'grow' is not above the irreducible loss",
-        ),
     ],
 )
 def test_error_for_a_bad_table_names_the_row(
@@ -126,6 +122,18 @@ def test_error_for_a_bad_table_names_the_row(
     assert expected in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+def test_both_methods_read_what_the_joint_one_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, [*lines()[:15], "grow,1.01e20,1.2"])
+    words = ("fit", path, "--reference", "vanilla", "--draws", "100")
+    (left_out, *_) = result(capsys, *words)["warnings"]
+    assert left_out.startswith(
+        "the paper's method is left out. runs.csv, line 17: the loss 1.2 of arm 'grow'"
+    )
+    code, _, err = run(capsys, *words, "--method", "paper")
+    assert code == 2
+    assert "line 17: the loss 1.2 of arm 'grow' is not above the irreducible loss" in err
 
 
 def test_missing_column_is_named_with_the_columns_present(
@@ -230,6 +238,33 @@ def test_chinchilla_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert code == 0
     assert "N* ∝" in out
     assert figure.stat().st_size > 10_000
+
+
+def test_chinchilla_laws_of_two_arms_are_compared_and_hold_outs_named_by_arm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n, d = (part.ravel() for part in np.meshgrid(np.geomspace(5e7, 1e10, 6), np.geomspace(1e9, 3e11, 6)))
+    rng = np.random.default_rng(0)
+    rows = []
+    for arm, alpha in (("vanilla", 0.34), ("grow", 0.36)):
+        loss = (1.82 + 480 / n**alpha + 2100 / d**0.366) * np.exp(1e-4 * rng.standard_normal(len(n)))
+        rows += [f"{arm},{a},{b},{c}" for a, b, c in zip(n, d, loss, strict=True)]
+    path = write(tmp_path, rows, header="arm,N,D,loss")
+    words = ("fit", path, "--law", "chinchilla", "--reference", "vanilla", "--draws", "100")
+    data = result(capsys, *words, "--hold-out", "grow:1e22", "--delta", "1e-2")
+    assert data["arms"]["vanilla"]["hold_out"] == []
+    held = data["arms"]["grow"]["hold_out"]
+    assert held and all(run["interval"][0] < run["forecast"] < run["interval"][1] for run in held)
+    assert data["arms"]["grow"]["settings"]["delta"] == 1e-2
+    found = data["comparisons"]["grow"]
+    truth = 0.36 * 0.366 / 0.726 - 0.34 * 0.366 / 0.706
+    low, high = found["delta_compute_exponent_interval"]
+    assert low < truth < high and found["p_compute_exponent"] < 0.01 and found["multiplier"] > 1
+    assert "grow against vanilla: compute exponent +" in run(capsys, *words)[1]
+    code, _, err = run(capsys, *words, "--hold-out", "grown:1e22")
+    assert code == 2 and "there is no arm 'grown'" in err
+    code, _, err = run(capsys, "fit", path, "--law", "chinchilla", "--reference", "vanila")
+    assert code == 2 and "did you mean vanilla" in err
 
 
 def test_isoflop_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Panels of --help.
 COMPUTE = "Law: compute"
+CHINCHILLA = "Law: chinchilla"
 ISOFLOP = "Law: isoflop"
 INTERVALS = "Intervals"
 OUTPUT = "Output"
@@ -41,7 +42,7 @@ def fit(
     *,
     reference: Annotated[
         str | None,
-        typer.Option(help="Arm that every other arm is compared with (--law compute).", show_default=False),
+        typer.Option(help="Arm that every other arm is compared with.", show_default=False),
     ] = None,
     law: Annotated[str, typer.Option(help="compute, chinchilla or isoflop.")] = "compute",
     columns: Annotated[
@@ -154,6 +155,17 @@ def fit(
         ),
     ] = 2000,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.", rich_help_panel=INTERVALS)] = 0,
+    delta: Annotated[
+        float, typer.Option(help="Huber width of log losses.", rich_help_panel=CHINCHILLA)
+    ] = 1e-3,
+    tied: Annotated[
+        bool,
+        typer.Option(
+            "--tied",
+            help="One exponent, α = β: four parameters, so five runs are enough.",
+            rich_help_panel=CHINCHILLA,
+        ),
+    ] = False,
     vertex: Annotated[
         str, typer.Option(help="Minimum of a quadratic or an akima curve.", rich_help_panel=ISOFLOP)
     ] = "quadratic",
@@ -217,7 +229,8 @@ def fit(
         options |= {"extrapolate": extrapolate}
     elif law == "chinchilla":
         run = _fit_chinchilla
-        options |= {"loss": loss or "huber", "draws": draws, "seed": seed}
+        options |= {"loss": loss or "huber", "draws": draws, "seed": seed, "reference": reference}
+        options |= {"delta": delta, "tied": tied}
     else:
         run = _fit_isoflop
         options |= {"loss": loss or "log-mse", "vertex": vertex, "nearest": nearest}
@@ -263,7 +276,10 @@ def _fit_compute(
 def _fit_chinchilla(
     data: Table,
     *,
+    reference: str | None,
     loss: str,
+    delta: float,
+    tied: bool,
     draws: int,
     seed: int,
     confidence: float,
@@ -273,21 +289,24 @@ def _fit_chinchilla(
     figure: Path | None,
 ) -> None:
     from steepen.cli.fit_tables import spinner
+    from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
-    from steepen.laws.table_fits import fit_chinchilla_table
 
     settings = ChinchillaSettings(
         loss=cast("ChinchillaLoss", loss),
+        delta=delta,
+        tied=tied,
         bootstrap=min(draws, MAX_CHINCHILLA_BOOTSTRAP),
         confidence=confidence,
         seed=seed,
     )
     with spinner(f"fitting {len(data)} runs", as_json):
-        found = fit_chinchilla_table(data, settings, budget=budget, hold_out=hold_out)
+        found = fit_chinchilla_table(data, settings, reference=reference, budget=budget, hold_out=hold_out)
     if figure is not None:
         from steepen.report.law_figures import draw_chinchilla
 
-        draw_chinchilla(found.fit, found.parameters, found.tokens, found.loss, figure)
+        shown = found.first
+        draw_chinchilla(shown.fit, shown.parameters, shown.tokens, shown.loss, figure)
     if as_json:
         _echo_json(found.to_dict())
     else:

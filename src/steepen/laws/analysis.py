@@ -182,9 +182,15 @@ def analyse(
     )  # fmt: skip
     check_ladders(ladders, request.reference)
     weighted = with_rung_component(ladders, request.c0 or default_c0(ladders[request.reference]))
-    fits: dict[str, ComputeFit] = {
-        method: fit_compute(weighted, replace(base, method=method)) for method in methods
-    }
+    fits: dict[str, ComputeFit] = {}
+    not_fitted: list[str] = []
+    for method in methods:
+        try:
+            fits[method] = fit_compute(weighted, replace(base, method=method))
+        except UsageError as error:
+            if method != "paper" or "joint" not in fits:
+                raise
+            not_fitted.append(f"the paper's method is left out. {error}")
     primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
     compared = {
@@ -241,7 +247,7 @@ def analyse(
         hold_out=score_hold_outs(primary, hold_out, verdicts) if hold_out else (),
         p_lack_of_fit=p_lack_of_fit,
         shared_irreducible_loss=shared,
-        warnings=collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level),
+        warnings=(*not_fitted, *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level)),
     )
 
 

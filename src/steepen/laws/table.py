@@ -116,8 +116,10 @@ class Table:
                 )
             seen[key] = row
 
-    def has(self, column: str) -> bool:
-        """Whether the table has the column."""
+    def has(self, column: str, *, aliases: bool = True) -> bool:
+        """Whether the table has the column, under its own name or (by default) one of its aliases."""
+        if not aliases:
+            return any(_normalized(name) == column for name in self.columns)
         return self._name(column) is not None
 
     def require(self, columns: Sequence[str]) -> None:

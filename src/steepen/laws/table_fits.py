@@ -1,7 +1,8 @@
-"""Fit a law to a table of runs: the compute law with its verdicts, the Chinchilla law, iso-compute sweeps.
+"""Fit a law to a table of runs: the compute law with its verdicts, and iso-compute sweeps.
 
-These are what `steepen fit` calls. Each takes a `Table`, hold-outs as on the command line (`1e20`,
-`vanilla:1e20` or a table's path) and returns a result with `summary()` and `to_dict()`.
+These are what `steepen fit` calls (`chinchilla_table` has the Chinchilla law). Each takes a `Table`,
+hold-outs as on the command line (`1e20`, `vanilla:1e20` or a table's path) and returns a result with
+`summary()` and `to_dict()`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.fits.vertex import VertexMethod
@@ -46,97 +46,6 @@ def analyse_table(
     """Analyse a table with columns arm, flops, loss (and seed); also return the ladders that were fitted."""
     ladders, held_out = hold_out_rungs(read_ladders(table), hold_out)
     return analyse(ladders, request, held_out or None, progress=progress), ladders
-
-
-@dataclass(frozen=True)
-class ComputeOptimum:
-    """The split of `flops` into parameters and tokens with the lowest predicted loss."""
-
-    flops: float
-    parameters: float
-    tokens: float
-    loss: float
-
-
-@dataclass(frozen=True)
-class HeldOutRun:
-    """A row held out of the Chinchilla fit; `miss` is observed minus forecast."""
-
-    row: int
-    parameters: float
-    tokens: float
-    observed: float
-    forecast: float
-    miss: float
-    miss_sigma: float
-
-
-@dataclass(frozen=True, eq=False)
-class ChinchillaTableFit:
-    """The Chinchilla law of a table, the optimum at a budget, and the forecasts of held-out rows.
-
-    `parameters`, `tokens` and `loss` are the rows that were fitted; `row_unit` names a row of the source.
-    """
-
-    fit: ChinchillaFit
-    optimum: ComputeOptimum | None
-    hold_out: tuple[HeldOutRun, ...]
-    parameters: Array
-    tokens: Array
-    loss: Array
-    row_unit: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and numbers, for JSON."""
-        optimum = {} if self.optimum is None else {"optimum": asdict(self.optimum)}
-        return {**self.fit.to_dict(), "hold_out": [asdict(run) for run in self.hold_out], **optimum}
-
-    def summary(self) -> str:
-        """The law, the optimum and the hold-outs, one per line."""
-        lines = [self.fit.summary()]
-        if (best := self.optimum) is not None:
-            split = f"N* = {best.parameters:.4g}, D* = {best.tokens:.4g}"
-            lines.append(f"at {best.flops:.3g} FLOPs: {split}, loss {best.loss:.4f}")
-        lines += [
-            f"held out {self.row_unit} {run.row}: {run.observed:.4f} against {run.forecast:.4f},"
-            f" miss {run.miss:+.4f} ({run.miss_sigma:+.1f}σ)"
-            for run in self.hold_out
-        ]
-        return "\n".join(lines)
-
-
-def fit_chinchilla_table(
-    table: Table,
-    settings: ChinchillaSettings | None = None,
-    *,
-    budget: float | None = None,
-    hold_out: Sequence[str] = (),
-) -> ChinchillaTableFit:
-    """Fit L(N, D) = E + A/N^α + B/D^β to columns parameters, tokens, loss (and seed)."""
-    table.require(["parameters", "tokens", "loss"])
-    n, d, y = (table.numbers(name) for name in ("parameters", "tokens", "loss"))
-    table.require_unique_rows(list(zip(n.tolist(), d.tolist(), strict=True)), "parameters and tokens")
-    held = _at_or_above(6 * n * d, hold_out)
-    if held.all():
-        raise UsageError("every run is held out, so none is left to fit; hold out from a higher compute.")
-    fit = fit_chinchilla(n[~held], d[~held], y[~held], settings)
-    runs: list[HeldOutRun] = []
-    for i in np.flatnonzero(held):
-        forecast = float(fit.predict(n[i], d[i]))
-        miss = float(y[i]) - forecast
-        runs.append(
-            HeldOutRun(
-                row=table.lines[i],
-                parameters=float(n[i]),
-                tokens=float(d[i]),
-                observed=float(y[i]),
-                forecast=forecast,
-                miss=miss,
-                miss_sigma=miss / max(fit.residual_sd, 1e-300),
-            )
-        )
-    optimum = None if budget is None else ComputeOptimum(budget, *fit.optimum(budget))
-    return ChinchillaTableFit(fit, optimum, tuple(runs), n[~held], d[~held], y[~held], table.row_word)
 
 
 @dataclass(frozen=True)
@@ -223,7 +132,7 @@ def fit_isoflop_table(
         raise UsageError(f"vertex is {vertex!r}; choose quadratic or akima.")
     table.require(["budget", "x", "loss"])
     c, x, y = (table.numbers(name) for name in ("budget", "x", "loss"))
-    has_arms = table.has("arm")
+    has_arms = table.has("arm", aliases=False)
     names = np.array(table.names("arm") if has_arms else [""] * len(table))
     key = "budget and x of an arm" if has_arms else "budget and x"
     table.require_unique_rows(list(zip(names.tolist(), c.tolist(), x.tolist(), strict=True)), key)

@@ -15,7 +15,7 @@ EXPONENT_BOUNDS = (1e-3, 5.0)
 
 @dataclass(frozen=True, eq=False)
 class ChinchillaProblem:
-    """Centred data of one fit; θ = (E, log of each term at the centre, α, β)."""
+    """Centred data of one fit; θ = (E, log of each term at the centre, α, β), or (…, α) where β = α."""
 
     u: Array
     v: Array
@@ -23,10 +23,21 @@ class ChinchillaProblem:
     weights: Array
     log: bool
     huber: float | None
+    tied: bool = False
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of fitted parameters: the length of θ."""
+        return 4 if self.tied else 5
+
+    def predict(self, theta: Array) -> Array:
+        """The law's loss of every point, shape (starts, points)."""
+        first, second = self.terms(theta)
+        return np.maximum(theta[:, :1] + first + second, 1e-300)
 
     def terms(self, theta: Array) -> tuple[Array, Array]:
         """The parameter term and the token term of every point."""
-        first, second = theta[:, 1:2] - theta[:, 3:4] * self.u, theta[:, 2:3] - theta[:, 4:5] * self.v
+        first, second = theta[:, 1:2] - theta[:, 3:4] * self.u, theta[:, 2:3] - theta[:, -1:] * self.v
         return np.exp(np.clip(first, -700.0, 200.0)), np.exp(np.clip(second, -700.0, 200.0))
 
     def evaluate(self, theta: Array, weights: Array) -> tuple[Array, Array, Array, tuple[Array, Array]]:
@@ -43,9 +54,12 @@ class ChinchillaProblem:
         return (weights * value).sum(axis=1), residual, influence, terms
 
     def jacobian(self, theta: Array, terms: tuple[Array, Array]) -> Array:
-        """d(prediction)/dθ, or of its logarithm, shape (starts, 5, points)."""
+        """d(prediction)/dθ, or of its logarithm, shape (starts, parameters, points)."""
         first, second = terms
-        parts = np.stack([np.ones_like(first), first, second, -self.u * first, -self.v * second], axis=1)
+        slopes = [-self.u * first, -self.v * second]
+        if self.tied:
+            slopes = [slopes[0] + slopes[1]]
+        parts = np.stack([np.ones_like(first), first, second, *slopes], axis=1)
         return parts / (theta[:, :1] + first + second)[:, None, :] if self.log else parts
 
     def value_and_gradient(self, theta: Array) -> tuple[float, Array]:
@@ -59,31 +73,35 @@ class ChinchillaProblem:
 def grid_starts(problem: ChinchillaProblem, per_axis: int) -> Array:
     """θ for each (α, β) of a grid, with E, A, B by non-negative least squares."""
     exponents = np.geomspace(0.05, 1.5, per_axis)
+    pairs = [(alpha, beta) for alpha in exponents for beta in exponents]
+    if problem.tied:
+        pairs = [(alpha, alpha) for alpha in np.geomspace(0.05, 1.5, 4 * per_axis)]
     e_bounds = 0.02 * problem.y.min(), 0.98 * problem.y.min()
     found: list[list[float]] = []
-    for alpha in exponents:
-        for beta in exponents:
-            columns = np.stack(
-                [np.ones_like(problem.y), np.exp(-alpha * problem.u), np.exp(-beta * problem.v)], 1
-            )
-            value, _ = optimize.nnls(columns / problem.y[:, None], np.ones(len(problem.y)))
-            e = float(np.clip(value[0], *e_bounds))
-            small = 1e-3 * (problem.y.mean() - e)
-            found.append([e, math.log(max(value[1], small)), math.log(max(value[2], small)), alpha, beta])
+    for alpha, beta in pairs:
+        columns = np.stack(
+            [np.ones_like(problem.y), np.exp(-alpha * problem.u), np.exp(-beta * problem.v)], 1
+        )
+        value, _ = optimize.nnls(columns / problem.y[:, None], np.ones(len(problem.y)))
+        e = float(np.clip(value[0], *e_bounds))
+        small = 1e-3 * (problem.y.mean() - e)
+        slopes = [alpha] if problem.tied else [alpha, beta]
+        found.append([e, math.log(max(value[1], small)), math.log(max(value[2], small)), *slopes])
     return np.array(found)
 
 
 def bounds(problem: ChinchillaProblem) -> tuple[Array, Array]:
     """Lower and upper bounds of θ."""
-    low = np.array([0.0, -40.0, -40.0, EXPONENT_BOUNDS[0], EXPONENT_BOUNDS[0]])
-    return low, np.array([problem.y.max(), 40.0, 40.0, EXPONENT_BOUNDS[1], EXPONENT_BOUNDS[1]])
+    slopes = problem.n_parameters - 3
+    low = np.array([0.0, -40.0, -40.0, *[EXPONENT_BOUNDS[0]] * slopes])
+    return low, np.array([problem.y.max(), 40.0, 40.0, *[EXPONENT_BOUNDS[1]] * slopes])
 
 
 def refine(problem: ChinchillaProblem, start: Array, weights: Array, iterations: int) -> tuple[Array, Array]:
     """Damped Gauss–Newton (reweighted, for Huber) from all starting points or for all resamples at once."""
     low, high = bounds(problem)
     count = max(len(start), len(weights))
-    theta = np.array(np.broadcast_to(start, (count, 5)))
+    theta = np.array(np.broadcast_to(start, (count, problem.n_parameters)))
     w = np.broadcast_to(weights, (count, len(problem.y)))
     objective, residual, influence, terms = problem.evaluate(theta, w)
     damping = np.full(count, 1e-2)
