@@ -36,7 +36,7 @@ from steepen.execution.linear import FusedLinear
 from steepen.execution.select import CUDA_GRAPH_MAX_FLOPS_PER_STEP
 from steepen.model.arms import find_arm
 from steepen.model.block import rotary_table
-from steepen.model.config import FP32_EPSILON
+from steepen.model.config import FP32_EPSILON, ModelOptions
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
@@ -268,11 +268,12 @@ class Row:
     per_flop: float | None = None  # time per FLOP relative to the first arm
 
 
-def build(name: str, depth: int, scale: SizeRule, device: torch.device, weights: str) -> Network:
-    arm = find_arm(name)
-    network = materialize(build_on_meta(arm.shape(depth, scale), arm), device, embedding_std=0.1)
+def build(name: str, depth: int, scale: SizeRule, device: torch.device, args: argparse.Namespace) -> Network:
+    arm, options = find_arm(name), ModelOptions(residual_stream=args.residual_stream)
+    meta = build_on_meta(arm.shape(depth, scale), arm, options=options)
+    network = materialize(meta, device, embedding_std=0.1)
     generator = torch.Generator(device).manual_seed(0)
-    if weights == "random":
+    if args.weights == "random":
         # Head and output projections are initialized to zero, unlike those of a trained network.
         with torch.no_grad():
             for parameter in network.parameters():
@@ -318,7 +319,7 @@ def measure(label: str, depth: int, make: Callable[[], Any], cost: float, args: 
 
 
 def reference_row(depth: int, scale: SizeRule, device: torch.device, args: Any) -> Row:
-    network = build("vanilla", depth, scale, device, args.weights)
+    network = build("vanilla", depth, scale, device, args)
     cost = flops_per_token(network.arm, network.shape, 1).total
     row = measure("reference", depth, lambda: ReferenceStep(network, device, args.rows, args.lr), cost, args)
     torch._dynamo.reset()
@@ -326,7 +327,7 @@ def reference_row(depth: int, scale: SizeRule, device: torch.device, args: Any) 
 
 
 def fused_row(name: str, depth: int, scale: SizeRule, device: torch.device, args: Any) -> Row:
-    network = build(name, depth, scale, device, args.weights)
+    network = build(name, depth, scale, device, args)
     passes = network.passes
     cost = flops_per_token(network.arm, network.shape, passes).total
     cuda_graphs = (
@@ -383,6 +384,7 @@ def main() -> None:
     parser.add_argument(
         "--weights", choices=["random", "initial"], default="random", help="initial: head and outputs zero"
     )
+    parser.add_argument("--residual-stream", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--small", action="store_true", help="d3 and d2, 8k vocabulary, 64×1024 tokens")
     parser.add_argument(
         "--tiny", action="store_true", help="test this script with a tiny model, on any machine"

@@ -106,7 +106,7 @@ DEFAULTS: dict[str, Any] = {
     "ModelOptions.rope_base": 10000,
     "ModelOptions.qk_scale": 1,
     "ModelOptions.softcap": None,
-    "ModelOptions.residual_stream": "bf16",
+    "ModelOptions.residual_stream": "fp32",
     "ModelOptions.first_pass": "prelude",
     "ModelOptions.padded_softmax": False,
     "ModelOptions.init_bound": "width",

@@ -42,7 +42,7 @@ class ModelOptions:
     softcap: float | None = None  # logits → softcap·tanh(logits/softcap)
     # Precision of the residual stream and its gradient where the GEMMs are in bf16 or fp8; the attention and
     # MLP branches are in bf16 either way.
-    residual_stream: StreamPrecision = "bf16"
+    residual_stream: StreamPrecision = "fp32"
     # Input of the first core pass: e itself, or the boundary operator with h₀ = 0 (α·e if it injects).
     first_pass: FirstPass = "prelude"
     padded_softmax: bool = False  # whether ids that only pad the vocabulary get a logit
