@@ -96,11 +96,18 @@ def attempt(size: int, spec: RunSpec, data: Dataset, store: Path, choose: random
     alive = ranks[victim].is_alive()
     if alive:
         os.kill(ranks[victim].pid, signal.SIGKILL)
+    met = (store / spec.hash / "metrics.jsonl").exists()  # the ranks had met at least once
+    deadline = time.monotonic() + (90 if met else 20)
+    for process in ranks:
+        process.join(max(0.1, deadline - time.monotonic()) if alive else 120)
     for rank, process in enumerate(ranks):
-        process.join(120)
+        # Ranks that still wait for each other at the start are ended by torchrun; so they are here.
         if process.is_alive():
-            sys.exit(f"rank {rank} of {size} did not stop within 120 s after rank {victim} was killed")
-        expected = {0, LOST_EXIT_CODE, 1} if alive else {0}  # 1: killed before the ranks had met
+            process.terminate()
+            process.join(60)
+        if process.is_alive():
+            sys.exit(f"rank {rank} of {size} did not stop after rank {victim} was killed")
+        expected = {0, LOST_EXIT_CODE, 1, -signal.SIGTERM, 143} if alive else {0}
         if rank != victim and process.exitcode not in expected:
             sys.exit(f"rank {rank} of {size} ended with exit code {process.exitcode}")
     return alive

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
@@ -50,6 +50,8 @@ def shard_network(
     *,
     compute_dtype: torch.dtype | None,
     repeated: Collection[nn.Module] = (),
+    mesh: DeviceMesh | None = None,
+    reduce_dtype: torch.dtype | None = None,
 ) -> None:
     """Apply FSDP2 to every block and to the rest of a network whose weights are in place.
 
@@ -58,11 +60,9 @@ def shard_network(
     loss is scaled by the global batch. They are reduced in fp32, on a CPU in fp64, so that the sum does not
     depend on the number of ranks.
     """
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    on_cpu = world.device.type == "cpu"
-    policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=torch.float64 if on_cpu else torch.float32
-    )
+    mesh = mesh or init_device_mesh(world.device.type, (world.size,))
+    wide = torch.float64 if world.device.type == "cpu" else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype or wide)
 
     def place(parameter: nn.Parameter) -> Shard:
         return Shard(shard_dimension(parameter.shape, world.size))
@@ -92,6 +92,8 @@ class FullyShardedOptimizer(DistributedOptimizer):
         *,
         compute_dtype: torch.dtype | None = None,
         repeated: Collection[nn.Module] = (),
+        mesh: DeviceMesh | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:
         shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
         pieces: list[Piece] = []
@@ -109,7 +111,14 @@ class FullyShardedOptimizer(DistributedOptimizer):
             for name, p in network.named_parameters()
             if name in owned and name not in ROW_SHARDED
         }
-        shard_network(network, world, compute_dtype=compute_dtype, repeated=repeated)
+        shard_network(
+            network,
+            world,
+            compute_dtype=compute_dtype,
+            repeated=repeated,
+            mesh=mesh,
+            reduce_dtype=reduce_dtype,
+        )
         self.network = network
         self.parameters = {name: cast("Any", p) for name, p in network.named_parameters()}
         for name in ROW_SHARDED:

@@ -211,25 +211,23 @@ class ShardedOptimizer(DistributedOptimizer):
                 if name in self.copies:
                     self.copies[name].cast_rows_(piece.first, self.local.parameters[name].detach())
             waiting: list[tuple[Any, list[Tensor], Tensor]] = []
-            buckets: dict[int, list[Tensor]] = {}
-            sizes: dict[int, int] = {}
+            # By owner and dtype: the embedding is in fp32, copies of matrices are in bf16.
+            buckets: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 
-            def launch(owner: int) -> None:
-                tensors = buckets.pop(owner)
+            def launch(key: tuple[int, torch.dtype]) -> None:
+                tensors = buckets.pop(key)
                 flat = flatten(tensors)
                 self.bytes_gathered += flat.numel() * flat.element_size()
-                waiting.append((self.world.broadcast_(flat, owner), tensors, flat))
+                waiting.append((self.world.broadcast_(flat, key[0]), tensors, flat))
 
             for piece in self.pieces:
                 tensor = self._compute_rows(piece)
-                buckets.setdefault(piece.owner, []).append(tensor)
-                size = sizes.get(piece.owner, 0) + tensor.numel() * tensor.element_size()
-                sizes[piece.owner] = size
-                if size >= BUCKET_BYTES:
-                    sizes[piece.owner] = 0
-                    launch(piece.owner)
-            for owner in sorted(buckets):
-                launch(owner)
+                bucket = buckets.setdefault((piece.owner, tensor.dtype), [])
+                bucket.append(tensor)
+                if sum(each.numel() for each in bucket) * tensor.element_size() >= BUCKET_BYTES:
+                    launch((piece.owner, tensor.dtype))
+            for key in list(buckets):
+                launch(key)
             for work, tensors, flat in waiting:
                 work.wait()
                 if len(tensors) > 1:

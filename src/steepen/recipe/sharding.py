@@ -78,10 +78,10 @@ class StateMemory:
 def state_memory(rung: Rung, gpus: int, shard: Shard, matrix_state_bytes: int) -> StateMemory:
     """Weights, gradients and optimizer state of the busiest rank.
 
-    ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32), fp32
-    weights and state of what the rank owns. FSDP2: fp32 weights and gradients divided by the ranks, fp32
-    copies and state of the matrices it owns; gathered in bf16 are embedding, head and two blocks, with the
-    gradients of one block and of the tables.
+    ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32),
+    fp32 weights and state of what the rank owns. FSDP2: fp32 weights and gradients divided by the ranks,
+    fp32 copies and state of the matrices it owns; gathered in bf16 are embedding, head, a tied core and two
+    blocks, with the gradients of one block, the core and the tables.
     """
     table = float(rung.shape.vocabulary * rung.shape.width)
     blocks = rung.stored_parameters - 2 * table
@@ -91,9 +91,21 @@ def state_memory(rung: Rung, gpus: int, shard: Shard, matrix_state_bytes: int) -
         # The fp32 rows of the embedding are those of the table that every rank has.
         rows = adam * owned.rows + 4 * owned.rows / 2
         return StateMemory(4 * (blocks + 2 * table) + matrices + rows, 2 * (blocks + table) + 4 * table)
-    block = blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, rung.schedule.max_passes))
+    block, repeated = _block(rung), _repeated(rung)
     shards = (8 * blocks + (8 + adam) * 2 * table) / gpus
-    return StateMemory(shards + matrices, 2 * (3 * block + 4 * table))
+    return StateMemory(shards + matrices, 2 * (3 * block + 4 * table + 2 * repeated))
+
+
+def _block(rung: Rung) -> float:
+    """Parameters of one block."""
+    blocks = rung.stored_parameters - 2.0 * rung.shape.vocabulary * rung.shape.width
+    return blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, rung.schedule.max_passes))
+
+
+def _repeated(rung: Rung) -> float:
+    """Parameters of a tied core that is applied several times: FSDP2 gathers it once per micro-batch."""
+    tied = rung.arm.tied and rung.schedule.max_passes > 1
+    return _block(rung) * rung.shape.allocation.core if tied else 0.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def communication(
     scatter fp32 weights.
     """
     table = float(rung.shape.vocabulary * rung.shape.width)
-    blocks, passes = rung.stored_parameters - 2 * table, rung.schedule.max_passes
+    blocks = rung.stored_parameters - 2 * table
     rate = NVLINK if gpus <= GPUS_PER_NODE else NETWORK
     rows = max(1, rung.batch_tokens // rung.shape.context // gpus)
     micro_batches = -(-rows // micro_batch)
@@ -141,10 +153,9 @@ def communication(
         hidden = 2 / 3 * step_seconds / micro_batches
         exposed = max(0.0, gradients / rate - hidden) + weights / rate
     else:
-        executed = rung.shape.allocation.executed(passes)
-        applied = blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, passes)) * executed
-        gradients = others * (4 * micro_batches * (applied + 2 * table) + 4 * blocks)
-        weights = others * (2 * micro_batches * (2 * applied + 2 * table) + 4 * blocks)
+        once = _repeated(rung) + 2 * table  # gathered for forward and backward together
+        gradients = others * (4 * micro_batches * (blocks + 2 * table) + 4 * blocks / gpus)
+        weights = others * (2 * micro_batches * (2 * (blocks + 2 * table) - once) + 4 * blocks / gpus)
         exposed = max(0.0, (gradients + weights) / rate - 0.9 * step_seconds)
     seconds = (gradients + weights) / rate
     return Communication(gradients, weights, seconds, exposed, step_seconds / (step_seconds + exposed))
