@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -239,6 +240,21 @@ def test_allocation_recovers_a_core_fraction_without_drift(paper: StudyContext) 
     assert best == pytest.approx([0.4] * 4, abs=0.06)
     assert answer.values["drift_p"] > 0.05 or abs(answer.values["drift_exponent"]) < 0.1
     assert {spec.shape.allocation.blocks for spec in formula.specs} == {6, 8, 10, 12}
+
+
+def test_allocation_finds_no_drift_where_a_law_with_irreducible_loss_has_none(paper: StudyContext) -> None:
+    def bowl(spec: RunSpec) -> float:
+        core = spec.shape.allocation.core / spec.shape.allocation.blocks
+        key = 100 * spec.shape.depth + spec.shape.allocation.core
+        noise = 2e-5 * random.Random(key).gauss(0.0, 1.0)
+        return 1.7 + 1.6 * (expected_flops(spec, "matrix") / 1e18) ** -0.1 + 0.15 * (core - 0.36) ** 2 + noise
+
+    answer = Formula(bowl).answer(allocation(paper))
+    best = [depth["fraction"] for depth in answer.values["best"].values()]
+    assert best == pytest.approx([0.36] * 4, abs=0.005)
+    assert answer.values["frontier_irreducible_loss"] == pytest.approx(1.7, abs=0.1)
+    assert answer.values["drift_p"] > 0.05
+    assert "does not measurably drift" in answer.findings[0]
 
 
 def test_passes_recovers_the_power_laws_of_a_synthetic_surface(paper: StudyContext) -> None:

@@ -299,6 +299,20 @@ def test_growing_arm_is_swept_around_its_inherited_rule(paper: StudyContext) -> 
     )
 
 
+def test_growing_arms_rule_is_the_inherited_one_plus_the_drift_and_its_own_anchor(
+    paper: StudyContext,
+) -> None:
+    # Fixed passes follow −0.6, growth −0.5, with a best rate at the base size of 0.036 instead of 0.04.
+    answer = Formula(rate_surface(paper, "loop-2", -0.5, best=0.036)).answer(
+        lr_rule(paper, arms=["loop-grow"])
+    )
+    rule = answer.values["rules"]["loop-grow"]
+    assert rule["inherited_exponent"] == -0.6
+    assert rule["learning_rate_exponent"] == -0.5
+    assert rule["learning_rate_base"] == pytest.approx(0.036, rel=0.02)
+    assert "plus the drift of the optimum around it, +0.10" in answer.findings[0]
+
+
 def test_screen_part_sweeps_every_hyperparameter(paper: StudyContext) -> None:
     answer = Formula(separable).answer(lr_rule(paper, parts=["screen"]))
     assert set(answer.values["drift"][0]["hyperparameters"]) == {
@@ -322,7 +336,8 @@ def whole_surface(context: StudyContext):
         h = spec.hyperparameters
         # Stage 1 sees the tuned values at the base size, stage 4 their drift.
         value = math.log(separable(spec)) - 0.01 * (math.log2(h.learning_rate / 0.04)) ** 2 / 3.3
-        value += 0.01 * math.log(h.learning_rate / (0.04 * size**-0.63)) ** 2
+        exponent = -0.53 if spec.schedule.grows else -0.63
+        value += 0.01 * math.log(h.learning_rate / (0.04 * size**exponent)) ** 2
         value += (
             0.02 * math.log(tokens_per_parameter(spec) / 6.08) ** 2 if spec.tokens != 1900 * 524_288 else 0.0
         )
@@ -344,7 +359,8 @@ def test_fit_recipe_runs_four_stages_and_its_recipe_file_round_trips(paper: Stud
     ]
     assert file.arm == "untied-grow"
     recipe = file.recipe
-    assert (recipe.tpp, recipe.rho, recipe.learning_rate_exponent) == (6, 0.3, -0.6)
+    assert (recipe.tpp, recipe.rho, recipe.learning_rate_exponent) == (6, 0.3, -0.5)
+    assert recipe.learning_rate_base == pytest.approx(0.04, rel=0.05)
     assert recipe.base.embedding_lr_multiplier == pytest.approx(OPTIMUM.embedding_lr_multiplier)
     write_recipe(tmp_path / "recipe.yaml", file)
     assert read_recipe(tmp_path / "recipe.yaml") == file

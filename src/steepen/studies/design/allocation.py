@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
+from steepen.laws.fits.envelope import Envelope, fit_envelope
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import AllocationRule, Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
-from steepen.studies.plotting import finite_or_none, line, optimum_star, parabola, points, shade_levels
+from steepen.studies.plotting import (
+    CURVE_POINTS,
+    finite_or_none,
+    line,
+    optimum_star,
+    parabola,
+    points,
+    shade_levels,
+)
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.1, Allocating Blocks across the Prelude, Core, and Coda"
@@ -40,9 +48,9 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Allocating Blocks across the Prelude, Core, and Coda".
 
     Tied two-pass models of several stored depths, with every core size, on the base tokens under the base
-    recipe. As a larger core costs more, each is compared with a common compute frontier: a power law through
-    the runs that no cheaper run beats. A parabola of the regret against the core fraction gives each depth's
-    best fraction.
+    recipe. As a larger core costs more, each is compared with a common compute frontier: a power law above an
+    irreducible loss, fitted together with a parabola in the core fraction for each depth, so that it touches
+    each at its best fraction.
     """
     grid = context.preset.grids.allocation
     chosen = find_arms(arms or ("loop-2",))
@@ -90,38 +98,32 @@ def _allocated(arm: Arm, depth: int, core: int) -> Arm:
     return replace(arm, name=name, title=f"{arm.title}, {prelude}/{core}/{coda}", allocation=split)
 
 
-def _frontier(cells: Sequence[AllocationRun]) -> PowerLawFit:
-    frontier: list[AllocationRun] = []
-    for cell in sorted(cells, key=lambda c: (c.flops, c.loss)):
-        if not frontier or cell.loss < frontier[-1].loss:
-            frontier.append(cell)
-    if len(frontier) < 2:
-        raise UsageError(
-            "the cheapest run is also the best, so there is no compute frontier to compare with."
-        )
-    return fit_power_law(np.array([c.flops for c in frontier]), np.array([c.loss for c in frontier]))
+def _frontier(cells: Sequence[AllocationRun]) -> Envelope:
+    columns = [(cell.depth, cell.flops, cell.fraction, cell.loss) for cell in cells]
+    depth, flops, fraction, loss = np.array(columns, float).reshape(-1, 4).T
+    return fit_envelope(depth, flops, fraction, loss)
 
 
 def _answer(
     context: StudyContext,
     arm: Arm,
     cells: Sequence[AllocationRun],
-    edge: PowerLawFit,
+    edge: Envelope,
     best: dict[int, Vertex],
     notes: Sequence[str],
 ) -> Answer:
     inside = {depth: vertex for depth, vertex in best.items() if vertex.interior}
-    drift = None
-    if len(inside) >= 2:
-        drift = fit_power_law(np.array(list(inside), float), np.array([v.x for v in inside.values()]))
     if not inside:
         found = f"{arm.name}: no depth's best core fraction lies inside its sweep."
     else:
         mean = float(np.mean([v.x for v in inside.values()]))
         found = f"{arm.name}: the best core fraction averages {mean:.2f} over {len(inside)} depths"
-        if drift is not None and drift.degrees_of_freedom > 0:
-            verb = "drifts" if drift.p_value < 0.05 else "does not measurably drift"
-            found += f" and {verb} with depth (exponent {drift.exponent:+.2f}, p = {drift.p_value:.2g})"
+        if edge.p_drift is not None:
+            verb = "drifts" if edge.p_drift < 0.05 else "does not measurably drift"
+            found += (
+                f" and {verb} with depth (exponent {edge.drift:+.2f} ± {edge.drift_error:.2f}, "
+                f"p = {edge.p_drift:.2g})"
+            )
         found += "; an even split has 1/3."
     shade = shade_levels([cell.depth for cell in cells])
     loss: list[Series] = []
@@ -139,8 +141,8 @@ def _answer(
                 f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **curve
             )
             regrets.append(optimum_star(f"d{depth}", best[depth], note="best", **curve))
-    ends = [min(c.flops for c in cells), max(c.flops for c in cells)]
-    loss.append(line("frontier", ends, [edge.predict(x) for x in ends], role="fit", style="dashed"))
+    x = np.geomspace(min(c.flops for c in cells), max(c.flops for c in cells), CURVE_POINTS).tolist()
+    loss.append(line("frontier", x, [edge.predict(value) for value in x], role="fit", style="dashed"))
     return Answer(
         study="allocation",
         question="Which fraction of the blocks belongs in the core?",
@@ -149,9 +151,11 @@ def _answer(
         values=json_safe(
             {
                 "best": {str(depth): {"fraction": v.x, "interior": v.interior} for depth, v in best.items()},
-                "frontier_exponent": edge.exponent,
-                "drift_exponent": drift.exponent if drift else None,
-                "drift_p": drift.p_value if drift else None,
+                "frontier_exponent": -edge.exponent,
+                "frontier_irreducible_loss": edge.irreducible_loss,
+                "drift_exponent": edge.drift,
+                "drift_error": edge.drift_error,
+                "drift_p": edge.p_drift,
             }
         ),
         panels=(
@@ -170,8 +174,10 @@ def _answer(
         ),
         warnings=tuple(notes),
         method=(
-            f"{context.preset.fixed_tokens:,} tokens each, base recipe; the frontier is a power law through "
-            "the runs that no cheaper one beats.",
+            f"{context.preset.fixed_tokens:,} tokens each, base recipe; the frontier is a power law above an "
+            "irreducible loss (none with two depths), fitted together with a parabola in the core fraction "
+            "for each depth, which it touches.",
+            "The drift test counts that the depths share the frontier, so that its error moves all.",
             context.sweep_flops_method,
         ),
         runs=tuple(cell.run for cell in cells),

@@ -7,13 +7,14 @@ from typing import Any
 
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
+from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import finite_or_none
 from steepen.studies.stages.chain_tuning import chain_answer, tune_arms, with_paper_code
 from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
-from steepen.studies.stages.lr_rule import inherited_recipe, lr_rule, sweep_arms
+from steepen.studies.stages.lr_rule import inherited_recipe, sweep_arms
 from steepen.studies.stages.lr_rule_report import lr_rule_answer
 from steepen.studies.stages.tpp import tpp
 from steepen.utils.codec import to_builtins
@@ -25,7 +26,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
     """Appendix "Compute-Optimal Recipe: Staged Sweeps and Fits": stages 1 to 4 in order for an arm.
 
     A growing arm is tuned, given its tokens per parameter and its learning-rate rule as the arm it starts as;
-    then its growth fraction is fitted, and the drift that remains around the rule is measured.
+    then its growth fraction is fitted, and the drift that remains around that rule is added to it.
     The answer's values hold the recipe under "recipe", ready to be written.
     """
     chosen = find_arms(arms or ("vanilla",))
@@ -61,14 +62,21 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
             rho = max(MIN_RHO, rounded_mean([vertex.x for vertex in fit.vertices], 1))
             notes.append(_edge("growth fraction", f"{rho:g}", "grids.growth_fraction.rho"))
 
-    swept, exponents = yield from sweep_arms(context, [fixed])
-    stages["lr-rule"] = lr_rule_answer(context, swept, exponents)
-    recipe = replace(recipe, learning_rate_exponent=exponents[fixed.name])
+    swept, rules = yield from sweep_arms(context, [fixed])
+    stages["lr-rule"] = lr_rule_answer(context, swept, rules)
+    recipe = replace(recipe, learning_rate_exponent=rules[fixed.name].exponent)
     context = context.with_recipe(fixed, recipe)
     if arm.passes.grows:
         recipe = replace(inherited_recipe(context, arm), rho=rho, growth_law=None, listed_rho=())
         context = context.with_recipe(arm, recipe)
-        stages["lr-rule of growth"] = yield from lr_rule(context, arms=[arm])
+        swept, rules = yield from sweep_arms(context, [arm])
+        stages["lr-rule of growth"] = lr_rule_answer(context, swept, rules)
+        rule = rules[arm.name]
+        recipe = replace(
+            recipe,
+            learning_rate_exponent=rule.exponent,
+            learning_rate_base=rule.anchor or recipe.learning_rate_base,
+        )
 
     depths = context.preset.grids.lr_rule.depths
     recipe = replace(recipe, measured=(min(depths), max(depths)))
@@ -80,6 +88,10 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
         )
     file = RecipeFile(arm.name, recipe, context.preset.name)
     return _answer(context, fixed.name, file, stages, notes)
+
+
+def _anchor(recipe: Recipe) -> float:
+    return recipe.base.learning_rate if recipe.learning_rate_base is None else recipe.learning_rate_base
 
 
 def _isoflop_fit(answer: Answer) -> IsoflopFit:
@@ -105,6 +117,7 @@ def _answer(
     basis = f" (stages 1, 2 and 4 as {fixed}, which it starts as)" if fixed != arm else ""
     rows: list[tuple[Any, ...]] = [
         *((with_paper_code(name), value) for name, value in recipe.base.to_dict().items()),
+        ("learning rate at the anchor depth", _anchor(recipe)),
         ("learning-rate exponent", recipe.learning_rate_exponent),
         ("tokens per parameter", recipe.tpp), ("ρ", recipe.rho), ("anchor depth", recipe.base_depth),
         ("batch tokens", recipe.batch_tokens),
@@ -118,7 +131,7 @@ def _answer(
         question=f"What is the compute-optimal recipe for {arm} at the preset {context.preset.name}?",
         section=SECTION,
         findings=(
-            f"{arm}: learning rate (GLR) {recipe.base.learning_rate:.4g} at d{recipe.base_depth}, "
+            f"{arm}: learning rate (GLR) {_anchor(recipe):.4g} at d{recipe.base_depth}, "
             f"exponent {recipe.learning_rate_exponent:+.1f}, "
             f"{recipe.tpp:g} tokens per parameter{after}{basis}.",
             *(finding for answer in stages.values() for finding in answer.findings),

@@ -18,7 +18,7 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, lr_rule_answer
+from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, LearningRateRule, lr_rule_answer
 
 PARTS = ("drift", "screen")
 SCREENED = (
@@ -44,7 +44,8 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
     Parabolas of log loss give each size's optimum, and their regression on stored parameters the drift
     exponent β; the learning rate's, to one decimal, is the rule. All is then repeated around the scaled
     recipe, which shows what drift remains and what scaling gains. A growing arm is swept around the rule of
-    the arm it starts as. `screen` sweeps every hyperparameter of an arm instead of four.
+    the arm it starts as; its own rule is that one plus the drift around it, with an anchor fitted again.
+    `screen` sweeps every hyperparameter of an arm instead of four.
     """
     swept, rules = yield from sweep_arms(context, arms, parts)
     return lr_rule_answer(context, swept, rules)
@@ -53,13 +54,15 @@ def lr_rule(context: StudyContext, *, arms: Arms = (), parts: Sequence[str] = ()
 def sweep_arms(
     context: StudyContext, arms: Arms = (), parts: Sequence[str] = ()
 ) -> Generator[
-    Sequence[RunSpec], Sequence[RunRecord | None], tuple[list[HyperparameterSweeps], dict[str, float]]
+    Sequence[RunSpec],
+    Sequence[RunRecord | None],
+    tuple[list[HyperparameterSweeps], dict[str, LearningRateRule]],
 ]:
-    """The sweeps of every arm, and by arm the learning-rate exponent to use."""
+    """The sweeps of every arm, and by arm the learning-rate rule to use."""
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
-    rules: dict[str, float] = {}
+    rules: dict[str, LearningRateRule] = {}
     parts = parts or ("drift",)
 
     def measured(arm: Arm) -> RunGenerator:
@@ -75,7 +78,7 @@ def sweep_arms(
             works.append(fit_rule(context, arm))
         found: list[list[HyperparameterSweeps]] = yield from run_concurrently(works)
         if "drift" in parts:
-            rules[arm.name] = adopted_exponent(found[-1], context.recipe(arm), arm)
+            rules[arm.name] = adopted_rule(context, arm, found[-1])
         return [one for part in found for one in part]
 
     chosen = find_arms(arms or ("vanilla",))
@@ -94,13 +97,9 @@ def fit_rule(
     grid = context.preset.grids.lr_rule
     recipe = context.recipe(arm)
     if arm.passes.grows:
-        return [
-            (
-                yield from sweep_hyperparameters(
-                    context, arm, recipe, "scaled", grid.hyperparameters, grid.depths
-                )
-            )
-        ]
+        around = with_inherited_rule(context, arm)
+        work = sweep_hyperparameters(context, arm, around, "scaled", grid.hyperparameters, grid.depths)
+        return [(yield from work)]
     constant = replace(recipe, learning_rate_exponent=0.0)
     first = yield from sweep_hyperparameters(
         context, arm, constant, "constant", grid.hyperparameters, grid.depths
@@ -115,10 +114,38 @@ def fit_rule(
     return [first, second]
 
 
-def adopted_exponent(found: Sequence[HyperparameterSweeps], recipe: Recipe, arm: Arm) -> float:
-    """The exponent a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
-    beta = None if arm.passes.grows else rounded_exponent(found[0].drifts.get("learning_rate"))
-    return recipe.learning_rate_exponent if beta is None else beta
+def adopted_rule(context: StudyContext, arm: Arm, found: Sequence[HyperparameterSweeps]) -> LearningRateRule:
+    """The rule a ladder would use: fitted to one decimal, or the recipe's where it cannot be had."""
+    drift = found[0].drifts.get("learning_rate")
+    if not arm.passes.grows:
+        beta = rounded_exponent(drift)
+        return LearningRateRule(context.recipe(arm).learning_rate_exponent if beta is None else beta)
+    around = with_inherited_rule(context, arm)
+    inherited = around.learning_rate_exponent
+    if drift is None or drift.law is None:
+        return LearningRateRule(context.recipe(arm).learning_rate_exponent, inherited=inherited)
+    beta = round(inherited + drift.law.exponent, 1) + 0.0
+    base = context.stored_parameters(arm, around.base_depth)
+    rate = around.base.learning_rate if around.learning_rate_base is None else around.learning_rate_base
+    # Optima are multiples of the inherited rate of their size.
+    logs = [
+        math.log(rate * vertex.x) + (inherited - beta) * math.log(vertex.budget / base)
+        for vertex in drift.vertices
+        if vertex.interior
+    ]
+    return LearningRateRule(beta, float(f"{math.exp(float(np.mean(logs))):.2g}"), inherited)
+
+
+def with_inherited_rule(context: StudyContext, arm: Arm) -> Recipe:
+    """A growing arm's own recipe with the learning rate and the rule of the arm it starts as."""
+    source = context.recipe(starting_arm(arm))
+    recipe = context.recipe(arm)
+    return replace(
+        recipe,
+        base=replace(recipe.base, learning_rate=source.base.learning_rate),
+        learning_rate_base=source.learning_rate_base,
+        learning_rate_exponent=source.learning_rate_exponent,
+    )
 
 
 def rounded_exponent(drift: Drift | None) -> float | None:

@@ -39,15 +39,28 @@ class HyperparameterSweeps:
     tokens: dict[int, int]
 
 
+@dataclass(frozen=True)
+class LearningRateRule:
+    """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
+
+    A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
+    it, to one decimal, and its anchor is fitted again; `anchor` is None where the recipe's stays.
+    """
+
+    exponent: float
+    anchor: float | None = None
+    inherited: float | None = None
+
+
 def lr_rule_answer(
-    context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, float]
+    context: StudyContext, swept: Sequence[HyperparameterSweeps], rules: dict[str, LearningRateRule]
 ) -> Answer:
-    """The answer of the learning-rate study; `rules` are the exponents to use, by arm."""
+    """The answer of the learning-rate study; `rules` are those to use, by arm."""
     found: list[str] = []
     notes: list[str] = []
-    for arm, beta in rules.items():
+    for arm, rule in rules.items():
         own = [one for one in swept if one.arm == arm and one.kind != "screen"]
-        found.append(_sentence(arm, beta, own))
+        found.append(_sentence(arm, rule, own))
         for one in own:
             for name, drift in one.drifts.items():
                 out = sum(vertex.censored for vertex in drift.vertices)
@@ -70,7 +83,14 @@ def lr_rule_answer(
         findings=tuple(found),
         values=json_safe(
             {
-                "rules": {arm: {"learning_rate_exponent": beta} for arm, beta in rules.items()},
+                "rules": {
+                    arm: {
+                        "learning_rate_exponent": rule.exponent,
+                        "learning_rate_base": rule.anchor,
+                        "inherited_exponent": rule.inherited,
+                    }
+                    for arm, rule in rules.items()
+                },
                 "drift": [_values(one) for one in swept],
             }
         ),
@@ -94,14 +114,17 @@ def lr_rule_answer(
     )
 
 
-def _sentence(arm: str, beta: float, own: Sequence[HyperparameterSweeps]) -> str:
+def _sentence(arm: str, rule: LearningRateRule, own: Sequence[HyperparameterSweeps]) -> str:
+    beta = rule.exponent
     drift = own[0].drifts.get("learning_rate")
     if drift is None or drift.law is None:
         return f"{arm}: too few learning-rate optima lie inside their sweeps for a rule; the recipe's stays."
     fitted = _exponent(drift.law)
     if own[0].kind != "constant":
+        anchor = "" if rule.anchor is None else f" with {rule.anchor:.2g} at the base size"
         return (
-            f"{arm}: around the inherited rule (β = {beta:+.1f}) the optimum drifts with exponent {fitted}."
+            f"{arm}: GLR(N) ∝ N^{beta:+.1f}{anchor}: the inherited rule (β = {rule.inherited:+.1f}) plus the "
+            f"drift of the optimum around it, {fitted}."
         )
     gain = ""
     if len(own) > 1:
