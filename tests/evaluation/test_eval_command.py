@@ -236,6 +236,45 @@ def test_forecast_recovers_the_simulated_truth(
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_run_held_out_by_name_takes_no_part_in_forecast_and_crossings(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = store / "vanilla-7" / "record.json"
+    record = json.loads(file.read_text())
+    asked = ("forecast", store, "--target", "1e21", "--hold-out", record["run"], "--json")
+    honest = answer(capsys, *asked)
+    for task in record["evaluation"]["core"]["tasks"].values():
+        task["nll"] *= 0.7  # had it been fitted, the forecast would be far better
+    record["evaluation"]["core"]["core22"] += 0.2
+    file.write_text(json.dumps(record))
+    again = answer(capsys, *asked, "--figure", tmp_path / "figure.png")
+    assert again["forecast"] == honest["forecast"] and again["compute_for"] == honest["compute_for"]
+    assert again["hold_out"][0]["miss"] == pytest.approx(honest["hold_out"][0]["miss"] + 0.2)
+
+
+def test_corpora_and_recipes_are_separate_series(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes: dict[str, Any] = {
+        "corpus": lambda spec: replace(spec, data=replace(spec.data, identity="b" * 64)),
+        "recipe": lambda spec: replace(spec, hyperparameters=replace(spec.hyperparameters, beta2=0.5)),
+        "rate": lambda spec: replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=0.5)),
+    }
+    before = {
+        file: RunRecord.from_dict(json.loads(file.read_text())) for file in store.glob("van*/record.json")
+    }
+    for word, change in changes.items():
+        for file, record in before.items():
+            spec = change(record.spec)
+            copy = replace(record, spec=spec, run=spec.hash, flops=1.01 * record.flops)
+            write_json(store / f"other-{file.parent.name}" / "record.json", copy.to_dict())
+        if word == "rate":
+            assert "differ in learning rate or tokens" in refused(capsys, "forecast", store)
+            continue
+        found = answer(capsys, "forecast", store, "--target", "1e21", "--json")
+        own = [name for name in found["runs"] if name.startswith("vanilla")]
+        assert len(own) == 2 and all(f"({word} " in name for name in own)
+        assert all(len(found["runs"][name]) == 8 for name in own)
+
+
 def test_forecast_prints_text_and_refuses_invalid_requests(
     store: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

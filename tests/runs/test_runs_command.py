@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from steepen.cli.app import main
+from steepen.laws.ladder import read_ladders
 from steepen.laws.read_table import read_table
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -72,6 +74,28 @@ def test_csv_holds_finished_runs_and_is_readable_by_fit(
     assert read == {(row.arm, row.seed, row.flops, row.loss) for row in finished}
     assert main(["runs", "--runs", str(mixed.root), "--status", "failed", "--csv", str(tmp_path / "no")]) == 2
     assert not (tmp_path / "no").exists()
+
+
+def test_csv_separates_corpora_and_recipes_for_fit(
+    store: RunStore, spec: Spec, trainer: ModuleType, tmp_path: Path
+) -> None:
+    base = spec(1)
+    other_data = replace(base, data=replace(base.data, identity="b" * 64))
+    # Weight decay that scales with size is one recipe; two values at one size are two.
+    decayed = replace(base, hyperparameters=replace(base.hyperparameters, weight_decay=0.7))
+    deeper = replace(spec(1, depth=base.shape.depth + 1), hyperparameters=decayed.hyperparameters)
+    for number, specs in enumerate(([base, deeper, other_data], [decayed])):
+        for one in specs:
+            record = trainer.record_of(one, loss=3.0 + number)
+            write_json(store.root / record.run / "record.json", record.to_dict())
+        path = tmp_path / f"{number}.csv"
+        assert main(["runs", "--runs", str(store.root), "--csv", str(path)]) == 0
+        columns = read_table(path).columns
+        assert len(set(columns["corpus"])) == 2
+        by_run = dict(zip(columns["run"], columns["recipe"], strict=True))
+        assert (by_run[base.hash] == by_run[deeper.hash]) == (number == 0)
+    names = sorted(read_ladders(read_table(path)))
+    assert len(names) == 3 and all(name.startswith("vanilla (corpus ") for name in names)
 
 
 def test_the_table_shows_the_cause_of_a_failure(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:

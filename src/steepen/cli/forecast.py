@@ -35,8 +35,8 @@ def forecast(
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
-            help="Hold a run (a unique prefix of its name) out of the fit; `none` for no run. Default: the "
-            "largest of each arm."
+            help="Hold a run (a unique prefix of its name) out of every fit, forecast and figure; `none` for "
+            "no run. Default: forecast from all runs, and check the method on the largest run of each arm."
         ),
     ] = None,
     residuals: Annotated[
@@ -62,8 +62,8 @@ def forecast(
 
     Each arm's task losses follow a power law in compute, a sigmoid per task
     maps loss to centred accuracy, and one factor maps the mean of the tasks to
-    CORE. The hold-out comparison refits without the held-out runs; the forecast
-    for --target uses every run.
+    CORE. A run named by --hold-out takes no part in the fit, so the forecast,
+    the crossings and the figure do not know it.
 
     [bold]steepen forecast runs --target 1.2e21 --figure forecast.png[/bold]
     """

@@ -134,14 +134,19 @@ def _headline(study: StudyStatus) -> str:
 
 def _write_csv(path: Path, rows: list[RunRow]) -> None:
     """Write the table that `steepen fit` reads, one line per run."""
+    from dataclasses import replace
+
     from steepen.report.table_files import to_csv
     from steepen.studies.answer import Table
     from steepen.utils.files import write_atomically
+    from steepen.utils.series import SeriesRun, split_recipes
 
     if not rows:
         raise UsageError(f"none of these runs is finished: {path} was not written.")
-    columns = ("arm", "depth", "seed", "tokens", "flops", "loss", "run")
-    values = tuple(tuple(getattr(row, column) for column in columns) for row in rows)
+    columns = ("arm", "depth", "seed", "tokens", "flops", "loss", "corpus", "recipe", "run")
+    recipes = split_recipes([SeriesRun(r.arm, r.corpus, r.recipe, r.depth, r.seed) for r in rows])
+    named = [replace(row, recipe=recipe) for row, recipe in zip(rows, recipes, strict=True)]
+    values = tuple(tuple(getattr(row, column) for column in columns) for row in named)
     write_atomically(path, to_csv(Table("runs", columns, values)))
     print(f"{path}: {len(rows)} finished runs.", file=sys.stderr)
 

@@ -22,10 +22,14 @@ MIN_RUNS = 4  # of an arm, to fit a law to its task losses
 
 @dataclass(frozen=True)
 class Forecast:
-    """A fit to all runs, its forecasts, and how well a fit without the held-out runs predicted them."""
+    """A fit, its forecasts, and how well a fit without the held-out runs predicted them.
+
+    Runs that were held out by name take no part in `fit`; the largest runs, held out by default for a check
+    of the method, do.
+    """
 
     runs: RunsByArm
-    held_out: RunsByArm
+    held_out: RunsByArm  # by name; empty for the default check
     tasks: tuple[str, ...]
     is_core: bool  # False: the score is the mean centred accuracy of `tasks`
     fit: DownstreamFit
@@ -80,8 +84,9 @@ def forecast(
 ) -> Forecast:
     """Fit the scores of runs by arm, compare with held-out runs, and forecast the score at `targets` FLOPs.
 
-    `held_out` are beginnings of run names; None holds out each arm's largest run if it has more than
-    MIN_RUNS. `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
+    `held_out` are beginnings of run names: these runs take no part in any fit. None checks the method on
+    each arm's largest run, if it has more than MIN_RUNS, with a fit of its own; the forecasts use every run.
+    `residuals` and `ratio` are options of `fit_downstream`; the defaults are the paper's authors'.
     Where a run lacks some of CORE's 22 tasks, the mean of `tasks` is forecast instead of CORE.
     """
     for flops in targets:
@@ -106,10 +111,16 @@ def forecast(
             checkpoint_tables(runs, labels, score), labels, residuals=residuals, ratio=ratio
         )
 
-    fit = fitted_to(groups)
+    short = [name for name, runs in fitted.items() if held.get(name) and len(runs) < MIN_RUNS]
+    if short:
+        raise UsageError(
+            f"{short[0]} has {len(fitted[short[0]])} scored runs besides those held out; a task law needs at "
+            f"least {MIN_RUNS}."
+        )
+    without = fitted_to(fitted) if held else None
+    fit = without if without is not None and held_out is not None else fitted_to(groups)
     compared: list[tuple[ScoredRun, HeldOutScore]] = []
-    if held:
-        without = fitted_to(fitted)
+    if without is not None:
         compared = [
             (run, without.hold_out(name, run.flops, score(run)))
             for name, runs in held.items()
@@ -117,7 +128,7 @@ def forecast(
         ]
     return Forecast(
         groups,
-        held,
+        {} if held_out is None else held,
         tuple(labels),
         is_core,
         fit,

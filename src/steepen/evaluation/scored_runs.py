@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.evaluation.core.conventions import convention_of
 from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.utils.series import SeriesRun, corpus_name, recipe_name, repeated, series_labels, split_recipes
 
 if TYPE_CHECKING:
     from steepen.laws.fits.downstream import Checkpoints, TaskFilter
@@ -26,6 +27,9 @@ class ScoredRun:
     tokens: float
     flops: float
     core: dict[str, Any]
+    seed: int = 0
+    corpus: str = ""
+    recipe: str = ""
 
     @property
     def tasks(self) -> dict[str, dict[str, Any]]:
@@ -84,16 +88,30 @@ def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
 
 
 def group_by_arm(runs: Sequence[ScoredRun], arms: Sequence[str] | None = None) -> RunsByArm:
-    """Runs by arm, in order of compute; `arms` selects some."""
+    """Runs by series (arm, corpus, recipe), in order of compute; `arms` selects some arms or series.
+
+    A series has its arm's name where the arm has only one. Raises UsageError where two runs of a series have
+    the same depth and seed: they follow different recipes that only the user can tell apart.
+    """
+    recipes = split_recipes([SeriesRun(run.arm, run.corpus, run.recipe, run.depth, run.seed) for run in runs])
+    labels = series_labels([run.arm for run in runs], [run.corpus for run in runs], recipes)
+    for label, depth, seed in repeated((s, r.depth, r.seed) for s, r in zip(labels, runs, strict=True)):
+        names = [
+            r.run for s, r in zip(labels, runs, strict=True) if (s, r.depth, r.seed) == (label, depth, seed)
+        ]
+        raise UsageError(
+            f"{label} has {len(names)} scored runs at depth {depth} with seed {seed} ({', '.join(names)}), "
+            "which differ in learning rate or tokens; name only the runs of one recipe."
+        )
     groups: RunsByArm = {}
-    for run in runs:
-        groups.setdefault(run.arm, []).append(run)
+    for label, run in zip(labels, runs, strict=True):
+        groups.setdefault(label, []).append(run)
     if arms is None:
         return groups
     for name in arms:
-        if name not in groups:
+        if all(name not in (label, group[0].arm) for label, group in groups.items()):
             raise UsageError(f"there is no scored run of {name!r}; scored arms are {', '.join(groups)}.")
-    return {name: groups[name] for name in arms}
+    return {label: group for name in arms for label, group in groups.items() if name in (label, group[0].arm)}
 
 
 def choose_tasks(names: str | Sequence[str], groups: RunsByArm) -> list[str]:
@@ -200,4 +218,8 @@ def _read(file: Path) -> ScoredRun | None:
     if core is None:
         return None
     spec = record.spec
-    return ScoredRun(record.run, spec.arm.name, spec.shape.depth, record.tokens, record.flops, core)
+    values = spec.to_dict()
+    return ScoredRun(
+        record.run, spec.arm.name, spec.shape.depth, record.tokens, record.flops, core,
+        seed=spec.seed, corpus=corpus_name(values["data"]), recipe=recipe_name(values),
+    )  # fmt: skip

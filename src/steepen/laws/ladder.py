@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from steepen.errors import UsageError, nearest
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, Table
+from steepen.utils.series import series_labels
 
 Rows = NDArray[np.intp]
 MERGE_TOLERANCE = 0.01  # runs of an arm whose compute differs by less are seeds of one rung
@@ -86,10 +87,13 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
     """The ladders of a table with columns arm, flops and loss, in the order arms appear.
 
     Further columns are used where present: `seed`; `loss_sd` or `weight`, the standard deviation or the
-    relative precision of a row's loss; `run`, the training run a row belongs to.
+    relative precision of a row's loss; `run`, the training run a row belongs to; `corpus` and `recipe`, which
+    separate ladders of one arm.
     """
     table.require(["arm", "flops", "loss"])
-    arms, flops, loss = table.names("arm"), table.numbers("flops"), table.numbers("loss")
+    flops, loss = table.numbers("flops"), table.numbers("loss")
+    corpora, recipes = (table.names(name) if name in table.columns else [] for name in ("corpus", "recipe"))
+    arms = series_labels(table.names("arm"), corpora, recipes)
     seeds, precision = table.seeds(), read_weights(table)
     run_names = table.names("run") if table.has("run") else None
     seen: dict[tuple[str, float, str, str], int] = {}

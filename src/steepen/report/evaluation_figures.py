@@ -175,23 +175,24 @@ def draw_forecast(forecast: Forecast, file: Path) -> None:
     colours = curve_colours([*forecast.runs])
     for (name, runs), colour, marker in zip(forecast.runs.items(), colours, cycle(MARKERS)):
         score = forecast.fit.predict(name, flops)
-        points = [run.flops for run in runs], [forecast.score(run) for run in runs]
+        held = forecast.held_out.get(name, [])
+        shown = [run for run in runs if run not in held]
+        points = [run.flops for run in shown], [forecast.score(run) for run in shown]
         edge = int((flops <= max(points[0])).sum())
         axes.plot(flops[:edge], score[:edge], color=colour, label=name)
         axes.plot(flops[max(0, edge - 1) :], score[max(0, edge - 1) :], color=colour, linestyle="--")
         axes.plot(*points, color=colour, marker=marker, linestyle="none")
-        if name in forecast.held_out:
-            last = forecast.held_out[name][-1]
+        if held:
             axes.plot(
-                last.flops,
-                forecast.score(last),
+                [run.flops for run in held],
+                [forecast.score(run) for run in held],
                 color=colour,
                 marker="*",
                 markersize=9,
                 markeredgecolor=BLACK,
                 linestyle="none",
             )
-        top = max(top, *score.tolist(), *points[1])
+        top = max(top, *score.tolist(), *points[1], *(forecast.score(run) for run in held))
     axes.set_xscale("log")
     for name, value in forecast.references.items():
         axes.axhline(value, color=GREY, linewidth=0.9, linestyle=":")

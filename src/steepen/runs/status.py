@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
+from steepen.utils.series import corpus_name, recipe_name
 
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
@@ -38,6 +39,8 @@ class RunRow:
     steps: int | None = None
     tokens_per_second: float | None = None
     finished: str = ""  # UTC
+    corpus: str = ""  # content hash of the data, shortened; with the size of a pool
+    recipe: str = ""  # digest of the hyperparameters; see `utils.series.recipe_name`
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, for --json."""
@@ -112,6 +115,8 @@ def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
         loss=record["validation_loss"],
         tokens_per_second=record["tokens_per_second"],
         finished=record["finished"],
+        corpus=corpus_name(spec["data"]),
+        recipe=recipe_name(spec),
     )
 
 
