@@ -94,7 +94,7 @@ def test_csv_separates_corpora_and_recipes_for_fit(
         assert len(set(columns["corpus"])) == 2
         by_run = dict(zip(columns["run"], columns["recipe"], strict=True))
         assert (by_run[base.hash] == by_run[deeper.hash]) == (number == 0)
-    names = sorted(read_ladders(read_table(path)))
+    names = sorted(read_ladders(read_table(tmp_path / "1.csv")))
     assert len(names) == 3 and all(name.startswith("vanilla (corpus ") for name in names)
 
 

@@ -82,8 +82,8 @@ def fit_envelope(size: Array, flops: Array, share: Array, loss: Array) -> Envelo
     fitted = 2 + with_floor + 2 * len(sizes)
     free = len(y) - fitted
     variance = max(2 * float(best.cost) / max(free, 1), (ROUNDING_ERROR * smallest) ** 2)
-    jacobian = best.jac if with_floor else best.jac[:, 1:]
-    covariance = np.linalg.pinv(jacobian.T @ jacobian) * variance
+    jacobian = np.asarray(best.jac, np.float64)[:, 0 if with_floor else 1 :]
+    covariance = np.asarray(np.linalg.pinv(jacobian.T @ jacobian), np.float64) * variance
     first = 3 if with_floor else 2
     locations = theta[3 : 3 + len(sizes)]
     inside = (low < locations) & (locations < high) & (theta[3 + len(sizes) :] > 0)
