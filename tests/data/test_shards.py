@@ -14,6 +14,7 @@ from steepen.data import Dataset
 from steepen.data.shards import HEADER, choose_dtype
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
+from steepen.utils.json_io import with_checksum, write_json
 
 
 @pytest.fixture
@@ -66,6 +67,23 @@ def test_altered_tokenizer_is_refused(copy: Path) -> None:
 def test_damaged_manifest_is_refused(copy: Path, damage: str) -> None:
     (copy / "manifest.json").write_text(damage)
     with pytest.raises(SteepenError, match=r"manifest\.json"):
+        Dataset.open(copy)
+
+
+@pytest.mark.parametrize("file", ["/etc/hostname", "../train_00000.bin", "train_00000.bin/../x", ""])
+def test_manifest_names_no_file_outside_its_directory(file: str, copy: Path, dataset: Dataset) -> None:
+    stored = json.loads((copy / "manifest.json").read_bytes())
+    stored["shards"][0]["file"] = file
+    write_json(copy / "manifest.json", with_checksum(stored))
+    with pytest.raises(SteepenError, match="names the shard"):
+        Dataset.open(copy)
+
+
+def test_note_of_a_manifest_cannot_be_edited_unnoticed(copy: Path) -> None:
+    stored = json.loads((copy / "manifest.json").read_bytes())
+    stored["source"]["name"] = "another"
+    (copy / "manifest.json").write_text(json.dumps(stored))
+    with pytest.raises(SteepenError, match="was altered: its checksum"):
         Dataset.open(copy)
 
 

@@ -19,7 +19,7 @@ from steepen.data import Dataset
 from steepen.evaluation.core.suite import CORE17, CORE22, GPT3_CORE
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import with_checksum, write_json
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_forecast_prints_text_and_refuses_invalid_requests(
     other = json.loads((store / "vanilla-3" / "record.json").read_text())
     other["evaluation"]["core"]["convention"] = "authors"
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "record.json").write_text(json.dumps(other))
+    (tmp_path / "other" / "record.json").write_text(json.dumps(with_checksum(other)))
     said = refused(capsys, "forecast", store, tmp_path / "other")
     assert "different conventions" in said and f"{other['run']} by authors" in said
     ladder(trained, tmp_path / "short", 3)
@@ -308,7 +308,7 @@ def test_custom_tasks_are_forecast_by_their_mean(
         tasks = record["evaluation"]["core"]["tasks"]
         tasks = {name: tasks[label] for label, name in own.items()}
         record["evaluation"]["core"] = {"core22": None, "tasks": tasks}
-        file.write_text(json.dumps(record))
+        file.write_text(json.dumps(with_checksum(record)))
     figure = tmp_path / "own.png"
     asked = ("forecast", store, "--tasks", "riddles,sums", "--target", "1e21")
     found = answer(capsys, *asked, "--figure", figure, "--json")
@@ -329,7 +329,7 @@ def test_custom_tasks_are_forecast_by_their_mean(
     file = next(store.glob("*/record.json"))
     record = json.loads(file.read_text())
     del record["evaluation"]["core"]["tasks"]["sums"]
-    file.write_text(json.dumps(record))
+    file.write_text(json.dumps(with_checksum(record)))
     said = refused(capsys, *asked)
     assert f"run {record['run']} has no score of 'sums'" in said
 

@@ -16,6 +16,7 @@ from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.evaluation.core.results import may_replace
 from steepen.runs.store import RunDirectory
+from steepen.utils.json_io import with_checksum
 
 from .conftest import words
 
@@ -94,7 +95,7 @@ def test_another_tokenizer_is_refused_before_anything_is_measured(
         for file in (run / "record.json", *run.glob("evaluation/*/evaluation.json")):
             value = json.loads(file.read_text())
             (value["evaluation"] if file.name == "record.json" else value).pop("tokenizer")
-            file.write_text(json.dumps(value))
+            file.write_text(json.dumps(with_checksum(value)))
     record, before = (run / "record.json").read_bytes(), files(run)
     for more in ((), ("--update-record",), ("--no-update-record",), ("--json",)):
         code, out, err = evaluate(other_tokenizer, *core, *more)

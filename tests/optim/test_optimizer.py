@@ -264,7 +264,9 @@ def test_grown_cores_follow_their_state_policy(kind: Any, policy: Any) -> None:
     sources = grow(network, 4)
     optimizer.grow(network.named_parameters(), sources)
     state = optimizer.state()
-    assert len(optimizer.parameters) == len(list(network.parameters()))
+    # The order of a network that is rebuilt from a checkpoint: sums over parameters must round alike.
+    assert list(optimizer.parameters) == [name for name, _ in network.named_parameters()]
+    assert list(optimizer.matrices) == [name for name in optimizer.parameters if name in optimizer.matrices]
     key = "momentum" if kind == "muon" else "exp_avg"
     for new, source in sources.items():
         if policy == "fresh":

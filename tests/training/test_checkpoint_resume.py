@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -32,7 +33,7 @@ from steepen.training.metrics import read_metrics
 from steepen.training.signals import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import with_checksum, write_json
 
 QUIET = TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
 MakeSpec = Callable[..., RunSpec]
@@ -42,18 +43,27 @@ class Killed(BaseException):
     """Simulates SIGKILL inside one process: no handler in steepen catches it."""
 
 
-def losses(store: RunStore, spec: RunSpec) -> list[float]:
-    return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
-
-
 def final_state(store: RunStore, spec: RunSpec) -> dict[str, torch.Tensor]:
     newest = checkpoints.list_checkpoints(store.run(spec).checkpoints)[-1]
     assert newest.step == spec.steps
     return load_file(newest.path / checkpoints.STATE_FILE)
 
 
+def losses(store: RunStore, spec: RunSpec) -> list[float]:
+    return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
+
+
+TIMING = {"tokens_per_second", "data_wait"}
+
+
+def metrics(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:
+    """Every line of metrics.jsonl without what the clock decides."""
+    lines = read_metrics(store.run(spec).metrics_file)
+    return [{name: value for name, value in line.items() if name not in TIMING} for line in lines]
+
+
 def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
-    assert losses(one, spec) == losses(other, spec)
+    assert metrics(one, spec) == metrics(other, spec)
     first, second = final_state(one, spec), final_state(other, spec)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
@@ -67,16 +77,19 @@ def assert_same_result(one: RunStore, other: RunStore, spec: RunSpec) -> None:
 @pytest.mark.parametrize(
     ("where", "call"),
     [
-        ("step", 1), ("step", 6), ("step", 7), ("grow", 1),
+        ("step", 1), ("step", 6), ("step", 7), ("step", 10), ("grow", 1),
         ("save", 1), ("save", 2), ("save", 3), ("rename", 1), ("rename", 2), ("prune", 2), ("record", 1),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow"])
+@pytest.mark.parametrize("arm", ["untied-grow", "untied-grow clipped", "random-loop-grow"])
 def test_run_killed_at_any_point_ends_with_the_same_weights(
     arm: str, where: str, call: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    spec = make_spec(arm)
+    name, _, clipped = arm.partition(" ")
+    spec = make_spec(name)
+    if clipped:
+        spec = replace(spec, optimizer=replace(spec.optimizer, clip=0.01))
     whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
     train(spec, tiny_data, whole, QUIET)
     targets: dict[str, tuple[Any, str, bool]] = {
@@ -111,6 +124,46 @@ def test_run_killed_at_any_point_ends_with_the_same_weights(
     record = train(spec, tiny_data, broken, QUIET)
     assert_same_result(whole, broken, spec)
     assert record.resumed == (0 if count == 1 and where in ("step", "save", "rename") else 1)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"null", b"[]", b"{}", b'{"step": 3, "loss": "x"}'])
+def test_damaged_metrics_are_reported_and_the_run_resumes(
+    content: bytes, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spec, store = make_spec(), RunStore(tmp_path)
+
+    def killed_at_ten(
+        self: Optimizer, factor: float, step: int | None = None, original: Any = Optimizer.step
+    ) -> Tensor:
+        if step == 9:
+            raise Killed
+        return original(self, factor, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "step", killed_at_ten)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, store, QUIET)
+    file = store.run(spec).metrics_file
+    lines = file.read_bytes().split(b"\n")
+    lines[2] = content
+    file.write_bytes(b"\n".join(lines))
+    assert store.rows()[0].status == "interrupted"
+    train(spec, tiny_data, store, replace(QUIET, quiet=False))
+    assert "metrics.jsonl has 1 damaged lines" in capfd.readouterr().err
+    assert [line["step"] for line in metrics(store, spec) if "loss" in line] == [1, 2, *range(4, 13)]
+
+
+def test_metrics_are_not_written_through_a_link_of_another_user(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store, victim = make_spec(), RunStore(tmp_path / "runs"), tmp_path / "victim"
+    victim.write_text("precious")
+    folder = store.run(spec).path
+    folder.mkdir(parents=True)
+    (folder / "metrics.tmp").symlink_to(victim)
+    train(spec, tiny_data, store, QUIET)
+    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +307,18 @@ def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     assert_same_result(whole, stopped, spec)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no meta", "empty meta", "no state"])
+META_DAMAGE = {
+    "null": lambda facts: None,
+    "text": lambda facts: "x",
+    "step": lambda facts: {**facts, "step": facts["step"] - 1},
+    "step, new checksum": lambda facts: with_checksum({**facts, "step": facts["step"] - 1}),
+    "step as text": lambda facts: with_checksum({**facts, "step": "x"}),
+    "passes": lambda facts: with_checksum({**facts, "passes": 7}),
+    "scores": lambda facts: with_checksum({**facts, "scores": [{"a": 1}]}),
+}
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no meta", "empty meta", "no state", *META_DAMAGE])
 def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
     damage: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -287,6 +351,8 @@ def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
         meta.unlink()
     elif damage == "empty meta":
         meta.write_text("")
+    elif damage in META_DAMAGE:
+        write_json(meta, META_DAMAGE[damage](json.loads(meta.read_text())))
     else:
         state.unlink()
     train(spec, tiny_data, broken, replace(QUIET, quiet=False))
@@ -294,6 +360,17 @@ def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
     assert saved[-1].path.name in said and "Trying the one before it" in said
     assert f"resuming from step {saved[-2].step}" in said
     assert_same_result(whole, broken, spec)
+
+
+def test_file_in_place_of_the_checkpoints_is_set_aside(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec, store = make_spec(steps=4), RunStore(tmp_path)
+    folder = store.run(spec).checkpoints
+    folder.parent.mkdir(parents=True)
+    folder.write_text("not a directory")
+    train(spec, tiny_data, store, QUIET)
+    assert folder.is_dir() and folder.with_name("checkpoints.corrupt").read_text() == "not a directory"
 
 
 def test_corrupt_checkpoint_is_set_aside_and_a_restart_is_reported(

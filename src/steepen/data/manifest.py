@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from steepen.data.shards import DTYPES, Shard
 from steepen.errors import SteepenError
-from steepen.utils.files import write_atomically
-from steepen.utils.json_io import canonical_json
+from steepen.utils.json_io import (
+    canonical_json,
+    parse_json,
+    with_checksum,
+    without_checksum,
+    write_json,
+)
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 FORMAT = "steepen-data-2"
 FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
 SPLITS = ("train", "val")
+_SHARD_NAME = re.compile(r"(train|val)_\d+\.bin")  # in the manifest's own directory
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ class Manifest:
             raise SteepenError(f"the manifest has dtype {self.dtype!r}; accepted are {', '.join(DTYPES)}.")
         if tuple(self.splits) != SPLITS:
             raise SteepenError(f"the manifest has splits {list(self.splits)}, not {list(SPLITS)}.")
+        for shard in self.shards:
+            if not _SHARD_NAME.fullmatch(shard.file):
+                raise SteepenError(f"the manifest names the shard {shard.file!r}, not SPLIT_NUMBER.bin.")
         for name, split in self.splits.items():
             found = sum(shard.tokens for shard in self.shards if shard.split == name)
             if found != split.tokens:
@@ -99,14 +108,14 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Write manifest.json atomically."""
         content = {"format": FORMAT, "identity": self.identity, **asdict(self)}
-        write_atomically(directory / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
+        write_json(directory / MANIFEST, with_checksum(content))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
         """Read manifest.json and check that its stored identity matches its records."""
         path = directory / MANIFEST
         try:
-            stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+            stored = cast("dict[str, Any]", parse_json(path.read_bytes()))
             if stored["format"] == FORMER_FORMAT:
                 raise SteepenError(
                     f"{directory} was prepared by an older version of steepen; delete it and prepare it "
@@ -131,6 +140,10 @@ class Manifest:
             raise SteepenError(
                 f"{path} was altered: its identity does not match its records; prepare it again."
             )
+        try:
+            without_checksum(stored)
+        except ValueError as error:
+            raise SteepenError(f"{path} was altered: {error}; prepare it again.") from None
         return manifest
 
 

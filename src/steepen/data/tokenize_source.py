@@ -6,7 +6,6 @@ exists, all of them are.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -27,7 +26,8 @@ from steepen.data.sources.source import Source, document_hash
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import sha256_of_file, write_atomically
+from steepen.utils.files import sha256_of_file
+from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
 
 JOURNAL = "journal.json"
 VALIDATION_HASHES = "validation_documents.bin"
@@ -56,7 +56,7 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
     """The identity and state of an interrupted preparation, or None where there is none."""
     path = directory / JOURNAL
     try:
-        stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
+        stored = cast("dict[str, Any]", without_checksum(parse_json(path.read_bytes())))
         return stored["identity"], JournalState(**stored["state"])
     except FileNotFoundError:
         return None
@@ -265,4 +265,4 @@ class TokenizationJob:
             self.state.open_tokens[name] = writer.open_tokens
         # Last: everything the journal names must be on the disk already.
         content = {"identity": self.identity, "state": asdict(self.state)}
-        write_atomically(self.directory / JOURNAL, json.dumps(content, indent=1).encode())
+        write_json(self.directory / JOURNAL, with_checksum(content))

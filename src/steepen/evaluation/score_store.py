@@ -8,7 +8,6 @@ smaller CORE evaluation never replaces a larger one.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Generator
@@ -165,10 +164,10 @@ def save_scores(
 def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update_record: bool | None) -> bool:
     """Write scores to `file` and into the run's record; returns whether the record has them."""
     from steepen.runs.store import RunDirectory
-    from steepen.utils.json_io import write_json
+    from steepen.utils.json_io import with_checksum, write_json
 
     # A file that exists and cannot be read raises here: it must not be overwritten.
-    write_json(file, _merge(_read_object(file) if file.is_file() else {}, scores))
+    write_json(file, with_checksum(_merge(_read_object(file) if file.is_file() else {}, scores)))
     if not _updates_record(checkpoint, update_record):
         return False
     if not checkpoint.is_final:
@@ -251,8 +250,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if it holds anything else."""
+    from steepen.utils.json_io import parse_json, without_checksum
+
     try:
-        value = json.loads(file.read_text())
+        value = without_checksum(parse_json(file.read_bytes()))
     except ValueError:
         return {}
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,9 +208,10 @@ def filter_scored_tasks(
 
 def _read(file: Path) -> ScoredRun | None:
     from steepen.runs.record import RunRecord
+    from steepen.utils.json_io import parse_json
 
     try:
-        record = RunRecord.from_dict(json.loads(file.read_text()))
+        record = RunRecord.from_dict(parse_json(file.read_bytes()))
     except (OSError, ValueError, SteepenError) as error:
         raise SteepenError(f"the record {file} cannot be read ({error}).") from error
     core = record.evaluation.get("core")

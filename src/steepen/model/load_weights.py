@@ -13,6 +13,10 @@ from steepen.errors import SteepenError
 from steepen.model.network import Network
 
 
+class WeightsMismatch(SteepenError):
+    """Saved weights are those of another network."""
+
+
 def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Read the tensors of a safetensors file whose names start with `prefix`; keys come without it."""
     try:
@@ -28,11 +32,11 @@ def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
     expected = dict(network.named_parameters())
     for name in sorted(expected.keys() ^ weights.keys()):
         side = "lacks" if name in expected else "has an unexpected"
-        raise SteepenError(f"these weights belong to another network: the file {side} {name}.")
+        raise WeightsMismatch(f"these weights belong to another network: the file {side} {name}.")
     with torch.no_grad():
         for name, parameter in expected.items():
             if weights[name].shape != parameter.shape:
-                raise SteepenError(
+                raise WeightsMismatch(
                     f"these weights belong to another network: {name} is {tuple(weights[name].shape)}, "
                     f"not {tuple(parameter.shape)}."
                 )

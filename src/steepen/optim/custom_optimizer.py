@@ -46,10 +46,10 @@ class CustomOptimizer:
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
 
-    def add_parameters(self, new: Mapping[str, nn.Parameter]) -> None:
-        """Build the optimizer again with the new parameters; the state of the others stays."""
+    def set_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Build the optimizer again with these parameters, old and new; the state of the old ones stays."""
         state = {name: found for name in self.parameters if (found := self.state_of(name))}
-        self.parameters |= new
+        self.parameters = dict(parameters)
         if not self.parameters:  # a rank that owns no matrix
             return
         self.optimizer = self._build()

@@ -221,10 +221,12 @@ class Optimizer:
                 matrices[name] = parameter
             else:
                 self.adamw.add(group, parameter)
+        # The order is the network's, also after growth: sums over parameters round alike in a resumed run.
+        self.parameters = {name: self.parameters[name] for name in named}
         if self.muon is not None:
-            self.muon.parameters |= matrices
+            self.muon.parameters = _in_order(self.muon.parameters | matrices, named)
         if self.custom is not None:
-            self.custom.add_parameters(matrices)
+            self.custom.set_parameters(_in_order(self.custom.parameters | matrices, named))
         self._check(named)
 
     def _check(self, named: dict[str, nn.Parameter]) -> None:
@@ -236,3 +238,7 @@ class Optimizer:
         if self.config.kind != "adamw":
             matrices = {name for name, p in named.items() if parameter_group(name, p) == "matrices"}
             assert set(self.matrices) == matrices, "a block matrix is not stepped by the matrix optimizer"
+
+
+def _in_order(parameters: dict[str, nn.Parameter], order: Iterable[str]) -> dict[str, nn.Parameter]:
+    return {name: parameters[name] for name in order if name in parameters}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.json_io import CHECKSUM, with_checksum, without_checksum
+from steepen.utils.validate import require
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2  # 1: without a checksum
+_VERSIONS = f"1 to {RECORD_VERSION}: a newer steepen has written it"
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,24 @@ class RunRecord:
     version: int = RECORD_VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON value that record.json holds."""
-        return to_builtins(self)
+        """The JSON value that record.json holds, with its checksum."""
+        return with_checksum(to_builtins(self))
 
     @staticmethod
     def from_dict(value: Any) -> RunRecord:
-        """Decode the value of record.json."""
-        return from_builtins(RunRecord, value, "record")
+        """Decode the value of record.json; raises UsageError unless checksum, hash and losses are right."""
+        if not isinstance(value, dict):
+            raise UsageError("the record is not an object with fields.")
+        content = {name: item for name, item in cast("dict[str, Any]", value).items() if name != CHECKSUM}
+        record = from_builtins(RunRecord, content, "record")
+        if record.run != record.spec.hash:
+            raise UsageError(f"record.run is {record.run!r}, but the spec's hash is {record.spec.hash}.")
+        require(1 <= record.version <= RECORD_VERSION, "record", "version", record.version, _VERSIONS)
+        losses = {"validation_loss": record.validation_loss, "train_loss": record.train_loss}
+        for name, loss in losses.items():
+            require(0 <= loss < math.inf, "record", name, loss, "a finite number of at least 0")
+        try:
+            without_checksum(value, required=record.version >= 2)
+        except ValueError as error:
+            raise UsageError(f"the record was altered: {error}.") from None
+        return record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
+from steepen.utils.formatting import is_number
+from steepen.utils.json_io import parse_json
 from steepen.utils.series import corpus_name, recipe_name
+from steepen.utils.validate import is_whole
 
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
@@ -58,10 +60,10 @@ def last_metrics(run: RunDirectory) -> dict[str, Any]:
         return {}
     for line in reversed(lines):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:  # the first or last line of the window, cut off
             continue
-        if isinstance(value, dict) and "loss" in value and "step" in value:
+        if isinstance(value, dict) and is_number(value.get("loss")) and is_whole(value.get("step")):
             return value
     return {}
 
@@ -84,18 +86,17 @@ def run_row(run: RunDirectory, *, validate: bool = True) -> RunRow | None:
 
     With `validate`, every field of the record is checked; otherwise only those shown in the row.
     """
-    try:
-        text = run.record_file.read_bytes()
-    except OSError:
-        return _unfinished_row(run)
     row: RunRow | None = None
     try:
-        record = json.loads(text)
+        record = parse_json(run.record_file.read_bytes())
         row = _finished_row(run.path.name, record)
+        run.check_name(record["run"])
         if validate:
             RunRecord.from_dict(record)
         return row
-    except (ValueError, LookupError, TypeError, SteepenError) as error:
+    except FileNotFoundError:
+        return _unfinished_row(run)
+    except (OSError, ValueError, LookupError, TypeError, SteepenError) as error:
         row = row or RunRow(run.path.name, "?", 0, 0, 0, 0.0, "failed")
         cause = str(run.unreadable(error))
         return replace(row, status="failed", cause=cause, failure_kind="DamagedRecord", loss=None)
@@ -123,7 +124,7 @@ def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
 def _unfinished_row(run: RunDirectory) -> RunRow | None:
     status, failure = status_of(run)
     try:
-        spec = RunSpec.from_dict(json.loads(run.spec_file.read_text()))
+        spec = RunSpec.from_dict(parse_json(run.spec_file.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, SteepenError) as error:
@@ -144,7 +145,7 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
         loss=last.get("loss"),
         step=last.get("step", 0),
         steps=spec.steps,
-        tokens_per_second=last.get("tokens_per_second"),
+        tokens_per_second=speed if is_number(speed := last.get("tokens_per_second")) else None,
     )
 
 

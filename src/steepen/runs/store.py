@@ -8,19 +8,22 @@ except metrics and log is written atomically.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, UsageError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import RunRow, Status, run_row
+from steepen.utils.json_io import parse_json
 from steepen.utils.lock import file_lock, is_locked
 
 VALIDATED_RUNS = 2_000  # up to this many runs, `rows` checks every field of every record (about 0.5 s)
+
+_HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
 
 
 class RunBusy(SteepenError):
@@ -82,10 +85,20 @@ class RunDirectory:
             text = self.record_file.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self.unreadable(error) from error
         try:
-            return RunRecord.from_dict(json.loads(text))
+            record = RunRecord.from_dict(parse_json(text))
+            self.check_name(record.run)
+            return record
         except (ValueError, SteepenError) as error:
             raise self.unreadable(error) from error
+
+    def check_name(self, run: str) -> None:
+        """Raise if the directory has the name of another run than its record; a copy may have any name."""
+        name = self.path.resolve().name
+        if name != run and _HASH.fullmatch(name):
+            raise UsageError(f"it is of run {run}, and belongs into a directory of that name")
 
     def unreadable(self, error: Exception) -> SteepenError:
         """The error to raise for a record that cannot be decoded."""
@@ -97,7 +110,7 @@ class RunDirectory:
     def failure(self) -> tuple[str, str] | None:
         """Kind and message of the failure that stopped this run, if one did."""
         try:
-            value = json.loads(self.failure_file.read_text())
+            value = parse_json(self.failure_file.read_bytes())
             return str(value["kind"]), str(value["message"])
         except (OSError, ValueError, KeyError, TypeError):
             return None

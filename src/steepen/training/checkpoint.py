@@ -9,7 +9,6 @@ name is complete. Any number of ranks can read it.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -28,14 +27,15 @@ from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.owners import Piece
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, OwnedPiece, ShardedOptimizer
 from steepen.distributed.world import World
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, UsageError
 from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, initialize, name_seed
-from steepen.model.load_weights import allocate, copy_weights
+from steepen.model.load_weights import WeightsMismatch, allocate, copy_weights
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.optim.state import OptimizerState, grow_state
+from steepen.runs.record import ValidationScore
 from steepen.runs.spec import RunSpec
 from steepen.training.state_files import (
     StateReader,
@@ -44,7 +44,9 @@ from steepen.training.state_files import (
     piece_tensors,
     tensor_key,
 )
+from steepen.utils.codec import from_builtins
 from steepen.utils.files import sha256_of_file
+from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
 
 STATE_FILE, META_FILE = file_name(0, 1), "checkpoint.json"
 AnyOptimizer = Optimizer | DistributedOptimizer
@@ -82,11 +84,15 @@ class Checkpoint:
     def facts(self) -> dict[str, Any]:
         """Read checkpoint.json."""
         try:
-            facts = json.loads((self.path / META_FILE).read_text())
-            assert isinstance(facts, dict)
-            return facts
-        except (OSError, ValueError, AssertionError) as error:
-            raise CorruptCheckpoint(f"checkpoint {self.path} has no readable {META_FILE}.") from error
+            facts = without_checksum(parse_json((self.path / META_FILE).read_bytes()))
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
+        if not isinstance(facts, dict):
+            raise self._unreadable("it is not an object with fields")
+        return cast("dict[str, Any]", facts)
+
+    def _unreadable(self, reason: object) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"checkpoint {self.path} has no readable {META_FILE} ({reason}).")
 
     def training_state(self) -> TrainingState:
         """The progress of the run when it was saved."""
@@ -94,9 +100,14 @@ class Checkpoint:
         facts.pop("files", None)
         facts.pop("sha256", None)
         try:
-            return TrainingState(**facts)
-        except TypeError as error:
-            raise CorruptCheckpoint(f"checkpoint {self.path} has no readable {META_FILE}.") from error
+            state = from_builtins(TrainingState, facts, META_FILE)
+            for score in state.scores:
+                from_builtins(ValidationScore, score, "score")
+        except UsageError as error:
+            raise self._unreadable(str(error).rstrip(".")) from error
+        if state.step != self.step:
+            raise self._unreadable(f"it says step {state.step:,}")
+        return state
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of each file of tensors, by file name."""
@@ -104,7 +115,7 @@ class Checkpoint:
         # Before runs on several ranks there was one file, and its checksum.
         found: Any = facts.get("files") or {STATE_FILE: facts.get("sha256")}
         if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
-            raise CorruptCheckpoint(f"checkpoint {self.path} has no readable {META_FILE}.")
+            raise self._unreadable("it has no checksums of the files")
         return cast("dict[str, str]", found)
 
     @property
@@ -168,9 +179,7 @@ def write_checkpoint(
     def complete() -> None:
         if not world.is_main:
             return
-        facts = {**asdict(training_state), "files": checksums}
-        (partial / META_FILE).write_text(json.dumps(facts, indent=2) + "\n")
-        sync(partial / META_FILE)
+        write_json(partial / META_FILE, with_checksum({**asdict(training_state), "files": checksums}))
         sync(partial)
         if target.exists():  # the same step saved again (as growth or final): the newer kind replaces it
             _remove(target)
@@ -232,23 +241,32 @@ def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
 def _remove(path: Path) -> None:
     """Rename, then delete: a process killed midway leaves no partial checkpoint under the name."""
     trash = path.with_name(f".removing-{path.name}")
-    shutil.rmtree(trash, ignore_errors=True)
+    _delete(trash)
     path.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    _delete(trash)
 
 
-def rename_corrupt(checkpoint: Checkpoint) -> None:
-    """Rename a corrupt checkpoint to NAME.corrupt, for the user to inspect."""
-    target = checkpoint.path.with_name(f"{checkpoint.path.name}.corrupt")
-    shutil.rmtree(target, ignore_errors=True)
-    checkpoint.path.rename(target)
+def _delete(path: Path) -> None:
+    """Delete a directory, or a file that lies in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def rename_corrupt(checkpoint: Checkpoint | Path) -> Path:
+    """Rename a corrupt checkpoint to NAME.corrupt, for the user to inspect; returns the new path."""
+    path = checkpoint if isinstance(checkpoint, Path) else checkpoint.path
+    target = path.with_name(f"{path.name}.corrupt")
+    _delete(target)
+    return path.rename(target)
 
 
 def remove_partial(folder: Path) -> None:
     """Delete what a killed save or delete left behind."""
     if folder.is_dir():
         for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
-            shutil.rmtree(path, ignore_errors=True)
+            _delete(path)
 
 
 RunState = tuple[Network, AnyOptimizer, TrainingState]
@@ -267,13 +285,15 @@ def load_or_init(
     """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none."""
     world = world or World()
     if world.is_main:
+        if folder.exists() and not folder.is_dir():
+            say(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
         remove_partial(folder)
     steps: list[int] = world.from_main([saved.step for saved in list_checkpoints(folder)])
     while steps:
         saved = Checkpoint(folder / f"{steps.pop():08d}")
         try:
             run_state = _load(saved, spec, device, mode, world, shard)
-        except (CorruptCheckpoint, UnreadableState) as error:
+        except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
             then = "Trying the one before it." if steps else "None is left: the run starts over."
             say(f"{error} {then}")
             if world.is_main:
@@ -393,6 +413,8 @@ def _load(
     training_state = saved.training_state()
     if training_state.run != spec.hash:
         raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_state.run}).")
+    if not 1 <= training_state.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
+        raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
     saved.verify(world)
     network, sources = _build(spec, training_state.passes, device, mode, grow_to)
     with saved.reader() as reader:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,36 +23,73 @@ from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.trackers import Trackers
-from steepen.utils.formatting import format_clock, format_count
+from steepen.utils.files import write_atomically
+from steepen.utils.formatting import format_clock, format_count, is_number
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
+from steepen.utils.validate import is_whole
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, one dict per line; a last line cut short by a killed process is dropped."""
+    """Read metrics.jsonl, one dict per line; damaged lines, as a killed process leaves, are dropped."""
+    return _read_lines(path)[0]
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Lines of metrics.jsonl that have a step, and how many others there are before the last line."""
+    try:
+        texts = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], 0
     lines: list[dict[str, Any]] = []
-    if path.exists():
-        for text in path.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
-    return lines
+    damaged = 0
+    for number, text in enumerate(texts):
+        value = _parse(text)
+        if value is not None:
+            lines.append(value)
+        elif number < len(texts) - 1:  # a killed process cuts the last line short
+            damaged += 1
+    return lines, damaged
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not is_whole(value.get("step")):
+        return None
+    return None if "loss" in value and not is_number(value["loss"]) else value
 
 
 class MetricsFile:
-    """Appends lines to metrics.jsonl; opened at step n, it first drops what was logged after n."""
+    """Appends lines to metrics.jsonl; opened at step n, it first drops what was logged after n.
 
-    def __init__(self, path: Path | None, step: int) -> None:
+    `scored` are the steps whose validation the checkpoint has: another validation is repeated, so its line
+    is dropped too.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        step: int,
+        scored: Collection[int] = (),
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self.losses: list[float] = []
         self.file: TextIO | None = None
         if path is None:  # a rank that does not log
             return
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.replace(path)
-        self.losses = [line["loss"] for line in kept if "loss" in line]
-        self.file = path.open("a")
+        lines, damaged = _read_lines(path)
+        if damaged and say is not None:
+            say(f"{path} has {damaged:,} damaged lines, which are dropped.")
+        kept: dict[tuple[int, bool], dict[str, Any]] = {}
+        for line in lines:
+            trained = "loss" in line
+            if line["step"] <= step and (trained or line["step"] in scored):
+                kept[line["step"], trained] = line
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept.values()))
+        self.losses = [line["loss"] for line in kept.values() if "loss" in line]
+        self.file = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         """Append a line."""

@@ -243,7 +243,12 @@ class Trainer:
             self.saved_at = time.monotonic()
             trackers = self.options.trackers if world.is_main else ()
             self.trackers = Trackers(trackers, spec, self.directory.path, say)
-            self.metrics = MetricsFile(self.directory.metrics_file if world.is_main else None, self.step)
+            self.metrics = MetricsFile(
+                self.directory.metrics_file if world.is_main else None,
+                self.step,
+                {score.step for score in self.scores},
+                say,
+            )
             sinks = (self.metrics, self.trackers, self.display)
             self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder, world)
             try:

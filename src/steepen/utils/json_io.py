@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
 from typing import Any, cast
 
 from steepen.utils.files import write_atomically
+
+CHECKSUM = "checksum"
 
 
 def json_safe(value: Any) -> Any:
@@ -31,6 +34,41 @@ def to_json(data: Any, indent: int | None = 2) -> str:
 def canonical_json(value: Any) -> bytes:
     """Canonical JSON encoding for hashes: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of JSON text; raises ValueError for anything else, also for absurd nesting."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
+    """The value with the field "checksum", the SHA-256 of the others; it reveals damage, not forgery."""
+    # As it is read back: keys that are not text become text, and sort as such.
+    content = {**json.loads(json.dumps(value))}
+    content.pop(CHECKSUM, None)
+    return {**content, CHECKSUM: _sha256(content)}
+
+
+def without_checksum(value: Any, *, required: bool = False) -> Any:
+    """The value without its checksum; raises ValueError if that is wrong, or missing where `required`."""
+    if not isinstance(value, dict):
+        return value
+    found = cast("dict[str, Any]", value)
+    if CHECKSUM not in found:
+        if required:
+            raise ValueError("it has no checksum")
+        return found
+    content = {name: item for name, item in found.items() if name != CHECKSUM}
+    if _sha256(content) != found[CHECKSUM]:
+        raise ValueError("its checksum does not match its content")
+    return content
+
+
+def _sha256(content: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:

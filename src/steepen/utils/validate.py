@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from steepen.errors import UsageError
 
 
@@ -15,5 +17,15 @@ def require_positive(instance: object, names: tuple[str, ...]) -> None:
     """Require every named field of a dataclass to be an integer of at least 1."""
     for name in names:
         value = getattr(instance, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value >= 1, type(instance).__name__, name, value, "a whole number of at least 1")
+        require(
+            is_whole(value) and value >= 1,
+            type(instance).__name__,
+            name,
+            value,
+            "a whole number of at least 1",
+        )
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer, and not true or false."""
+    return isinstance(value, int) and not isinstance(value, bool)

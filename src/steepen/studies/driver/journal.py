@@ -18,7 +18,7 @@ from typing import Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
 from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
@@ -104,7 +104,8 @@ class Journal:
         """The journal in a study's folder."""
         file = folder / JOURNAL
         try:
-            return Journal(folder, from_builtins(JournalEntry, json.loads(file.read_text()), "study"))
+            value = without_checksum(parse_json(file.read_bytes()))
+            return Journal(folder, from_builtins(JournalEntry, value, "study"))
         except FileNotFoundError as error:
             raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
         except (OSError, ValueError, SteepenError) as error:
@@ -153,7 +154,7 @@ class Journal:
 
     def _write(self, **changes: Any) -> None:
         self.entry = replace(self.entry, changed=_now(), **changes)
-        write_json(self.file, to_builtins(self.entry))
+        write_json(self.file, with_checksum(to_builtins(self.entry)))
 
 
 def find_study_folder(study: str, studies: Path) -> Path:
