@@ -435,7 +435,9 @@ def test_signal_interrupts_a_validation(
 class DroppingBlock(TransformerBlock):
     """A custom block that draws random numbers."""
 
-    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: a custom block may leave `cache` out
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return super().forward(torch.nn.functional.dropout(x, 0.2, self.training), rotary, mask)
 
 
