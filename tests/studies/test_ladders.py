@@ -64,6 +64,15 @@ def test_ladder_verdicts_match_the_synthetic_laws(paper: StudyContext) -> None:
     assert answer.tables[0].columns[:3] == ("arm", "gain", "by what")
 
 
+def test_constants_are_quoted_at_the_references_tuned_compute_or_at_c0(tiny: StudyContext) -> None:
+    answer = Formula(law).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
+    base = tiny.recipe(find_arm("vanilla")).base_depth
+    (tuned,) = {row[5] for row in answer.tables[-1].rows if row[:2] == ("vanilla", base)}
+    assert answer.values["flops"]["c0"] == pytest.approx(tuned, rel=1e-9)
+    named = Formula(law).answer(ladder(tiny, arms=["vanilla", "operator-1"], c0=1e14))
+    assert named.values["flops"]["c0"] == 1e14
+
+
 def test_noise_makes_a_small_difference_undecided(tiny: StudyContext) -> None:
     def noisy(spec: RunSpec) -> float:
         rng = np.random.default_rng(int(spec.hash[:8], 16))
@@ -101,7 +110,7 @@ def test_fit_warnings_are_reported_per_flop_and_per_second(paper: StudyContext) 
         flops = expected_flops(spec) / 1e18
         return 3.0 + flops**-0.9 if spec.arm.name == "vanilla" else 2.0 + flops**-0.2
 
-    for surface, expected in ((stumbling, "rises with compute"), (below, "paper's method failed")):
+    for surface, expected in ((stumbling, "rises with compute"), (below, "paper's method is left out")):
         warnings = Formula(surface).answer(ladder(paper, arms=["vanilla", "operator-1"])).warnings
         assert any(expected in note and not note.startswith("per second: ") for note in warnings)
         assert any(expected in note and note.startswith("per second: ") for note in warnings)
@@ -320,7 +329,7 @@ def test_arm_below_the_references_irreducible_loss_gets_a_verdict(tiny: StudyCon
 
     answer = Formula(below).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
     assert "operator-1" in answer.values["flops"]["arms"]
-    assert any("paper's method failed" in warning for warning in answer.warnings)
+    assert any("paper's method is left out" in warning for warning in answer.warnings)
 
 
 def test_irreducible_loss_hypothesis_is_tabulated_beside_the_exponent_hypothesis(paper: StudyContext) -> None:

@@ -117,7 +117,7 @@ def fit(
     c0: Annotated[
         float | None,
         typer.Option(
-            help="C0 in FLOPs. Default: geometric mean of the reference.",
+            help="C0 in FLOPs. Default: geometric mean of the reference; paper:… its tuned size.",
             show_default=False,
             rich_help_panel=COMPUTE,
         ),
@@ -175,6 +175,23 @@ def fit(
             help="Fit only this many points around each minimum.", show_default=False, rich_help_panel=ISOFLOP
         ),
     ] = None,
+    register: Annotated[
+        Path | None,
+        typer.Option(
+            help="Add every arm's forecast at --budget to this file, to be scored once the runs exist:"
+            " law, hash of the data, date and interval.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    score: Annotated[
+        Path | None,
+        typer.Option(
+            help="Score the forecasts of a file of --register against the runs of the table.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)
     ] = False,
@@ -204,6 +221,12 @@ def fit(
         raise UsageError(f"law is {law!r}; choose one of {', '.join(LAWS)}.")
     if figure is not None and figure.suffix.lower() not in (".pdf", ".png", ".svg"):
         raise UsageError(f"the figure {figure.name} must end in .pdf, .png or .svg.")
+    if (register or score) and law != "compute":
+        raise UsageError("--register and --score are for --law compute.")
+    if register and budget is None:
+        raise UsageError("say with --budget at which FLOPs to forecast, for --register.")
+    if score and not score.is_file():
+        raise UsageError(f"there are no registered forecasts at {score}; --register writes them.")
     if budget is not None and not 0 < budget < float("inf"):
         raise UsageError(f"budget is {budget}; give FLOPs greater than zero.")
     data = read_table(table, columns=parse_columns(columns), where=where or [])
@@ -226,7 +249,7 @@ def fit(
             "draws": draws,
             "seed": seed,
         }
-        options |= {"extrapolate": extrapolate}
+        options |= {"extrapolate": extrapolate, "register": register, "score": score}
     elif law == "chinchilla":
         run = _fit_chinchilla
         options |= {"loss": loss or "huber", "draws": draws, "seed": seed, "reference": reference}
@@ -246,11 +269,14 @@ def _fit_compute(
     hold_out: list[str],
     as_json: bool,
     figure: Path | None,
+    register: Path | None,
+    score: Path | None,
     **options: Any,
 ) -> None:
-    from steepen.cli.fit_tables import print_analysis, spinner
+    from steepen.cli.fit_tables import print_analysis, print_registered, spinner
     from steepen.laws.analysis import AnalysisRequest
     from steepen.laws.ladder import read_ladders
+    from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
     from steepen.laws.table_fits import analyse_table, choose_reference
 
     arms = read_ladders(data)
@@ -267,10 +293,21 @@ def _fit_compute(
         from steepen.report.law_figures import draw_compute
 
         draw_compute(analysis, ladders, figure)
+    scored = score_registered(read_registered(score), arms) if score else []
+    registered = (
+        score_registered(register_forecasts(register, analysis, ladders, analysis.request.budget, arms), {})
+        if register and analysis.request.budget
+        else []
+    )
     if as_json:
-        _echo_json(analysis.to_dict())
+        found = analysis.to_dict()
+        for name, forecasts in (("registered", registered), ("scored", scored)):
+            if forecasts:
+                found[name] = [one.to_dict() for one in forecasts]
+        _echo_json(found)
     else:
         print_analysis(analysis)
+        print_registered([*registered, *scored])
 
 
 def _fit_chinchilla(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from steepen.laws.fits.compute_law import ComputeFit
     from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
     from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
+    from steepen.laws.registered_forecasts import ScoredForecast
     from steepen.laws.verdict.evidence import Prediction
 
 STYLES: dict[Growth, str] = {
@@ -81,6 +82,14 @@ def print_analysis(analysis: LadderAnalysis) -> None:
             console.print(f"  · forecast by hypothesis: {each}", highlight=False)
     for warning in analysis.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}", highlight=False)
+
+
+def print_registered(scored: Sequence[ScoredForecast]) -> None:
+    """Print registered forecasts, a line each, with their scores where the runs exist."""
+    console = Console()
+    for one in scored:
+        style = "green" if one.inside else "dim" if one.inside is None else "bold red"
+        console.print(f"[{style}]■[/] {escape(one.sentence())}", highlight=False)
 
 
 def _laws(fit: ComputeFit) -> Table:

@@ -27,6 +27,13 @@ def report(
     runs: Annotated[
         Path | None, typer.Option(help="Directory of the runs, if they have moved since the study.")
     ] = None,
+    forecasts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Score the forecasts of this file of `steepen fit --register` against the studies' runs.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the names of the written files as JSON.")
     ] = False,
@@ -44,11 +51,13 @@ def report(
     [bold]steepen report ladder --out report[/bold]
     [bold]steepen report ladder-tiny studies/tpp-tiny --out report --format pdf[/bold]
     """
-    from steepen.report.load_studies import load_study
+    from steepen.report.load_studies import load_study, with_registered_forecasts
     from steepen.report.write import PAGE_NAME, parse_formats, step_count, write_report
 
     kinds = parse_formats(formats)
     loaded = [load_study(name, studies, runs) for name in dict.fromkeys(study)]
+    if forecasts is not None:
+        loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
     steps = _with_progress(write_report(loaded, out, kinds), step_count(loaded))
     written = [file for files in steps for file in files]
     if as_json:

@@ -97,6 +97,15 @@ def study(
             help="ladder: known standard deviation of a run's loss.", min=1e-9, rich_help_panel=SINGLE_STUDY
         ),
     ] = None,
+    c0: Annotated[
+        float | None,
+        typer.Option(
+            help="ladder: C0 of the law in FLOPs (default: the reference's run at the depth of tuning).",
+            min=1.0,
+            show_default=False,
+            rich_help_panel=SINGLE_STUDY,
+        ),
+    ] = None,
     source: Annotated[
         str | None,
         typer.Option(
@@ -172,6 +181,7 @@ def study(
         parts=list(parts or ()),
         reference=reference,
         noise=noise,
+        c0=c0,
         source=source,
         hold_out=hold_out,
         from_recipe=from_recipe,

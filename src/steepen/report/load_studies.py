@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from steepen.errors import SteepenError
+from steepen.laws.ladder import make_ladder
+from steepen.laws.registered_forecasts import read_registered, score_registered
 from steepen.report.colours import ARM_TITLES, arm_key
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
-from steepen.studies.answer import Answer
+from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import Journal, find_study_folder
 
 
@@ -47,6 +51,48 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     _check(answer, journal.file)
     records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
     return LoadedStudy(entry.name, answer, entry.options, records, failures)
+
+
+def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
+    """The study with a table of registered forecasts, scored against its own runs."""
+    forecasts = read_registered(file)
+    if not forecasts:
+        raise SteepenError(f"{file} has no registered forecasts; `steepen fit --register` writes them.")
+    measured = {
+        name: make_ladder(name, *np.array(runs, float).T)
+        for name, runs in _losses_by_arm(study.records).items()
+    }
+    rows = [
+        (
+            one.registered.arm, one.registered.registered[:10], one.flops or one.registered.flops,
+            one.forecast or one.registered.forecast, *(one.interval or one.registered.interval), one.observed,
+            one.miss, one.miss_standard_errors,
+            "not measured yet" if one.inside is None else "inside" if one.inside else "outside",
+        )
+        for one in score_registered(forecasts, measured)
+    ]  # fmt: skip
+    table = Table(
+        title="Registered forecasts",
+        columns=(
+            *("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "miss"),
+            *("miss (standard errors)", "result"),
+        ),
+        rows=tuple(rows),
+        caption=(
+            f"Forecast before the runs existed, from data with SHA-256 {forecasts[0].data_sha256[:12]}…; "
+            f"intervals have {forecasts[0].confidence:.0%} confidence for one run."
+        ),
+        arm_column=0,
+    )
+    return replace(study, answer=replace(study.answer, tables=(table, *study.answer.tables)))
+
+
+def _losses_by_arm(records: Sequence[RunRecord]) -> dict[str, list[tuple[float, float]]]:
+    """(FLOPs, final loss) of every run, by its arm's name."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        found.setdefault(record.spec.arm.name, []).append((record.flops, record.validation_loss))
+    return found
 
 
 def arm_titles(studies: Sequence[LoadedStudy]) -> dict[str, str]:

@@ -118,8 +118,6 @@ def score_hold_outs(
     fit: ComputeFit, held: dict[str, Ladder], verdicts: dict[str, Verdict] | None = None
 ) -> tuple[HoldOut, ...]:
     """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses."""
-    names = list(fit.arms)
-    theta = fit.theta
     df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
     found: list[HoldOut] = []
     for arm, ladder in held.items():
@@ -128,15 +126,9 @@ def score_hold_outs(
                 f"{ladder.row_labels[0]}: arm '{arm}' is held out but not fitted; give it rungs in the table."
             )
         law = fit.arms[arm]
-        a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
         for flops, observed, weight in zip(ladder.flops, ladder.loss, ladder.weights, strict=True):
             x = math.log(flops / fit.c0)
-            forecast = float(law.predict(flops))
-            reducible = forecast - theta[0]
-            gradient = np.zeros(len(theta))
-            gradient[0], gradient[a], gradient[g] = 1.0, reducible, -x * reducible
-            law_variance = max(float(gradient @ fit.covariance @ gradient), 0.0)
-            standard_error = math.sqrt(law_variance + fit.sigma**2 / weight)
+            forecast, standard_error = forecast_loss(fit, arm, float(flops), float(weight))
             half_width = fit.quantile * standard_error
             miss = float(observed) - forecast
             t = miss / max(standard_error, 1e-300)
@@ -157,6 +149,18 @@ def score_hold_outs(
                 )
             )
     return tuple(found)
+
+
+def forecast_loss(fit: ComputeFit, arm: str, flops: float, weight: float = 1.0) -> tuple[float, float]:
+    """The law's loss at `flops` and the standard error of a run there (of the mean of `weight` runs)."""
+    names = list(fit.arms)
+    a, g = 1 + names.index(arm), 1 + len(names) + names.index(arm)
+    forecast = float(fit.arms[arm].predict(flops))
+    reducible = forecast - fit.theta[0]
+    gradient = np.zeros(len(fit.theta))
+    gradient[0], gradient[a], gradient[g] = 1.0, reducible, -math.log(flops / fit.c0) * reducible
+    law_variance = max(float(gradient @ fit.covariance @ gradient), 0.0)
+    return forecast, math.sqrt(law_variance + fit.sigma**2 / weight)
 
 
 def _by_hypothesis(verdict: Verdict | None, x: float) -> dict[str, float]:

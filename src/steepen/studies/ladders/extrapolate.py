@@ -132,7 +132,7 @@ def _answer(
             verdict_table(analysis),
             runs_table(everything),
         ),
-        warnings=(*notes, *analysis.warnings, *judged.notes, *repeated_data_warnings(everything)),
+        warnings=(*notes, *analysis.warnings, *repeated_data_warnings(everything)),
         method=(
             "The ladder is fitted, and its forecast recorded, before the held-out run is requested; that run "
             "takes part in no fit.",

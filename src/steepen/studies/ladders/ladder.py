@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from steepen.model.arms import find_arm
+from steepen.recipe.accounting import mean_flops_per_token
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
@@ -42,11 +43,13 @@ def ladder(
     seeds: Sequence[int] = (),
     reference: str | None = None,
     noise: float | None = None,
+    c0: float | None = None,
 ) -> Study:
     """Section "Improving the Exponent of the Scaling Laws" (4.2), with the runtime figure of the appendix.
 
     Trains every arm's compute-optimal recipe at every rung and seed, fits one law to each ladder, and judges
-    each against the reference: per FLOPs, and per second of training.
+    each against the reference: per FLOPs, and per second of training. `c0` is the compute at which the
+    constants A are quoted; by default that of the reference's run at the depth where recipes are tuned.
     """
     chosen = find_arms(arms or context.preset.arms)
     base = _reference(context, reference, [arm.name for arm in chosen])
@@ -64,8 +67,15 @@ def ladder(
         "and is it the exponent or only the constant?",
         seeds=seeds,
         noise=noise,
+        c0=c0,
     )
     return answer
+
+
+def _tuned_compute(context: StudyContext, ladder: LadderSpec) -> float:
+    """FLOPs of an arm's ladder run at the depth at which its recipe was tuned."""
+    rung = ladder.recipe.at(ladder.arm, ladder.recipe.base_depth, context.size_rule)
+    return mean_flops_per_token(ladder.arm, rung.shape, rung.schedule).total * rung.tokens
 
 
 def _reference(context: StudyContext, requested: str | None, names: list[str]) -> str:
@@ -85,6 +95,7 @@ def judged_ladders(
     question: str,
     seeds: Sequence[int] = (),
     noise: float | None = None,
+    c0: float | None = None,
     by_time: bool = True,
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
@@ -93,14 +104,15 @@ def judged_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
-    judged = judge_ladders(measured, reference, noise=noise)
+    own = next(ladder for ladder in possible if ladder.label == reference)
+    judged = judge_ladders(measured, reference, noise=noise, c0=c0 or _tuned_compute(context, own))
     analysis = judged.analysis
     values: dict[str, Any] = {"flops": json_safe(analysis.to_dict())}
     verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
     drawn = ladder_panels(analysis, measured)
     panels = [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
     tables: list[Table] = [verdict_table(analysis), hypotheses_table(analysis)]
-    warnings += [*analysis.warnings, *judged.notes]
+    warnings += analysis.warnings
     records = [record for one in measured for record in one.records]
     if by_time:
         timed = judge_ladders(measured, reference, by="seconds", noise=noise)
@@ -110,7 +122,7 @@ def judged_ladders(
         drawn = ladder_panels(timed.analysis, measured, by="seconds")
         panels += [drawn.loss, drawn.multipliers]
         tables.append(verdict_table(timed.analysis, "seconds"))
-        warnings += [f"per second: {note}" for note in (*timed.analysis.warnings, *timed.notes)]
+        warnings += [f"per second: {note}" for note in timed.analysis.warnings]
         warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
     low, high = analysis.primary_fit.arms[reference].flops_range

@@ -171,11 +171,10 @@ def check_ladders(
 
 @dataclass(frozen=True)
 class JudgedLadders:
-    """The laws' analysis of some ladders, the ladders, and warnings about the fit."""
+    """The laws' analysis of some ladders, and the ladders."""
 
     analysis: LadderAnalysis
     ladders: dict[str, Ladder]
-    notes: tuple[str, ...] = ()
 
 
 def judge_ladders(
@@ -184,17 +183,17 @@ def judge_ladders(
     by: Measure = "flops",
     hold_out: dict[str, Ladder] | None = None,
     noise: float | None = None,
+    c0: float | None = None,
 ) -> JudgedLadders:
-    """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails."""
+    """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails.
+
+    `c0` is in FLOPs, so it is not used for ladders by seconds.
+    """
     ladders = to_ladders(measured, by)
     # Verdicts per second are secondary: fewer bootstrap draws suffice.
     draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
-    request = AnalysisRequest(reference=reference, noise=noise, draws=draws, unit=unit)
-    try:
-        return JudgedLadders(analyse(ladders, request, hold_out), ladders)
-    except UsageError as problem:
-        report = analyse(ladders, replace(request, method="joint"), hold_out)
-        return JudgedLadders(
-            report, ladders, (f"only the joint fit is given, as the paper's method failed: {problem}",)
-        )
+    request = AnalysisRequest(
+        reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None
+    )
+    return JudgedLadders(analyse(ladders, request, hold_out), ladders)

@@ -1,0 +1,194 @@
+"""Forecasts that are written down before the runs exist, and scored when they do.
+
+A file of registered forecasts has one JSON object a line; lines are only ever added. Each holds the law, the
+hash of the losses it was fitted to, the date and the interval, so that a later reader can tell what was
+known when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steepen.errors import UsageError
+from steepen.laws.analysis import LadderAnalysis
+from steepen.laws.distributions import Interval
+from steepen.laws.ladder import Ladder
+from steepen.laws.verdict.holdout import forecast_loss
+from steepen.utils.formatting import format_flops
+
+SAME_COMPUTE = 0.05  # a run within this fraction of the registered FLOPs is the one that was forecast
+
+
+@dataclass(frozen=True)
+class RegisteredForecast:
+    """The loss forecast for a run of `arm` at `flops`, with what it was forecast from.
+
+    `interval` has confidence `confidence` for one run: the law's error and the noise of a run.
+    """
+
+    arm: str
+    flops: float
+    forecast: float
+    interval: Interval
+    standard_error: float
+    confidence: float
+    e: float
+    log_a: float
+    gamma: float
+    c0: float
+    method: str
+    reference: str
+    runs: int
+    data_sha256: str
+    registered: str  # date and time in UTC
+
+    def law(self, flops: float) -> float:
+        """The registered law's loss at any compute."""
+        return self.e + math.exp(self.log_a) * (flops / self.c0) ** -self.gamma
+
+
+@dataclass(frozen=True)
+class ScoredForecast:
+    """A registered forecast, and the run that was later measured (None: not yet).
+
+    The run's compute may differ a little from the registered one, so forecast and interval are those of the
+    registered law at the run's own compute. `miss` is observed minus forecast.
+    """
+
+    registered: RegisteredForecast
+    flops: float | None = None
+    observed: float | None = None
+    forecast: float | None = None
+    interval: Interval | None = None
+    miss: float | None = None
+    miss_standard_errors: float | None = None
+    inside: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, lists and numbers, for JSON."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The score in a sentence."""
+        r = self.registered
+        what = f"registered {r.registered[:10]}: {r.arm} at {format_flops(r.flops)} FLOPs"
+        if self.observed is None or self.interval is None:
+            low, high = r.interval
+            return f"{what}, forecast {r.forecast:.4f} ({low:.4f} to {high:.4f}); not measured yet"
+        low, high = self.interval
+        return (
+            f"{what}, forecast {self.forecast:.4f} ({low:.4f} to {high:.4f}); observed {self.observed:.4f},"
+            f" miss {self.miss:+.4f} ({self.miss_standard_errors:+.1f} standard errors):"
+            f" {'inside' if self.inside else 'outside'} the {r.confidence:.0%} interval"
+        )
+
+
+def data_hash(ladders: dict[str, Ladder]) -> str:
+    """SHA-256 of every arm, compute and loss, in order of arm and compute."""
+    rows = [
+        [name, float(flops), sorted(float(loss) for loss in runs)]
+        for name, ladder in sorted(ladders.items())
+        for flops, runs in zip(ladder.flops, ladder.runs, strict=True)
+    ]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def register_forecasts(
+    file: Path,
+    analysis: LadderAnalysis,
+    ladders: dict[str, Ladder],
+    flops: float,
+    measured: dict[str, Ladder] | None = None,
+) -> list[RegisteredForecast]:
+    """Add a forecast for every arm at `flops` to the file, and return them. `ladders` are those fitted.
+
+    Arms that already have a run there, in `measured` (all runs, held out or not), are left out; raises
+    UsageError if that is every arm.
+    """
+    measured = measured or ladders
+    read_registered(file)  # refuses to add to something else
+    fit = analysis.primary_fit
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    digest, count = data_hash(ladders), sum(len(runs) for one in ladders.values() for runs in one.runs)
+    found: list[RegisteredForecast] = []
+    for arm, law in fit.arms.items():
+        if _nearest_rung(measured[arm], flops) is not None:
+            continue
+        forecast, error = forecast_loss(fit, arm, flops)
+        reach = fit.quantile * error
+        found.append(
+            RegisteredForecast(
+                arm=arm, flops=flops, forecast=forecast, interval=(forecast - reach, forecast + reach),
+                standard_error=error, confidence=fit.settings.confidence, e=law.e.value,
+                log_a=law.log_a.value, gamma=law.gamma.value, c0=fit.c0, method=fit.settings.method,
+                reference=fit.settings.reference, runs=count, data_sha256=digest, registered=now,
+            )
+        )  # fmt: skip
+    if not found:
+        raise UsageError(
+            f"every arm already has a run at {format_flops(flops)} FLOPs, so there is nothing left to"
+            " forecast; choose another compute with --budget."
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as out:
+        out.writelines(json.dumps(asdict(one)) + "\n" for one in found)
+    return found
+
+
+def read_registered(file: Path) -> list[RegisteredForecast]:
+    """The forecasts of a file; [] where there is none yet."""
+    if not file.exists():
+        return []
+    found: list[RegisteredForecast] = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read ({error}).") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            values: dict[str, Any] = json.loads(line)
+            low, high = values.pop("interval")
+            found.append(RegisteredForecast(interval=(float(low), float(high)), **values))
+        except (json.JSONDecodeError, TypeError, KeyError, ValueError):
+            raise UsageError(f"{file}, line {number}: not a registered forecast.") from None
+    return found
+
+
+def score_registered(
+    forecasts: Sequence[RegisteredForecast], ladders: dict[str, Ladder]
+) -> list[ScoredForecast]:
+    """Compare each forecast with its arm's rung of that compute, if it has been measured."""
+    scored: list[ScoredForecast] = []
+    for one in forecasts:
+        ladder = ladders.get(one.arm)
+        rung = None if ladder is None else _nearest_rung(ladder, one.flops)
+        if ladder is None or rung is None:
+            scored.append(ScoredForecast(one))
+            continue
+        flops, observed = float(ladder.flops[rung]), float(ladder.loss[rung])
+        shift = one.law(flops) - one.forecast
+        low, high = one.interval[0] + shift, one.interval[1] + shift
+        miss = observed - one.law(flops)
+        scored.append(
+            ScoredForecast(
+                one, flops, observed, one.law(flops), (low, high), miss,
+                miss / max(one.standard_error, 1e-300), low <= observed <= high,
+            )
+        )  # fmt: skip
+    return scored
+
+
+def _nearest_rung(ladder: Ladder, flops: float) -> int | None:
+    """The rung whose compute is within 5% of `flops`."""
+    distance = np.abs(np.log(ladder.flops / flops))
+    best = int(np.argmin(distance)) if len(distance) else 0
+    return best if len(distance) and distance[best] <= math.log1p(SAME_COMPUTE) else None

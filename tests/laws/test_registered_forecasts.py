@@ -1,0 +1,79 @@
+"""Forecasts registered before the runs exist are scored afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steepen.cli.app import main
+from steepen.errors import UsageError
+from steepen.laws.registered_forecasts import read_registered, score_registered
+
+FLOPS = np.geomspace(3e17, 1e20, 7)
+LATER = 1.2e21
+
+
+def write(path: Path, rungs: np.ndarray, last: float = 0.0) -> str:
+    rng = np.random.default_rng(0)
+    rows = ["arm,flops,loss"]
+    for arm, gamma in (("vanilla", 0.111), ("grow", 0.118)):
+        for flops in rungs:
+            loss = 1.8 + 1.5 * (flops / 1e18) ** -gamma + 1e-3 * rng.standard_normal()
+            rows.append(f"{arm},{flops:.8g},{loss + (last if flops > 1e21 else 0):.6f}")
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+def fit(*words: str) -> int:
+    return main(["fit", *words, "--reference", "vanilla", "--draws", "100", "--method", "joint"])
+
+
+def test_forecast_is_registered_and_scored_once_the_run_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, before = tmp_path / "forecasts.jsonl", write(tmp_path / "before.csv", FLOPS)
+    assert fit(before, "--register", str(file), "--budget", str(LATER)) == 0
+    assert "not measured yet" in capsys.readouterr().out
+    vanilla, grow = read_registered(file)
+    assert (vanilla.arm, grow.arm, grow.flops, grow.runs) == ("vanilla", "grow", LATER, 14)
+    assert grow.interval[0] < grow.forecast < grow.interval[1]
+    assert grow.forecast == pytest.approx(grow.law(LATER))
+    assert grow.registered.startswith("20") and len(grow.data_sha256) == 64
+
+    as_forecast = write(tmp_path / "after.csv", np.append(FLOPS, LATER * 1.01))
+    assert fit(as_forecast, "--score", str(file), "--json") == 0
+    scored = json.loads(capsys.readouterr().out)["scored"]
+    assert [one["inside"] for one in scored] == [True, True]
+    assert scored[1]["forecast"] == pytest.approx(grow.law(LATER * 1.01))
+    assert fit(write(tmp_path / "off.csv", np.append(FLOPS, LATER), 0.1), "--score", str(file)) == 0
+    assert "outside the 90% interval" in " ".join(capsys.readouterr().out.split())
+
+
+def test_lines_are_only_added_and_measured_runs_are_not_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, table = tmp_path / "forecasts.jsonl", write(tmp_path / "runs.csv", FLOPS)
+    words = (table, "--register", str(file), "--budget")
+    assert fit(*words, "1e21") == 0
+    first = file.read_text()
+    assert fit(*words, "1e22") == 0
+    assert file.read_text().startswith(first)
+    assert len({one.data_sha256 for one in read_registered(file)}) == 1
+    assert fit(*words, str(FLOPS[-1])) == 2
+    assert "every arm already has a run" in capsys.readouterr().err
+    assert fit(*words, str(FLOPS[-1]), "--hold-out", "9e19") == 2, "held out, but measured"
+    assert fit(table, "--register", str(file)) == 2
+    assert "--budget" in capsys.readouterr().err
+    file.write_text("nonsense\n")
+    assert fit(*words, "1e21") == 2
+    assert "line 1: not a registered forecast" in capsys.readouterr().err
+    assert fit(table, "--score", str(tmp_path / "none")) == 2
+
+
+def test_forecast_without_its_run_is_not_scored() -> None:
+    assert score_registered([], {}) == []
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_registered(Path("/"))
