@@ -94,6 +94,14 @@ Price = Annotated[
         rich_help_panel=ESTIMATE,
     ),
 ]
+GpusPerRunText = Annotated[
+    str,
+    typer.Option(
+        "--gpus-per-run",
+        help="GPUs of each run, or auto: the fewest on which it fits in memory and a day, by the planner.",
+        rich_help_panel=LAUNCH,
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.", rich_help_panel=LAUNCH)]
 Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
 Studies = Annotated[Path, typer.Option("--studies", help="Directory of studies.")]
@@ -121,6 +129,7 @@ def launch_study(
     mfu: float | None = None,
     dollars_per_hour: float | None = None,
     device: str = "auto",
+    gpus_per_run: str = "1",
     retry_diverged: bool = False,
     accept_diverged: bool = False,
     as_json: bool = False,
@@ -134,7 +143,7 @@ def launch_study(
     limit = None if budget is None else Budget.parse(budget)
     check_device(device, launcher, dry_run)
     launching = launch.LaunchSettings(
-        data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu
+        data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu, gpus_per_run
     )
     if not dry_run:
         return launch.launch_study(

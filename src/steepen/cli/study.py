@@ -17,6 +17,7 @@ from steepen.cli.launch_options import (
     Device,
     DryRun,
     Gpu,
+    GpusPerRunText,
     Jobs,
     LauncherName,
     LauncherOptions,
@@ -155,6 +156,7 @@ def study(
     jobs: Jobs = None,
     launcher_options: LauncherOptions = None,
     device: Device = "auto",
+    gpus_per_run: GpusPerRunText = "1",
     dry_run: DryRun = False,
     budget: BudgetText = None,
     gpu: Gpu = None,
@@ -215,6 +217,7 @@ def study(
         name=title, options=options, data=folder, runs=runs, studies=studies, launcher=launcher, jobs=jobs,
         launcher_options=launcher_options,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
+        gpus_per_run=gpus_per_run,
         retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
         stand_ins=SIMULATED_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip

@@ -12,11 +12,12 @@ import signal
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from steepen.errors import SteepenError
+from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.launch.worker import PROGRAM, Attempt, TrainCommand
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -66,16 +67,23 @@ class LaunchContext:
     store: RunStore
     arguments: tuple[str, ...] = ()  # further options of `steepen train`, e.g. ("--device", "cpu")
     program: tuple[str, ...] = PROGRAM
+    gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)
 
-    def train_command(self, spec: RunSpec, environment: dict[str, str] | None = None) -> TrainCommand:
-        """Write spec.json and return the command that trains it, with absolute paths for other machines."""
+    def train_command(
+        self, spec: RunSpec, environment: dict[str, str] | None = None, *, gpus: int = 1
+    ) -> TrainCommand:
+        """Write spec.json and return the command that trains it, with absolute paths for other machines.
+
+        With several `gpus` it starts one rank per GPU of its machine.
+        """
         run = self.store.run(spec)
+        ranks = ("--gpus", str(gpus)) if gpus > 1 else ()
         if not run.spec_file.exists():
             write_json(run.spec_file, spec.to_dict())
         return TrainCommand(
             str(run.path.absolute()),
             str(self.data.absolute()),
-            self.arguments,
+            (*self.arguments, *ranks),
             environment or {},
             self.program,
             spec.code,

@@ -82,6 +82,16 @@ class LocalLauncher(LauncherBase):
         elif jobs is not None:  # spread over the GPUs; several share one only if `jobs` asks for it
             self.devices = [devices[i % len(devices)] for i in range(jobs)]
         self.threads = threads
+        self.pool: list[str | None] | None = None  # free GPUs (None: cores), where a run may have several
+        self.waiting: list[Job] = []  # for enough of them
+        self.sharing: list[Job] = []  # that have some of them
+        if not context.gpus_per_run.single:
+            if runs_per_gpu != 1:
+                raise UsageError("runs_per_gpu and --gpus-per-run exclude each other.")
+            pool: list[str | None] = [*(devices or [None] * available_cores())]
+            count = context.gpus_per_run.count
+            most = max(1, len(pool) // (1 if count == "auto" else count))
+            self.pool, self.devices, overlap = pool, pool[: min(most, jobs or most)], False
         # A second run per GPU is set up while the first trains, unless runs share the GPUs anyway.
         self.overlap = overlap and bool(devices) and len(set(self.devices)) == len(self.devices)
         self.free_slots = [Slot(device) for device in self.devices * (2 if self.overlap else 1)]
@@ -94,6 +104,10 @@ class LocalLauncher(LauncherBase):
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Hand each job to the worker process of a free slot; the first job of a slot starts one."""
+        if self.pool is not None:
+            self.waiting += jobs
+            self._start_waiting()
+            return
         for job in jobs:
             slot = self.free_slots.pop(0)
             environment = {"OMP_NUM_THREADS": str(self.threads)}
@@ -106,8 +120,52 @@ class LocalLauncher(LauncherBase):
             slot.worker = process.worker
             job.handle = (process, slot)
 
+    def _start_waiting(self) -> None:
+        """Start the jobs that wait for GPUs, in order, as long as enough of the pool are free."""
+        assert self.pool is not None
+        while self.waiting:
+            job = self.waiting[0]
+            gpus = self.context.gpus_per_run.of(job.spec)
+            total = len(self.pool) + sum(len(each.handle[1]) for each in self.sharing)
+            if gpus > total:
+                raise UsageError(
+                    f"{job.spec.arm.name} d{job.spec.shape.depth} needs {gpus} GPUs, and this machine has "
+                    f"{total}; use --launcher slurm, or fewer --gpus-per-run."
+                )
+            if gpus > len(self.pool):
+                return
+            self.waiting.pop(0)
+            taken, self.pool = self.pool[:gpus], self.pool[gpus:]
+            environment = {"OMP_NUM_THREADS": str(self.threads)}
+            visible = [device for device in taken if device is not None]
+            if visible:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+            command = self.context.train_command(job.spec, environment, gpus=gpus)
+            job.handle = (TrainProcess(command), taken)
+            self.sharing.append(job)
+
+    def _poll_pool(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
+        """Jobs that have ended, whose GPUs go to those that wait."""
+        assert self.pool is not None
+        done: list[tuple[Job, Attempt]] = []
+        for job in running:
+            if job.handle is None:  # it waits for GPUs
+                continue
+            process, taken = job.handle
+            if (attempt := process.poll()) is not None:
+                process.worker.close()
+                self.pool.extend(taken)
+                self.sharing.remove(job)
+                done.append((job, attempt))
+        self._start_waiting()
+        if not done:
+            time.sleep(0.02)
+        return done
+
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
         """Jobs that have ended."""
+        if self.pool is not None:
+            return self._poll_pool(running)
         done: list[tuple[Job, Attempt]] = []
         for job in running:
             process, slot = job.handle
@@ -121,7 +179,12 @@ class LocalLauncher(LauncherBase):
     def stop(self, running: Sequence[Job]) -> None:
         """Make all save and stop; kill what has not within a minute, or at a second Ctrl-C."""
         processes: list[TrainProcess] = [job.handle[0] for job in running]
-        self.free_slots += [job.handle[1] for job in running]
+        if self.pool is None:
+            self.free_slots += [job.handle[1] for job in running]
+        else:
+            self.pool += [device for job in running for device in job.handle[1]]
+            self.sharing.clear()
+            self.waiting.clear()
         try:
             for process in processes:
                 process.terminate()

@@ -100,10 +100,13 @@ class RayLauncher(LauncherBase):
     def start(self, jobs: Sequence[Job]) -> None:
         """Submit a task for each."""
         # Ray's own retries are off: all launchers retry by the same rule, and say how often.
-        remote = self.ray.remote(num_cpus=self.num_cpus, num_gpus=self._gpus, max_retries=0)(run_attempt)
         environment = {"OMP_NUM_THREADS": str(self.threads)}
         for job in jobs:
-            job.handle = remote.remote(self.context.train_command(job.spec, environment))
+            gpus = self.context.gpus_per_run.of(job.spec)
+            # One task holds all GPUs of a run, on one node, and starts the ranks there.
+            needs = {"num_cpus": self.num_cpus * gpus, "num_gpus": self._gpus * gpus}
+            remote = self.ray.remote(**needs, max_retries=0)(run_attempt)
+            job.handle = remote.remote(self.context.train_command(job.spec, environment, gpus=gpus))
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
         """Jobs whose task has ended."""

@@ -60,6 +60,8 @@ class SlurmTask:
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
+    A run of more GPUs than a node has (`gpus_on_node`, 8) gets several nodes, and srun starts its ranks.
+
     Slurm-only options need no `slurm_` prefix. `cluster="local"` runs the same jobs as processes
     of this machine.
     """
@@ -73,6 +75,7 @@ class SlurmLauncher(LauncherBase):
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = int(options.pop("threads", 1))
+        self.gpus_on_node = int(options.pop("gpus_on_node", 8))
         folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -86,10 +89,29 @@ class SlurmLauncher(LauncherBase):
         super().__init__(context, jobs or default)
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Submit the jobs as one array."""
+        """Submit the jobs as one array for each number of GPUs."""
+        sizes = {id(job): self.context.gpus_per_run.of(job.spec) for job in jobs}
+        for gpus in sorted(set(sizes.values())):
+            self._submit([job for job in jobs if sizes[id(job)] == gpus], gpus)
+
+    def _submit(self, jobs: Sequence[Job], gpus: int) -> None:
+        """Submit an array of jobs; one task starts the ranks of a node, and srun those of several nodes."""
         environment = {"OMP_NUM_THREADS": str(self.threads)}
-        tasks = [SlurmTask(self.context.train_command(job.spec, environment)) for job in jobs]
+        several = gpus > self.gpus_on_node
+        if several and gpus % self.gpus_on_node:
+            raise UsageError(
+                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {self.gpus_on_node} "
+                "GPUs of a node (--with gpus_on_node=N)."
+            )
+        ranks = 1 if several else gpus
+        tasks = [SlurmTask(self.context.train_command(job.spec, environment, gpus=ranks)) for job in jobs]
         try:
+            if not self.context.gpus_per_run.single:
+                on_node = self.gpus_on_node if several else gpus
+                layout = {"nodes": gpus // on_node, "tasks_per_node": on_node if several else 1}
+                if self.cluster != "local":
+                    layout["gpus_per_node"] = on_node
+                self.executor.update_parameters(**layout)
             with _source_on_path():
                 handles = self.executor.submit_array(tasks)
         except Exception as error:  # submitit raises what sbatch printed
@@ -118,7 +140,7 @@ def _attempt(handle: Any) -> Attempt:
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
-        return handle.result()
+        return handle.results()[0]  # of rank 0, where each rank is a task
     except FailedJobError as error:  # steepen raised on the node
         return Attempt(70, f"steepen: the job failed on its node: {_exception_line(error)}")
     except (UncompletedJobError, OSError) as error:

@@ -12,6 +12,7 @@ from steepen.launch.base import LaunchContext, Launcher, LauncherBase
 from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget
 from steepen.launch.cost_estimate import Speed, local_hardware_name
+from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.launch.local import visible_gpus
 from steepen.launch.registry import make_launcher
 from steepen.runs.record import RunRecord
@@ -36,6 +37,7 @@ class LaunchSettings:
     device: str = "auto"
     gpu: str | None = None  # estimate time for this GPU instead of from finished runs
     mfu: float | None = None  # and for this fraction of its peak
+    gpus_per_run: str = "1"  # or auto: the fewest on which the planner says a run fits
 
     @property
     def store(self) -> RunStore:
@@ -45,7 +47,8 @@ class LaunchSettings:
     def make_launcher(self) -> Launcher:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
         arguments = () if self.device == "auto" else ("--device", self.device)
-        context = LaunchContext(self.data, self.store, arguments)
+        gpus = GpusPerRun.parse(self.gpus_per_run, self.gpu)
+        context = LaunchContext(self.data, self.store, arguments, gpus_per_run=gpus)
         return make_launcher(self.launcher, context, self.jobs, self.options)
 
     def speed(self) -> Speed:

@@ -1,0 +1,65 @@
+"""How many GPUs each run of a study gets: a number, or the fewest on which the planner says it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steepen.errors import SteepenError, UsageError
+from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch
+from steepen.recipe.recipe import Rung
+from steepen.runs.spec import RunSpec, expected_flops
+
+MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
+MFU = 0.4  # assumed for that
+MAX_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class GpusPerRun:
+    """A number of GPUs, or "auto" for the fewest that suffice: powers of two that divide the batch."""
+
+    count: int | Literal["auto"] = 1
+    gpu: Accelerator | None = None  # whose memory and speed `auto` assumes; None: an H100
+
+    @staticmethod
+    def parse(text: str, gpu: str | None = None) -> GpusPerRun:
+        """From the option --gpus-per-run."""
+        found = None if gpu is None else find_accelerator(gpu)
+        if text == "auto":
+            return GpusPerRun("auto", found)
+        if not text.isdecimal() or int(text) < 1:
+            raise UsageError(f"--gpus-per-run {text!r} is not valid: give a number of GPUs, or auto.")
+        return GpusPerRun(int(text), found)
+
+    @property
+    def single(self) -> bool:
+        """Whether every run has one GPU."""
+        return self.count == 1
+
+    def of(self, spec: RunSpec) -> int:
+        """GPUs for a run; raises SteepenError if no number suffices."""
+        if self.count != "auto":
+            if spec.batch_sequences % self.count:
+                raise UsageError(
+                    f"--gpus-per-run {self.count} is not possible: a batch of {spec.batch_sequences:,} "
+                    "sequences cannot be divided evenly."
+                )
+            return self.count
+        gpu = self.gpu or find_accelerator("h100")
+        rung = Rung(
+            spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
+        )
+        gpus, fits = 1, 0
+        while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
+            if largest_micro_batch(rung, gpus, gpu) >= 1:
+                fits = gpus
+                if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
+                    return gpus
+            gpus *= 2
+        if fits:  # too long on any number of GPUs: as many as the batch allows
+            return fits
+        raise SteepenError(
+            f"{spec.arm.name} d{spec.shape.depth} does not fit on any number of {gpu.name} GPUs by the "
+            "planner; give --gpus-per-run a number, or --gpu one with more memory."
+        )
