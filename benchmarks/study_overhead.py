@@ -74,6 +74,7 @@ def main() -> None:
             len(dataset.tokens("train")),
             len(dataset.tokens("val")),
         ),
+        epochs=10,
     )
     with tempfile.TemporaryDirectory() as folder:
         sides: list[str] = ["shared"] if options.runs == 0 else ["shared", "new process"]
