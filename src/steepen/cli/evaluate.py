@@ -133,6 +133,7 @@ def checkpoint(
 
     [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1-8[/bold]
     """
+    from steepen.distributed.environment import process_environment
     from steepen.evaluation.evaluate_run import evaluate
 
     request = make_request(
@@ -165,6 +166,8 @@ def checkpoint(
         for note in getattr(interrupt, "__notes__", ()):
             typer.echo(note, err=True)
         raise
+    if not process_environment().is_main:
+        return
     for note in found.notes:
         typer.echo(note, err=True)
     extra: dict[str, Any] = {}

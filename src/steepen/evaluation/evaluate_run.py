@@ -20,9 +20,11 @@ from steepen.utils.progress import StageReport, stage_progress
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
+    from steepen.distributed.world import World
     from steepen.evaluation.core.bundle import Bundle
     from steepen.evaluation.core.run_suite import CoreOptions
 
+RANK_TIMEOUT = 7200.0  # seconds that ranks wait for rank 0, which measures all but CORE
 DEPTH_TOKENS = 16_384  # for KL effective depth, where no other number is requested
 
 
@@ -72,14 +74,36 @@ def evaluate(
     precision: str = "auto",
     quiet: bool = True,
     on_scores: Callable[[dict[str, Any]], None] | None = None,
+    world: World | None = None,
 ) -> Evaluation:
     """Evaluate a run directory or a checkpoint directory on prepared data, and save the scores.
 
     `update_record` adds them to the run's record; None does so for the last checkpoint if the data is known
     to have the run's tokenizer. `on_scores` is called before anything is saved, so that no score is lost to a
-    full disk. An interrupted CORE evaluation resumes after its last finished task.
+    full disk. An interrupted CORE evaluation resumes after its last finished task. In processes that torchrun
+    or srun started, the examples of CORE are shared out among them, and rank 0 does the rest; `world` is one
+    that was joined before.
     """
     from steepen.data import Dataset
+    from steepen.distributed.environment import process_environment
+    from steepen.distributed.world import joined_world
+    from steepen.training.device import rank_device
+
+    place = process_environment()
+    if world is None and place.size > 1:
+        own, shared = rank_device(device, place.local_rank, place.size)
+        with joined_world(own, shared_device=shared, timeout=RANK_TIMEOUT) as ranks:
+            return evaluate(
+                path,
+                data,
+                request,
+                update_record=update_record,
+                device=str(own),
+                precision=precision,
+                quiet=quiet or not ranks.is_main,
+                on_scores=on_scores,
+                world=ranks,
+            )
 
     request = request or EvaluationRequest()
     checkpoint = path if isinstance(path, RunCheckpoint) else find_checkpoint(path)
@@ -90,6 +114,12 @@ def evaluate(
             f"--kl-depth-tokens {request.kl_depth_tokens:,} is not valid: give at least the run's context, "
             f"{context:,}."
         )
+    if world is not None and not world.is_main:  # only the examples of CORE are shared out
+        if request.core is not None:
+            run = load(checkpoint, data=dataset, device=device, precision=precision)
+            with stage_progress(quiet=True) as progress:
+                _measure_core(run, dataset, request, None, progress, world)
+        return Evaluation(checkpoint, {})
     notes: list[str] = []
     directory = scores_directory(checkpoint)
     same_tokenizer = has_run_tokenizer(checkpoint, dataset, update_record)
@@ -111,7 +141,7 @@ def evaluate(
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
-            scores = measure(run, dataset, request, folder=folder, quiet=quiet)
+            scores = measure(run, dataset, request, folder=folder, quiet=quiet, world=world)
         except KeyboardInterrupt as interrupt:
             if request.core is not None and problem is None:
                 interrupt.add_note("Finished tasks are saved; run the same command again to resume.")
@@ -140,6 +170,7 @@ def measure(
     *,
     folder: Path | None = None,
     quiet: bool = True,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Measure what is requested, as JSON values; outcomes of CORE tasks are saved under `folder`."""
     from steepen.data import ValidationSet
@@ -185,12 +216,17 @@ def measure(
                 progress=lambda done, total: progress("passes at test time", done, total),
             ).to_dict()
         if request.core is not None:
-            scores["core"] = _measure_core(run, dataset, request, folder, progress)
+            scores["core"] = _measure_core(run, dataset, request, folder, progress, world)
     return scores
 
 
 def _measure_core(
-    run: LoadedRun, dataset: Dataset, request: EvaluationRequest, folder: Path | None, progress: StageReport
+    run: LoadedRun,
+    dataset: Dataset,
+    request: EvaluationRequest,
+    folder: Path | None,
+    progress: StageReport,
+    world: World | None = None,
 ) -> dict[str, Any]:
     from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core, settings_key
     from steepen.utils.json_io import write_json
@@ -218,6 +254,7 @@ def _measure_core(
         passes=run.passes,
         folder=outcomes,
         progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
+        world=world,
     ).to_dict()
     # Equal keys mean equal settings; seeds and tasks may differ between requests, and are in the scores.
     location = None if outcomes is None else str(outcomes)

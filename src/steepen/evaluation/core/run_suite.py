@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data import Tokenizer
+from steepen.distributed.world import World
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle, Task
 from steepen.evaluation.core.conventions import AUTHORS, find_convention
@@ -107,18 +108,21 @@ def evaluate_core(
     passes: int | None = None,
     folder: Path | None = None,
     progress: ProgressCallback | None = None,
+    world: World | None = None,
 ) -> SuiteScores:
-    """Score a network on a bundle.
+    """Score a network on a bundle; with `world`, the examples are shared out among its ranks.
 
     With `folder`, every task's outcomes are saved there as JSON lines when it is done, and tasks already
     saved are not scored again: the folder must belong to exactly these settings (see `settings_key`).
     """
     options = options or CoreOptions()
+    world = world or World()
     jobs = list(_jobs(bundle, options))
     found = {job.name: outcomes for job in jobs if (outcomes := _saved(folder, job)) is not None}
+    found = _outcomes_of_main(found, world)
     left = [job for job in jobs if job.name not in found]
     total, done = sum(job.work for job in jobs), sum(job.work for job in jobs if job.name in found)
-    scorer = _JobScorer(network, tokenizer, options, passes)
+    scorer = _JobScorer(network, tokenizer, options, passes, world)
     pending: deque[Future[_EncodedJob]] = deque()
     # Prompts of the next few jobs are encoded while one is scored.
     with ThreadPoolExecutor(1, thread_name_prefix="steepen-prompts") as encoder:
@@ -132,8 +136,11 @@ def evaluate_core(
                         name = f"{job.task.label}, seed {job.seed}"
                         progress(CoreProgress(name, before + job.work * fraction, total))
 
+                world.progress(number, f"{job.task.label}, seed {job.seed}")
                 outcomes = scorer.score(job.task, pending.popleft().result(), report)
-                _save(folder, job, outcomes)
+                outcomes = _outcomes_of_all(outcomes, world)
+                if world.is_main:
+                    _save(folder, job, outcomes)
                 found[job.name] = outcomes
                 done += job.work
         finally:
@@ -142,12 +149,35 @@ def evaluate_core(
     return _collect(jobs, found, options)
 
 
+def _outcomes_of_all(outcomes: list[Outcome], world: World) -> list[Outcome]:
+    """Every rank's outcomes of a job, by example: rank r has examples r, r + ranks, …"""
+    if world.size == 1:
+        return outcomes
+    parts = world.gather_objects([asdict(outcome) for outcome in outcomes])
+    together = [_outcome(value) for part in parts for value in part]
+    return sorted(together, key=lambda outcome: outcome.index)
+
+
+def _outcomes_of_main(found: dict[str, list[Outcome]], world: World) -> dict[str, list[Outcome]]:
+    """The saved outcomes that rank 0 has found, on every rank."""
+    if world.size == 1:
+        return found
+    values = world.from_main({name: [asdict(each) for each in found[name]] for name in found})
+    return {name: [_outcome(value) for value in each] for name, each in values.items()}
+
+
+def _outcome(value: dict[str, Any]) -> Outcome:
+    """An outcome from JSON values."""
+    return replace(Outcome(**value), losses=tuple(value["losses"]))
+
+
 class _JobScorer:
-    """Encodes and scores jobs with one network."""
+    """Encodes and scores jobs, or this rank's examples of them, with one network."""
 
     def __init__(
-        self, network: Network, tokenizer: Tokenizer, options: CoreOptions, passes: int | None
+        self, network: Network, tokenizer: Tokenizer, options: CoreOptions, passes: int | None, world: World
     ) -> None:
+        self.world = world
         self.tokenizer, self.context = tokenizer, network.shape.context
         self.scorer = Scorer(network, passes)
         self.convention = find_convention(options.convention)
@@ -163,7 +193,8 @@ class _JobScorer:
             self.encoder = TaskEncoder(job.task, self.tokenizer, self.context, self.convention)
             if job.examples == len(job.task.items):
                 self.encoder.encode_all()
-        examples = [self.encoder.example(index, job.seed) for index in range(job.examples)]
+        mine = range(self.world.rank, job.examples, self.world.size)
+        examples = [self.encoder.example(index, job.seed) for index in mine]
         rows: list[Row] = []
         spans = 0
         for example in examples:
@@ -173,6 +204,8 @@ class _JobScorer:
 
     def score(self, task: Task, encoded: _EncodedJob, progress: Callable[[float], None]) -> list[Outcome]:
         """The outcome of every example; `progress` receives the fraction done."""
+        if not encoded.examples:  # a rank without any
+            return []
         total, seen = sum(len(row) for row in encoded.rows), 0
 
         def count(tokens: int) -> None:
@@ -234,7 +267,7 @@ def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
     try:
         with (folder / job.name).open(encoding="utf-8") as file:
             lines: list[dict[str, Any]] = [json.loads(line) for line in file]
-        outcomes = [replace(Outcome(**line), losses=tuple(line["losses"])) for line in lines]
+        outcomes = [_outcome(line) for line in lines]
     except (ValueError, TypeError, KeyError):
         return None
     return outcomes if [outcome.index for outcome in outcomes] == list(range(job.examples)) else None
