@@ -40,7 +40,12 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "utils"),
+        *("distributed", "inference", "utils", "api"),
+    },
+    # What `import steepen` offers, lazily.
+    "api": {
+        *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
+        *("inference", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)

@@ -1,24 +1,85 @@
-"""steepen: does a change to an architecture make its scaling law steeper, or only lower?"""
+"""steepen: does a change to an architecture make its scaling law steeper, or only lower?
+
+Everything that a notebook needs is here, and loaded when it is first used:
+
+- `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
+- `arms`, `plan`, `spec`: the arms, the cost of a run, and its specification
+- `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
+- `ladder`, `study`, `forecast_study`, `open_study`, `report`: a question with all its runs, and its page
+- `open_runs`: the runs of a directory, filtered, as a frame
+- `Arm`, `PassSchedule`: what a custom arm is made of
+
+Results print a summary, have a short repr and HTML in notebooks, and `to_frame()`, `to_latex()`, `plot(ax=)`.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steepen.api.fits import fit as fit
+    from steepen.api.fits import power as power
+    from steepen.api.plans import arms as arms
+    from steepen.api.plans import plan as plan
+    from steepen.api.plans import spec as spec
+    from steepen.api.runs import open_runs as open_runs
+    from steepen.api.studies import forecast_study as forecast_study
+    from steepen.api.studies import ladder as ladder
+    from steepen.api.studies import open_study as open_study
+    from steepen.api.studies import study as study
+    from steepen.api.training import evaluate as evaluate
+    from steepen.api.training import prepare as prepare
+    from steepen.api.training import train as train
+    from steepen.errors import SteepenError as SteepenError
+    from steepen.errors import UsageError as UsageError
     from steepen.inference.generate import generate as generate
+    from steepen.model.arm import Arm as Arm
+    from steepen.model.arm import PassSchedule as PassSchedule
 
     __version__: str
 
-# Functions of the package, imported on first use: torch takes seconds to import.
-_FUNCTIONS = {"generate": "steepen.inference.generate"}
+_LAZY = {
+    **dict.fromkeys(("fit", "power"), "steepen.api.fits"),
+    **dict.fromkeys(("arms", "plan", "spec"), "steepen.api.plans"),
+    **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
+    **dict.fromkeys(("ladder", "study", "forecast_study", "open_study"), "steepen.api.studies"),
+    "open_runs": "steepen.api.runs",
+    "generate": "steepen.inference.generate",
+    **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
+    **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
+}
+__all__ = [  # noqa: RUF022  (in the order of the docstring)
+    "fit",
+    "power",
+    "arms",
+    "plan",
+    "spec",
+    "prepare",
+    "train",
+    "evaluate",
+    "generate",
+    "ladder",
+    "study",
+    "forecast_study",
+    "open_study",
+    "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
+    "open_runs",
+    "Arm",
+    "PassSchedule",
+    "SteepenError",
+    "UsageError",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function, or look up `__version__`, on first use."""
-    if name in _FUNCTIONS:
-        from importlib import import_module
-
-        return getattr(import_module(_FUNCTIONS[name]), name)
+    """Load a name of the API on first use, so that `import steepen` loads neither numpy nor torch."""
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    if name == "report":  # a package that can be called
+        return importlib.import_module("steepen.report")
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
@@ -27,6 +88,11 @@ def __getattr__(name: str) -> Any:
         except PackageNotFoundError:  # run from a source tree that is not installed
             return _source_version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names of the API."""
+    return sorted({*globals(), *__all__, "__version__"})
 
 
 def _source_version() -> str:

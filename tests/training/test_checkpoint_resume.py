@@ -25,11 +25,11 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.arm import PassSchedule, Stage
 from steepen.model.block import TransformerBlock
 from steepen.optim.optimizer import Optimizer
+from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import DataConfig, RunSpec, code_digest
 from steepen.runs.store import RunBusy, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
-from steepen.training.metrics import read_metrics
 from steepen.training.signals import Interrupted
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
 from dataclasses import replace
@@ -33,9 +32,7 @@ from steepen.studies.registry import STUDIES
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
-    from steepen.studies.context import DatasetInfo
     from steepen.studies.preset import Preset
-    from steepen.studies.registry import StudyEntry
 
 # Panels of --help, besides those of `launch_options`.
 SELECTION = "Study"
@@ -168,6 +165,7 @@ def study(
     ] = False,
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
+    from steepen.api.study_data import assumed_data, open_data, study_title, write_recipes
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
@@ -192,8 +190,8 @@ def study(
     choice = choose_recipes(recipe or (), tpp)
     check_device(device, launcher, dry_run)  # before data is prepared
     # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
-    next(listed.start(StudyContext(chosen, _assumed(chosen), epochs=epochs, choice=choice), given))
-    folder, facts = _data(chosen, data, runs, dry_run)
+    next(listed.start(StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice), given))
+    folder, facts = open_data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
     wanted = whole_validation_tokens(
@@ -205,7 +203,7 @@ def study(
             f"the preset asks for {wanted:,}.",
             file=sys.stderr,
         )
-    title = label or _title(listed, chosen, given)
+    title = label or study_title(listed, chosen, given)
     options: dict[str, Any] = {
         "study": name if ":" in name else listed.name,
         "preset": chosen.name, "data": facts.identity, "epochs": epochs,
@@ -223,7 +221,7 @@ def study(
     )  # fmt: skip
     if answer is None:  # a dry run
         return
-    written = _write_recipes(answer, studies / title)
+    written = write_recipes(answer, studies / title)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
         return
@@ -258,65 +256,6 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, [], False)}
 
 
-def _title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
-    """The default name of a study's folder: study, preset, arms and parts."""
-    words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
-    return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
-
-
-def _data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DatasetInfo]:
-    """The given data, or the preset's own, which is prepared beside the runs if missing."""
-    from steepen.data import Dataset
-    from steepen.studies.context import DatasetInfo
-
-    if folder is None:
-        own = preset.source or "data"
-        folder = (
-            runs.absolute().parent / "data" / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{own}-{preset.tokenizer}")
-        )
-        if not (folder / "manifest.json").is_file():
-            if dry_run:
-                return folder, _assumed(preset)
-            if preset.source is None:
-                sources = preset.suggested_data or ("SOURCE",)
-                raise UsageError(
-                    f"the preset {preset.name} needs --data: a folder made by `steepen data prepare`, e.g. "
-                    f"`steepen data prepare {sources[0]} --tokenizer {preset.tokenizer} --out data/corpus`"
-                    f"{''.join(f', or {other}' for other in sources[1:])}."
-                )
-            _prepare(preset, folder)
-    dataset = Dataset.open(folder)
-    return folder, DatasetInfo(
-        identity=dataset.identity,
-        vocabulary=dataset.padded_vocabulary,
-        train_tokens=len(dataset.tokens("train")),
-        validation_tokens=len(dataset.tokens("val")),
-        real_vocabulary=dataset.vocabulary,
-    )
-
-
-def _assumed(preset: Preset) -> DatasetInfo:
-    """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
-    from steepen.studies.context import DatasetInfo
-
-    _, _, size = preset.tokenizer.partition(":")
-    real = int(size or 50_257)
-    return DatasetInfo("0" * 64, -(-real // 128) * 128, 10**15, 10**9, real)
-
-
-def _prepare(preset: Preset, folder: Path) -> None:
-    from steepen.data.prepare import prepare
-    from steepen.data.prepare_request import PrepareRequest
-    from steepen.utils.progress import stage_progress
-
-    print(f"Preparing {preset.source} with {preset.tokenizer} in {folder}.", file=sys.stderr)
-    request = PrepareRequest(
-        source=(preset.source or "",), tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
-    )
-    with stage_progress(quiet=False) as show:
-        prepare(request, folder, lambda now: show(now.stage, now.characters, now.total, tokens=now.tokens))
-
-
 def _with_sweep_flops(preset: Preset, count: str | None) -> Preset:
     from steepen.recipe.accounting import FlopCount
 
@@ -326,15 +265,3 @@ def _with_sweep_flops(preset: Preset, count: str | None) -> Preset:
         if count == known:
             return replace(preset, sweep_flops=known)
     raise UsageError(f"--sweep-flops {count!r} is not valid: use {' or '.join(get_args(FlopCount))}.")
-
-
-def _write_recipes(answer: Answer, folder: Path) -> list[Path]:
-    """Write the fitted recipes: recipe.yaml, or recipe-ARM.yaml where there are several."""
-    from steepen.recipe.recipe_file import write_recipe
-
-    written: list[Path] = []
-    for file in answer.recipes:
-        name = "recipe.yaml" if len(answer.recipes) == 1 else f"recipe-{file.arm}.yaml"
-        write_recipe(folder / name, file)
-        written.append(folder / name)
-    return written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from steepen.errors import UsageError
 from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
-    from steepen.data import Dataset
     from steepen.runs.spec import RunSpec
     from steepen.training.train_options import TrainOptions
 
@@ -296,9 +295,11 @@ def train(
 
         run, notes = override(read_spec(spec), settings or []), ()
     else:
+        from steepen.api.make_spec import choose_precision, make_spec
+
         if arm is None or depth is None:
             raise UsageError("nothing to train: give --arm and --depth, or --spec FILE.")
-        run, notes = _spec(
+        run, notes = make_spec(
             dataset,
             arm,
             depth,
@@ -313,7 +314,7 @@ def train(
             recipe_changes={"batch_tokens": batch_tokens, "base_depth": base_depth},
             budget={"tokens": tokens, "flops": flops, "rho": rho},
             data={"pool_tokens": pool_tokens, "pool": pool, "windows": windows, "epochs": epochs},
-            rest={"seed": seed, "precision": _precision(precision, device)},
+            rest={"seed": seed, "precision": choose_precision(precision, device)},
             validation_tokens=validation_tokens,
             settings=settings or [],
         )
@@ -444,72 +445,6 @@ def _train_on_ranks(
         )
     if code:
         raise SystemExit(code)
-
-
-def _spec(
-    dataset: Dataset,
-    arm: str,
-    depth: int,
-    *,
-    scale: dict[str, int],
-    recipe: list[str],
-    tpp: float | None,
-    recipe_changes: dict[str, int | None],
-    budget: dict[str, float | None],
-    data: dict[str, Any],
-    rest: dict[str, Any],
-    validation_tokens: int | None,
-    settings: list[str],
-) -> tuple[RunSpec, tuple[str, ...]]:
-    from dataclasses import replace
-
-    from steepen.model.arms import find_arm
-    from steepen.model.shape import SizeRule
-    from steepen.recipe.planner import make_plan
-    from steepen.recipe.recipe_choice import choose_recipes
-    from steepen.runs.spec import DataConfig, RunSpec, override
-    from steepen.studies.context import whole_validation_tokens
-    from steepen.studies.preset import load_preset
-
-    found = find_arm(arm)
-    size = SizeRule(vocabulary=dataset.padded_vocabulary, real_vocabulary=dataset.vocabulary, **scale)
-    choice = choose_recipes(recipe, tpp)
-    choice.require_file_for(found)
-    changes = {name: value for name, value in recipe_changes.items() if value is not None}
-    changed = replace(choice.of(found), **changes)
-    given: dict[str, Any] = {name: value for name, value in data.items() if value is not None}
-    run_data = DataConfig(dataset.identity, **given)
-    length_given = tpp is not None or budget["tokens"] is not None or budget["flops"] is not None
-    if data["pool_tokens"] and data["epochs"] and not length_given:
-        # Both say how long the run is: so many epochs of whole batches.
-        steps = run_data.max_steps(data["pool_tokens"], size.context, changed.batch_tokens)
-        budget = {**budget, "tokens": float(max(1, steps) * changed.batch_tokens)}
-    plan = make_plan(
-        found,
-        depth=depth,
-        size_rule=size,
-        recipe=changed,
-        tokens=budget["tokens"],
-        flops=budget["flops"],
-        rho=budget["rho"],
-    )
-    if validation_tokens is None:
-        wanted = load_preset("paper").validation_tokens
-        available = len(dataset.tokens("val"))
-        validation_tokens = whole_validation_tokens(wanted, available, size.context, changed.batch_tokens)
-    run = RunSpec.of(plan.rung, run_data, validation_tokens=validation_tokens, **rest)
-    return override(run, settings), plan.warnings
-
-
-def _precision(name: str, device: str) -> str:
-    """Resolve "auto" to bf16 on a GPU and fp32 on a CPU."""
-    if name != "auto":
-        return name
-    if device == "auto":
-        from steepen.training.device import find_device
-
-        device = find_device("auto").type
-    return "bf16" if device.startswith("cuda") else "fp32"
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -274,12 +274,14 @@ _ALIASES = {arm_key(name): arm for name, arm in PAPER_NAMES.items()}
 _FAMILIES = {"loop": loop, "untied": untied, "tied-vanilla": tied_vanilla, "untied-vanilla": untied_vanilla}
 
 
-def find_arm(name: str | Arm) -> Arm:
+def find_arm(name: str | Arm | type) -> Arm:
     """Find an arm: a row of the table, one of the paper's names, a family with its K (loop-3),
-    "module:attribute", or an Arm itself.
+    "module:attribute", an Arm itself, or the class of a block, which makes a vanilla arm of that block.
     """
     if isinstance(name, Arm):
         return name
+    if isinstance(name, type):
+        return _from_block(name)
     if ":" in name:
         return _from_module(name)
     key = arm_key(name)
@@ -303,6 +305,15 @@ def paper_names(arm: str) -> list[str]:
 
 def _from_module(path: str) -> Arm:
     arm = import_object(path, "arm")
+    if isinstance(arm, type):
+        return _from_block(arm)
     if not isinstance(arm, Arm):
         raise UsageError(f"{path!r} is a {type(arm).__name__}, not a steepen.model.arm.Arm.")
     return arm
+
+
+def _from_block(block: type) -> Arm:
+    """Vanilla with a custom block; SquaredRelu becomes the arm squared-relu."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", block.__name__).lower().replace("_", "-")
+    about = (block.__doc__ or "").strip().partition("\n")[0]
+    return replace(ARMS["vanilla"], name=name, title=block.__name__, block=block, about=about)

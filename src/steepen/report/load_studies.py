@@ -49,7 +49,7 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     except SteepenError as error:
         raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
     _check(answer, journal.file)
-    records, failures = _records(entry.name, answer, runs or Path(entry.runs_directory))
+    records, failures = _records(entry.name, answer, journal.runs_directory(runs))
     return LoadedStudy(entry.name, answer, entry.options, records, failures)
 
 

@@ -36,6 +36,22 @@ def draw_panels(
     return {kind: figure_bytes(figure, kind) for kind in formats}
 
 
+def draw_panel(axes: Any, panel: Panel, titles: dict[str, str]) -> None:
+    """Draw a panel into Axes of any figure, with a legend of its curves."""
+    layout = lay_out(panel, PAPER, titles)
+    axes.set(xscale=panel.x.scale, yscale=panel.y.scale, title=panel.title)
+    axes.set(xlabel=panel.x.label, ylabel=panel.y.label)
+    axes.set_xlim(*_limits(layout.x.low, layout.x.high, panel.x.reverse))
+    axes.set_ylim(*_limits(layout.y.low, layout.y.high, panel.y.reverse))
+    for mark in layout.marks:
+        _draw_mark(axes, mark)
+    for rule in layout.reference_lines:
+        (axes.axvline if rule.direction == "x" else axes.axhline)(rule.value, color=NEUTRAL.light, lw=0.5)
+    for label, colour in {mark.curve.label: mark.curve.colour.light for mark in layout.marks}.items():
+        axes.plot([], [], color=colour, label=label)
+    axes.legend()
+
+
 class _Painter:
     """Draws laid-out panels into a figure, each at its offset (in points, from the top left)."""
 

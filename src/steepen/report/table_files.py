@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import Any
 
 from steepen.studies.answer import Table
@@ -63,3 +64,36 @@ def _raw(value: Any) -> Any:
     if isinstance(value, list | tuple | dict):
         return json.dumps(value, ensure_ascii=False)
     return repr(value) if isinstance(value, float) else value
+
+
+def to_latex(table: Table, label: str = "") -> str:
+    """A booktabs tabular, numbers rounded as in Markdown; within a table float where there is a caption."""
+    align = "".join("r" if right else "l" for right in numeric_columns(table))
+    lines = [f"\\begin{{tabular}}{{{align}}}", "\\toprule", _latex_row(table.columns), "\\midrule"]
+    lines += [_latex_row(row) for row in formatted_rows(table)]
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    if table.caption or label:
+        named = [f"\\caption{{{latex_escape(table.caption)}}}"] if table.caption else []
+        named += [f"\\label{{{label}}}"] if label else []
+        lines = ["\\begin{table}", "\\centering", *lines, *named, "\\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_row(values: Any) -> str:
+    return " & ".join(latex_escape(str(value)) for value in values) + " \\\\"
+
+
+def latex_escape(text: str) -> str:
+    """Text for LaTeX, with Greek letters, powers of ten and minus signs as mathematics."""
+    found = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return re.sub(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda m: rf"$\times 10^{{{m[1].translate(_DIGITS)}}}$", found)
+
+
+_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"−": "$-$", "±": r"$\pm$", "∞": r"$\infty$", "–": "--", "≥": r"$\ge$", "≤": r"$\le$"},
+    **{"γ": r"$\gamma$", "Δ": r"$\Delta$", "α": r"$\alpha$", "β": r"$\beta$", "ρ": r"$\rho$"},
+    **{"σ": r"$\sigma$"},
+}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steepen.errors import UsageError
 from steepen.report.figure_style import FORMATS, Format
-from steepen.report.load_studies import LoadedStudy, arm_titles
+from steepen.report.load_studies import LoadedStudy, arm_titles, load_study
 from steepen.report.page import render_page
 from steepen.report.panel_figures import draw_panels
 from steepen.report.table_files import to_csv, to_markdown
@@ -41,6 +41,26 @@ def write_report(
             yield tuple(
                 _write(out / "tables" / f"{name}.{kind}", text.encode()) for kind, text in texts.items()
             )
+
+
+def make_report(
+    study: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    formats: str = "pdf,svg,png",
+    studies: str | Path = "studies",
+    runs: str | Path | None = None,
+) -> Path:
+    """Write the report of one or more studies to the directory `out`; returns the path of the page.
+
+    A study is its directory, or its name in `studies`; `runs` is where its runs are, if they have moved.
+    """
+    names = [study] if isinstance(study, str | Path) else list(study)
+    place = None if runs is None else Path(runs)
+    loaded = [load_study(str(name), Path(studies), place) for name in dict.fromkeys(names)]
+    for _ in write_report(loaded, Path(out), parse_formats(formats)):
+        pass
+    return Path(out) / PAGE_NAME
 
 
 def figures_to_draw(study: LoadedStudy) -> list[tuple[str, list[Panel]]]:

@@ -18,47 +18,15 @@ import torch
 from torch import Tensor
 
 from steepen.distributed.world import World
+from steepen.runs.metrics import read_lines
 from steepen.runs.spec import RunSpec
 from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.trackers import Trackers
 from steepen.utils.files import write_atomically
-from steepen.utils.formatting import format_clock, format_count, is_number
+from steepen.utils.formatting import format_clock, format_count
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
-from steepen.utils.validate import is_whole
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, one dict per line; damaged lines, as a killed process leaves, are dropped."""
-    return _read_lines(path)[0]
-
-
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Lines of metrics.jsonl that have a step, and how many others there are before the last line."""
-    try:
-        texts = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], 0
-    lines: list[dict[str, Any]] = []
-    damaged = 0
-    for number, text in enumerate(texts):
-        value = _parse(text)
-        if value is not None:
-            lines.append(value)
-        elif number < len(texts) - 1:  # a killed process cuts the last line short
-            damaged += 1
-    return lines, damaged
-
-
-def _parse(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not is_whole(value.get("step")):
-        return None
-    return None if "loss" in value and not is_number(value["loss"]) else value
 
 
 class MetricsFile:
@@ -79,7 +47,7 @@ class MetricsFile:
         self.file: TextIO | None = None
         if path is None:  # a rank that does not log
             return
-        lines, damaged = _read_lines(path)
+        lines, damaged = read_lines(path)
         if damaged and say is not None:
             say(f"{path} has {damaged:,} damaged lines, which are dropped.")
         kept: dict[tuple[int, bool], dict[str, Any]] = {}

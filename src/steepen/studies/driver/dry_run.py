@@ -107,6 +107,7 @@ class StudyStatus:
     host: str
     answer: Any
     runs: tuple[RunRow, ...]
+    runs_directory: str = ""  # where the runs were looked for
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -116,7 +117,7 @@ class StudyStatus:
 def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyStatus:
     """Status from the journal and the run directories; works while the study runs on another machine."""
     entry = journal.entry
-    store = RunStore(runs_directory or Path(entry.runs_directory))
+    store = RunStore(journal.runs_directory(runs_directory))
     names = {asked.run for asked in entry.runs}
     known = {row.run: row for row in store.rows() if row.run in names}
     rows = tuple(known.get(asked.run) or _waiting_row(asked) for asked in entry.runs)
@@ -137,6 +138,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
         host=entry.host,
         answer=entry.answer,
         runs=rows,
+        runs_directory=str(store.root),
     )
 
 

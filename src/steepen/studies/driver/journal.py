@@ -152,6 +152,21 @@ class Journal:
         status = self.entry.status
         return "killed" if status == "running" and not self.is_driven else status
 
+    def runs_directory(self, given: Path | None = None) -> Path:
+        """Where the study's runs are: as given, where the journal says, or beside the study if it has moved.
+
+        A study that was copied with its runs has them in `runs` inside its own directory, beside it, or
+        beside the directory of studies.
+        """
+        if given is not None:
+            return given
+        recorded = Path(self.entry.runs_directory)
+        here = self.folder.absolute()
+        for place in (recorded, here / "runs", here.parent / "runs", here.parent.parent / "runs"):
+            if any((place / asked.run).is_dir() for asked in self.entry.runs):
+                return place
+        return recorded
+
     def _write(self, **changes: Any) -> None:
         self.entry = replace(self.entry, changed=_now(), **changes)
         write_json(self.file, with_checksum(to_builtins(self.entry)))

@@ -1,0 +1,82 @@
+"""Data, name and recipe files of a study: what `steepen study` and `steepen.study` share."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steepen.data import Dataset
+from steepen.errors import UsageError
+from steepen.recipe.recipe_file import write_recipe
+from steepen.studies.context import DatasetInfo
+
+if TYPE_CHECKING:
+    from steepen.studies.answer import Answer
+    from steepen.studies.preset import Preset
+    from steepen.studies.registry import StudyEntry
+
+
+def study_title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
+    """The default name of a study's folder: study, preset, arms and parts."""
+    words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
+    return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
+
+
+def open_data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DatasetInfo]:
+    """The given data, or the preset's own, which is prepared beside the runs if missing."""
+    if folder is None:
+        own = preset.source or "data"
+        folder = (
+            runs.absolute().parent / "data" / re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{own}-{preset.tokenizer}")
+        )
+        if not (folder / "manifest.json").is_file():
+            if dry_run:
+                return folder, assumed_data(preset)
+            if preset.source is None:
+                sources = preset.suggested_data or ("SOURCE",)
+                raise UsageError(
+                    f"the preset {preset.name} needs --data: a folder made by `steepen data prepare`, e.g. "
+                    f"`steepen data prepare {sources[0]} --tokenizer {preset.tokenizer} --out data/corpus`"
+                    f"{''.join(f', or {other}' for other in sources[1:])}."
+                )
+            _prepare(preset, folder)
+    dataset = Dataset.open(folder)
+    return folder, DatasetInfo(
+        identity=dataset.identity,
+        vocabulary=dataset.padded_vocabulary,
+        train_tokens=len(dataset.tokens("train")),
+        validation_tokens=len(dataset.tokens("val")),
+        real_vocabulary=dataset.vocabulary,
+    )
+
+
+def assumed_data(preset: Preset) -> DatasetInfo:
+    """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
+    _, _, size = preset.tokenizer.partition(":")
+    real = int(size or 50_257)
+    return DatasetInfo("0" * 64, -(-real // 128) * 128, 10**15, 10**9, real)
+
+
+def _prepare(preset: Preset, folder: Path) -> None:
+    from steepen.data.prepare import prepare
+    from steepen.data.prepare_request import PrepareRequest
+    from steepen.utils.progress import stage_progress
+
+    print(f"Preparing {preset.source} with {preset.tokenizer} in {folder}.", file=sys.stderr)
+    request = PrepareRequest(
+        source=(preset.source or "",), tokenizer=preset.tokenizer, max_tokens=preset.max_tokens
+    )
+    with stage_progress(quiet=False) as show:
+        prepare(request, folder, lambda now: show(now.stage, now.characters, now.total, tokens=now.tokens))
+
+
+def write_recipes(answer: Answer, folder: Path) -> list[Path]:
+    """Write the fitted recipes: recipe.yaml, or recipe-ARM.yaml where there are several."""
+    written: list[Path] = []
+    for file in answer.recipes:
+        name = "recipe.yaml" if len(answer.recipes) == 1 else f"recipe-{file.arm}.yaml"
+        write_recipe(folder / name, file)
+        written.append(folder / name)
+    return written

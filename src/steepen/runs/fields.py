@@ -1,0 +1,192 @@
+"""A run as one flat row: every hyperparameter, size, cost and score under its own name.
+
+These are the columns of `steepen runs --columns`, `--sort`, `--where` and `--csv`, and of
+`steepen.open_runs(...).to_frame()`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from steepen.errors import UsageError, nearest
+from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.recipe.hyperparameters import full_name
+from steepen.runs.spec import RunSpec
+from steepen.runs.status import RunRow
+from steepen.runs.store import RunDirectory, RunStore
+from steepen.utils.expression import Condition, parse_condition
+
+# Other names that people use for a field; the paper's codes (GLR, WD, …) are known too.
+ALIASES = {
+    "lr": "learning_rate",
+    "hash": "run",
+    "speed": "tokens_per_second",
+    "params": "parameters",
+    "n": "parameters",
+    "compute": "flops",
+    "c": "flops",
+    "val_loss": "loss",
+    "validation_loss": "loss",
+    "seconds": "seconds_training",
+    "bytes": "disk_bytes",
+    "corpus": "data",
+    "size": "parameters",
+}
+_SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
+
+
+def field_name(name: str) -> str:
+    """The name of a field from one of its other names: GLR, lr → learning_rate."""
+    known = ALIASES.get(name.strip().lower(), name.strip())
+    return full_name(known)
+
+
+def run_fields(run: RunDirectory, row: RunRow) -> dict[str, Any]:
+    """Every field of a run, by name; a value that does not exist yet is None."""
+    fields: dict[str, Any] = row.to_dict()
+    record = _json(run.record_file) if row.status == "finished" else {}
+    spec = record.get("spec") or _json(run.spec_file)
+    if not spec:
+        return fields
+    fields |= _spec_fields(spec)
+    if record:
+        fields |= _record_fields(record)
+    fields["seed"], fields["flops"] = row.seed, row.flops
+    return fields
+
+
+def all_run_fields(store: RunStore, rows: Iterable[RunRow]) -> list[dict[str, Any]]:
+    """The fields of some runs; all rows have the same names in the same order."""
+    found = [run_fields(RunDirectory(store.root / row.run), row) for row in rows]
+    names = list(dict.fromkeys(name for fields in found for name in fields))
+    return [{name: fields.get(name) for name in names} for fields in found]
+
+
+def parse_where(text: str, rows: Sequence[Mapping[str, Any]]) -> Condition:
+    """A condition on fields of runs."""
+    return parse_condition(text, field_names(rows), field_name)
+
+
+def field_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the fields of some runs."""
+    return list(rows[0]) if rows else []
+
+
+def check_field(name: str, known: Collection[str], option: str) -> str:
+    """The field that an option names; UsageError with the nearest ones where there is none."""
+    field = field_name(name)
+    if field in known:
+        return field
+    raise UsageError(
+        f"{option} {name!r} is not a field of a run; the nearest are {nearest(name, known, 5)} "
+        "(`steepen runs --fields` lists all)."
+    )
+
+
+def sort_by_field(
+    rows: Sequence[dict[str, Any]], key: str, label: Callable[[dict[str, Any]], Any] | None = None
+) -> list[dict[str, Any]]:
+    """Rows sorted by a field, descending with a leading "-"; rows without a value come last."""
+    if not rows:
+        return []
+    name = check_field(key.removeprefix("-"), field_names(rows), "--sort")
+    rows = sorted(rows, key=label or (lambda row: (row["arm"], row["depth"], row["seed"], row["run"])))
+    present = [row for row in rows if row[name] is not None]
+    absent = [row for row in rows if row[name] is None]
+
+    def value(row: dict[str, Any]) -> Any:
+        found = row[name]
+        return found if isinstance(found, int | float | str) else json.dumps(found)
+
+    try:
+        present.sort(key=value, reverse=key.startswith("-"))
+    except TypeError:  # numbers and words in one field
+        present.sort(key=lambda row: str(value(row)), reverse=key.startswith("-"))
+    return present + absent
+
+
+def _spec_fields(spec: dict[str, Any]) -> dict[str, Any]:
+    shape, data = spec["shape"], spec["data"]
+    fields: dict[str, Any] = {
+        "recipe": spec["arm"].get("recipe"),
+        "width": shape.get("width"),
+        "context": shape.get("context"),
+        "vocabulary": shape.get("vocabulary"),
+        "steps": spec["steps"],
+        "batch_tokens": spec["batch_tokens"],
+        "precision": spec.get("precision"),
+        "data": data.get("identity"),
+        "pool_tokens": data.get("pool_tokens"),
+        "epochs": data.get("epochs"),
+        "block": spec["arm"].get("block"),
+        **spec["hyperparameters"],
+    }
+    for section in _SECTIONS:
+        fields |= {f"{section}.{name}": value for name, value in (spec.get(section) or {}).items()}
+    fields |= _counts(spec)
+    return fields
+
+
+def _counts(spec: dict[str, Any]) -> dict[str, Any]:
+    """Passes and parameters that a spec implies, whether or not the run has finished."""
+    try:
+        found = RunSpec.from_dict(spec)
+    except Exception:  # a spec of another version, or of custom code that is not here
+        return {}
+    final = found.schedule.final
+    return {
+        "passes": final,
+        "parameters": stored_parameters(found.arm, found.shape, final),
+        "compute_active_parameters": compute_active_parameters(found.arm, found.shape, final),
+    }
+
+
+def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
+    parameters, hardware = record["parameters"], record.get("hardware") or {}
+    fields: dict[str, Any] = {
+        "loss": record["validation_loss"],
+        "bits_per_byte": record.get("validation_bits_per_byte"),
+        "train_loss": record.get("train_loss"),
+        "parameters": parameters["stored"],
+        "initial_parameters": parameters["initial_stored"],
+        "compute_active_parameters": parameters["compute_active"],
+        "mean_compute_active_parameters": parameters["mean_compute_active"],
+        "embedding_parameters": parameters["embedding"],
+        "seconds_training": record.get("seconds_training"),
+        "seconds_total": record.get("seconds_total"),
+        "mfu": record.get("mfu"),
+        "peak_memory_bytes": record.get("peak_memory_bytes"),
+        "device": hardware.get("name") or hardware.get("device"),
+        "host": hardware.get("host"),
+        "validation_data": record.get("validation_identity"),
+        "resumed": record.get("resumed", 0),
+    }
+    return fields | score_fields(record.get("evaluation") or {})
+
+
+def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
+    """Scores of `steepen eval`: CORE, its tasks, KL effective depth."""
+    fields: dict[str, Any] = {}
+    core = scores.get("core") or {}
+    for name in ("core22", "core17", "nll22"):
+        if core.get(name) is not None:
+            fields[name] = core[name]
+    for task, score in (core.get("tasks") or {}).items():
+        fields[f"core.{task}"] = score.get("centered")
+    depth = scores.get("kl_depth") or {}
+    if depth.get("depth") is not None:
+        fields["kl_depth"] = depth["depth"]
+    passes = scores.get("test_time_passes") or {}
+    for count, loss in zip(passes.get("passes") or (), passes.get("losses") or (), strict=False):
+        fields[f"loss_at_{count}_passes"] = loss
+    return fields
+
+
+def _json(file: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

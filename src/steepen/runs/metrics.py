@@ -1,0 +1,42 @@
+"""Reads metrics.jsonl: one line per logged step and one per validation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from steepen.utils.formatting import is_number
+from steepen.utils.validate import is_whole
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, one dict per line; damaged lines, as a killed process leaves, are dropped."""
+    return read_lines(path)[0]
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Lines of metrics.jsonl that have a step, and how many others there are before the last line."""
+    try:
+        texts = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], 0
+    lines: list[dict[str, Any]] = []
+    damaged = 0
+    for number, text in enumerate(texts):
+        value = _parse(text)
+        if value is not None:
+            lines.append(value)
+        elif number < len(texts) - 1:  # a killed process cuts the last line short
+            damaged += 1
+    return lines, damaged
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not is_whole(value.get("step")):
+        return None
+    return None if "loss" in value and not is_number(value["loss"]) else value

@@ -1,0 +1,143 @@
+"""Conditions on named fields, as `--where` takes them: parsed to Python's syntax tree, never evaluated by it.
+
+`learning_rate > 0.1 and arm == "untied-2"`, `depth in (4, 6) or not core`, `tokens / parameters < 20`.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steepen.errors import UsageError, nearest
+
+MAX_LENGTH = 2000  # characters; the parser recurses, so a longer text could exhaust the stack
+HINT = """write it like 'learning_rate > 0.1 and arm == "untied-2"'"""
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A parsed condition; call it with the fields of one row."""
+
+    text: str
+    tree: ast.expr
+    names: dict[str, str]  # as written → the field's own name
+
+    def __call__(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a row satisfies the condition. A missing value satisfies no comparison but `!=`."""
+        try:
+            return bool(self._value(self.tree, fields))
+        except (TypeError, ZeroDivisionError, OverflowError) as error:
+            raise UsageError(
+                f"--where {self.text!r} cannot be computed ({error}); put quotes around words, none around "
+                "numbers."
+            ) from None
+
+    def _value(self, node: ast.expr, fields: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.BoolOp):
+            values = (bool(self._value(part, fields)) for part in node.values)
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        if isinstance(node, ast.UnaryOp):
+            value = self._value(node.operand, fields)
+            if isinstance(node.op, ast.Not):
+                return not value
+            return None if value is None else (-value if isinstance(node.op, ast.USub) else +value)
+        if isinstance(node, ast.BinOp):
+            left, right = self._value(node.left, fields), self._value(node.right, fields)
+            return None if left is None or right is None else _ARITHMETIC[type(node.op)](left, right)
+        if isinstance(node, ast.Compare):
+            return self._compare(node, fields)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._value(part, fields) for part in node.elts]
+        if isinstance(node, ast.Constant):
+            return node.value
+        return fields.get(self.names[ast.unparse(node)])
+
+    def _compare(self, node: ast.Compare, fields: Mapping[str, Any]) -> bool:
+        left = self._value(node.left, fields)
+        for sign, part in zip(node.ops, node.comparators, strict=True):
+            right = self._value(part, fields)
+            missing = left is None or right is None
+            if missing and isinstance(sign, _ORDERED):
+                return False
+            if not _COMPARISONS[type(sign)](left, right):
+                return False
+            left = right
+        return True
+
+
+def parse_condition(
+    text: str, known: Collection[str], aliases: Callable[[str], str] = lambda name: name
+) -> Condition:
+    """Parse a condition on fields called `known`; `aliases` turns another name of a field into its own.
+
+    Raises UsageError for a wrong syntax, for anything but comparisons, and, / or / not, arithmetic and
+    constants, and for an unknown field.
+    """
+    if len(text) > MAX_LENGTH:
+        raise UsageError(f"--where has {len(text):,} characters; {MAX_LENGTH:,} are allowed.")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        single = "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!="))
+        why = " (equality is ==)" if single else ""
+        raise UsageError(f"--where {text!r} is not a condition{why}; {HINT}.") from None
+    names: dict[str, str] = {}
+    _check(tree, text, names, known, aliases)
+    return Condition(text, tree, names)
+
+
+def _check(
+    node: ast.expr, text: str, names: dict[str, str], known: Collection[str], aliases: Callable[[str], str]
+) -> None:
+    """Raise UsageError for a node that is not allowed; collect the fields it names."""
+    parts: list[ast.expr]
+    if isinstance(node, ast.Name | ast.Attribute):
+        written = ast.unparse(node)
+        field = written if written in known else aliases(written)
+        if field not in known:
+            raise UsageError(
+                f"--where {text!r}: there is no field {written!r}; the nearest are "
+                f"{nearest(written, known)} (put quotes around a word that is a value)."
+            )
+        names[written] = field
+        return
+    if isinstance(node, ast.BoolOp):
+        parts = node.values
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.UAdd):
+        parts = [node.operand]
+    elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.Compare) and all(type(sign) in _COMPARISONS for sign in node.ops):
+        parts = [node.left, *node.comparators]
+    elif isinstance(node, ast.List | ast.Tuple):
+        parts = node.elts
+    elif isinstance(node, ast.Constant) and (
+        node.value is None or isinstance(node.value, str | int | float | bool)
+    ):
+        parts = []
+    else:
+        raise UsageError(f"--where {text!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}.")
+    for part in parts:
+        _check(part, text, names, known, aliases)

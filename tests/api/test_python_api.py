@@ -1,0 +1,220 @@
+"""`import steepen`: what it offers, tables of every library in, results out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import steepen
+from steepen.api.frames import as_table
+from steepen.api.result import Result
+from steepen.errors import UsageError
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.utils.json_io import write_json
+
+Spec = Callable[..., RunSpec]
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def ladders() -> dict[str, list[Any]]:
+    """Two ladders under foreign column names: `steep` has the larger exponent, without noise to speak of."""
+    flops = np.geomspace(1e17, 1e20, 8)
+    noise = np.random.default_rng(0).normal(0, 3e-4, (2, 8))
+    rows: dict[str, list[Any]] = {"method": [], "train_flop": [], "ppl_nats": []}
+    for i, (name, gamma) in enumerate((("plain", 0.10), ("steep", 0.13))):
+        rows["method"] += [name] * 8
+        rows["train_flop"] += flops.tolist()
+        rows["ppl_nats"] += (1.8 + 1.5 * (flops / 1e17) ** -gamma + noise[i]).tolist()
+    return rows
+
+
+NAMES: dict[str, Any] = {"arm": "method", "flops": "train_flop", "loss": "ppl_nats"}
+
+
+@pytest.fixture(scope="module")
+def judged() -> Any:
+    return steepen.fit(pd.DataFrame(ladders()), reference="plain", draws=100, at=1e22, **NAMES)
+
+
+def test_import_loads_neither_numpy_nor_torch_and_lists_its_names() -> None:
+    code = (
+        "import sys, steepen; names = dir(steepen); assert {'fit', 'report', 'ladder'} <= set(names);"
+        "sys.exit(bool({'numpy', 'torch', 'pandas', 'typer'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    documented = [name for name in steepen.__all__ if getattr(steepen, name).__doc__]
+    assert documented == steepen.__all__
+
+
+def test_report_is_a_package_and_a_function() -> None:
+    from steepen.report.write import PAGE_NAME
+
+    assert callable(steepen.report) and steepen.report.write.PAGE_NAME == PAGE_NAME
+    with pytest.raises(UsageError, match="there is no study"):
+        steepen.report("no-such-study", "out")
+
+
+class OnlyArrow:
+    """A frame with nothing but the Arrow PyCapsule protocol, as a DuckDB relation."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.table = pa.table(columns)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+class OnlyInterchange:
+    """A frame with nothing but the dataframe interchange protocol."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.table = pa.table(columns)
+
+    def __dataframe__(self, **options: Any) -> Any:
+        return self.table.__dataframe__(**options)
+
+
+def rows_of(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pd.DataFrame, pa.table, OnlyArrow, OnlyInterchange, dict, rows_of],
+    ids=lambda make: make.__name__,
+)
+def test_frames_of_every_library_give_the_same_table(make: Callable[..., Any]) -> None:
+    table = as_table(make(ladders()), columns=NAMES)
+    assert table.names("arm") == ladders()["method"]
+    assert table.numbers("loss").tolist() == ladders()["ppl_nats"]
+
+
+def test_polars_frames() -> None:
+    polars = pytest.importorskip("polars")
+    table = as_table(polars.DataFrame(ladders()), columns=NAMES)
+    assert table.numbers("flops").tolist() == ladders()["train_flop"]
+
+
+def test_a_missing_value_of_a_frame_is_named_with_its_row() -> None:
+    frame = pd.DataFrame(ladders())
+    frame.loc[3, "ppl_nats"] = None
+    with pytest.raises(UsageError, match="row 4: loss is empty"):
+        steepen.fit(frame, reference="plain", **NAMES)
+
+
+@pytest.mark.parametrize("data", [7, [1, 2], {}, object()])
+def test_what_is_no_table_is_refused(data: Any) -> None:
+    with pytest.raises(UsageError):
+        steepen.fit(data)
+
+
+def test_fit_finds_the_steeper_law(judged: Any) -> None:
+    assert judged["steep"].growth == "grows"
+    frame = judged.to_frame().set_index("arm")
+    assert frame.loc["steep", "gamma"] == pytest.approx(0.13, abs=0.01)
+    assert frame.loc["plain", "verdict"] == "reference"
+    assert repr(judged).startswith("<against plain: steep") and len(repr(judged)) < 120
+    assert judged["steep"].sentence in judged.summary()
+
+
+def test_results_have_html_latex_and_a_figure(judged: Any, tmp_path: Path) -> None:
+    assert "<td>steep</td>" in judged._repr_html_()
+    latex = judged.to_latex(caption="Laws of 2 arms_", label="tab:laws")
+    assert r"\toprule" in latex and r"\caption{Laws of 2 arms\_}" in latex and "delta gamma" in latex
+    axes = judged.plot()
+    assert {line.get_label().split(",")[0] for line in axes.get_lines()} >= {"plain", "steep"}
+    assert judged.plot(ax=axes) is axes
+    assert judged.save_figure(tmp_path / "laws.pdf").stat().st_size > 1000
+
+
+def test_other_laws_and_a_wrong_setting() -> None:
+    n, d = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
+    loss = 1.7 + 400 / n**0.34 + 410 / d**0.28
+    frame = pd.DataFrame({"N": n, "D": d, "val": loss})
+    law = steepen.fit(frame, law="chinchilla", loss="val", draws=0)
+    assert "N* ∝ C^0.45" in repr(law) and len(law.to_frame()) == 16
+    with pytest.raises(UsageError, match="has no setting marginn"):
+        steepen.fit(pd.DataFrame(ladders()), reference="plain", marginn=1, **NAMES)
+    with pytest.raises(UsageError, match="reference='plain'"):
+        steepen.fit(pd.DataFrame(ladders()), **NAMES)
+
+
+def test_plan_power_and_arms() -> None:
+    planned = steepen.plan("untied-grow", 8, gpus=2)
+    assert planned["depth"] == 8 and planned["learning_rate"] > 0 and "untied-grow d8" in repr(planned)
+    power = steepen.power(0.01, rungs=5, draws=100, search=False)
+    assert 0 <= power.power.growth <= 1 and len(power.to_frame()) == 1
+    arms = steepen.arms()
+    assert arms["untied-2"].name == "untied-2" and len(arms.to_frame()) > 8
+    for result in (planned, power, arms):
+        assert isinstance(result, Result) and result.plot() is not None and result.summary()
+
+
+def test_the_class_of_a_block_is_an_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blocks_of_mine.py").write_text(
+        "from steepen.model.block import TransformerBlock\n"
+        "class WideNorm(TransformerBlock):\n    '''A test block.'''\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("blocks_of_mine")
+    planned = steepen.plan(module.WideNorm, 4)
+    arm = planned.plan.rung.arm
+    assert (arm.name, arm.block, arm.about) == ("wide-norm", "blocks_of_mine:WideNorm", "A test block.")
+    assert steepen.arms()["blocks_of_mine:WideNorm"] == arm
+
+    class Local:
+        pass
+
+    with pytest.raises(UsageError, match="cannot be imported by name"):
+        steepen.plan(Local, 4)
+
+
+@pytest.fixture
+def runs(store: RunStore, spec: Spec, trainer: ModuleType) -> Path:
+    """Three finished runs, one of them evaluated, and one that waits."""
+    for seed, arm in ((1, "vanilla"), (2, "vanilla"), (3, "untied-2")):
+        scores = {"core": {"core22": 0.25, "tasks": {"arc": {"centered": 0.5}}}} if seed == 2 else {}
+        record = trainer.record_of(spec(seed, arm=arm), loss=4.0 - seed / 10, evaluation=scores)
+        folder = store.root / record.run
+        write_json(folder / "spec.json", record.spec.to_dict())
+        write_json(folder / "record.json", record.to_dict())
+        (folder / "metrics.jsonl").write_text(
+            '{"step": 1, "loss": 5.0}\n{"step": 2, "loss": 4.5}\n{"step": 2, "validation_loss": 4.4}\n'
+        )
+    write_json(store.run(spec(4)).spec_file, spec(4).to_dict())
+    return store.root
+
+
+def test_runs_filter_sort_and_become_a_frame(runs: Path) -> None:
+    found = steepen.open_runs(runs)
+    assert len(found) == 4 and "3 finished, 1 waiting" in repr(found)
+    assert [run["seed"] for run in found.filter("loss < 3.85 and arm == 'vanilla'")] == [2]
+    assert [run["seed"] for run in found.filter(arm="untied-2")] == [3]
+    assert found.best().fields["seed"] == 3 and found.sort("-loss")[0]["seed"] == 1
+    frame = found.to_frame()
+    wanted = {"learning_rate", "beta1", "parameters", "flops", "seconds_training", "core22", "data", "recipe"}
+    assert wanted <= set(frame.columns)
+    assert frame.set_index("seed").loc[2, "core.arc"] == 0.5
+    assert len(found.metrics()) == 9 and set(found.metrics()["run"]) == {r.name for r in found} - {
+        r.name for r in found.filter(status="waiting")
+    }
+    assert found[0].plot() is not None and found["" + found[1].name[:8]].name == found[1].name
+    with pytest.raises(UsageError, match="the nearest are"):
+        found.filter("learningrate > 1")
+
+
+def test_runs_are_a_table_for_fit(runs: Path) -> None:
+    table = as_table(steepen.open_runs(runs, status="finished"))
+    assert len(table) == 3 and table.has("parameters") and table.has("tokens")

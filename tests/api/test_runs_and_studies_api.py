@@ -1,0 +1,106 @@
+"""`steepen.train`, `evaluate`, `ladder`, `open_study` and `report` from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import steepen
+from steepen.data import Dataset
+from steepen.errors import UsageError
+from steepen.runs.spec import RunSpec
+
+LAUNCHER = '''
+from fake_trainer import record_of
+from steepen.launch.base import Outcome
+from steepen.utils.json_io import write_json
+
+class InstantLauncher:
+    """Writes a synthetic record for every run: a law with an exponent of 0.1."""
+
+    slots = 1
+
+    def __init__(self, context, jobs=None):
+        self.store = context.store
+
+    def launch(self, specs):
+        for spec in specs:
+            flops = record_of(spec).flops
+            loss = 1.5 + 2 * (flops / 1e9) ** -0.1 + 1e-3 * (spec.shape.depth % 2)
+            record = record_of(spec, loss=loss, seconds_training=flops / 1e9)
+            run = self.store.run(spec)
+            write_json(run.spec_file, spec.to_dict())
+            write_json(run.record_file, record.to_dict())
+            yield Outcome(spec, record=record)
+'''
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    (tmp_path / "instant_launcher.py").write_text(LAUNCHER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return __import__("instant_launcher").InstantLauncher
+
+
+def test_train_and_evaluate(tiny_data: Dataset, make_spec: Callable[..., RunSpec], tmp_path: Path) -> None:
+    run = steepen.train(make_spec("untied-2", steps=3), tiny_data, runs=tmp_path / "runs", device="cpu")
+    assert run.status == "finished" and run["loss"] == run.record.validation_loss  # type: ignore[union-attr]
+    assert list(run.metrics()["loss"].dropna().index) == [0, 1, 2]
+    scores = steepen.evaluate(run, tiny_data, kl_depth=True, passes=(1, 2), device="cpu")
+    frame = scores.to_frame().set_index("score")["value"]
+    assert frame["loss"] == pytest.approx(run["loss"], rel=1e-4)
+    assert frame["loss_at_2_passes"] == pytest.approx(frame["loss"], rel=1e-5)
+    assert (
+        steepen.open_runs(tmp_path / "runs").best()["kl_depth"] == frame["kl_depth"]
+    )  # joined to the record
+    assert scores.plot().get_xlabel() == "executed blocks"
+
+
+def test_spec_is_that_of_the_command(tiny_data: Dataset) -> None:
+    size: dict[str, Any] = {
+        "aspect": 16,
+        "head_dim": 16,
+        "mlp_multiple": 16,
+        "context": 32,
+        "batch_tokens": 256,
+    }
+    spec = steepen.spec("vanilla", 2, tiny_data, tokens=1024, changes={"glr": 0.5}, precision="fp32", **size)
+    assert (spec.steps, spec.hyperparameters.learning_rate, spec.precision) == (4, 0.5, "fp32")
+    other = steepen.spec("vanilla", 2, tiny_data, tokens=1024, seed=1, precision="fp32", **size)
+    assert other.hash != spec.hash and other.seed == 1
+
+
+def test_a_ladder_with_a_launcher_class_and_its_report(
+    launcher: type, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    folder = tiny_data.directory
+    study: Any = steepen.ladder(
+        ["vanilla", "operator-1"], "tiny", rungs=[2, 3, 4, 5], data=folder, epochs=10_000, on=launcher,
+        device="cpu",
+    )  # fmt: skip
+    assert study.name == "ladder-tiny-vanilla-operator-1" and study.journal.state == "finished"
+    assert set(study.verdicts) == {"operator-1"} and len(study.runs) == 8
+    assert set(study.to_frame()["measure"]) == {"per FLOP", "per second"}
+    assert study.plot(panel="Loss").get_ylabel() and "operator-1" in repr(study)
+    assert study.answer.question in study.summary()
+    page = steepen.report(study, tmp_path / "page", formats="png")
+    assert page.name == "report.html" and "operator-1" in page.read_text()
+    with pytest.raises(UsageError, match="no panel 'nothing'"):
+        study.plot(panel="nothing")
+    planned = steepen.forecast_study("ladder", arms=["vanilla", "untied-2"], data=folder, epochs=10_000,
+                                     options={"rungs": [2, 3, 4, 5]})  # fmt: skip
+    assert planned.finished == 4 and {run.arm for run in planned.runs} == {"untied-2"}
+
+
+def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp_path: Path) -> None:
+    steepen.ladder(["vanilla", "operator-1"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
+                   on=launcher, device="cpu", runs=tmp_path / "a" / "runs",
+                   studies=tmp_path / "a" / "studies")  # fmt: skip
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = steepen.open_study("ladder", tmp_path / "b" / "studies")
+    assert moved.status().counts["finished"] == 8 and moved.status().flops_left == 0
+    assert moved.report(tmp_path / "page", formats="png").is_file()
