@@ -61,7 +61,8 @@ def test_import_loads_neither_numpy_nor_torch_and_lists_its_names() -> None:
 def test_report_is_a_package_and_a_function() -> None:
     from steepen.report.write import PAGE_NAME
 
-    assert callable(steepen.report) and steepen.report.write.PAGE_NAME == PAGE_NAME
+    package: Any = steepen.report
+    assert callable(package) and package.write.PAGE_NAME == PAGE_NAME
     with pytest.raises(UsageError, match="there is no study"):
         steepen.report("no-such-study", "out")
 

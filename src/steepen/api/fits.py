@@ -13,9 +13,10 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
+    from steepen.laws.chinchilla_table import ChinchillaTableFit
     from steepen.laws.ladder import Ladder
     from steepen.laws.power import CheapestLadder, LadderPlan, Power
-    from steepen.laws.table_fits import ChinchillaTableFit, IsoflopTableFit
+    from steepen.laws.table_fits import IsoflopTableFit
     from steepen.laws.verdict.evidence import Verdict
 
 LAWS = ("compute", "chinchilla", "isoflop")
@@ -81,7 +82,7 @@ def fit(
     try:
         if law == "compute":
             return _fit_compute(table, reference, held, at, settings)
-        return _fit_chinchilla(table, held, at, settings) if law == "chinchilla" else IsoflopResult(
+        return _fit_chinchilla(table, reference, held, at, settings) if law == "chinchilla" else IsoflopResult(
             _isoflop(table, held, at, settings)
         )  # fmt: skip
     except TypeError as error:
@@ -107,15 +108,17 @@ def _fit_compute(
 
 
 def _fit_chinchilla(
-    table: Any, held: list[str], at: float | None, settings: dict[str, Any]
+    table: Any, reference: str | None, held: list[str], at: float | None, settings: dict[str, Any]
 ) -> ChinchillaResult:
+    from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
-    from steepen.laws.table_fits import fit_chinchilla_table
 
     if "draws" in settings:
         settings["bootstrap"] = settings.pop("draws")
     return ChinchillaResult(
-        fit_chinchilla_table(table, ChinchillaSettings(**settings), budget=at, hold_out=held)
+        fit_chinchilla_table(
+            table, ChinchillaSettings(**settings), reference=reference, budget=at, hold_out=held
+        )
     )
 
 
@@ -239,8 +242,10 @@ class ChinchillaResult(Result):
 
     def headline(self) -> str:
         """The exponents in one line."""
-        law = self.table_fit.fit
-        return f"Chinchilla law of {len(self.table_fit.loss)} runs: N* ∝ C^{law.parameters_exponent:.3f}"
+        laws = [
+            f"{arm or 'N*'} ∝ C^{one.fit.parameters_exponent:.3f}" for arm, one in self.table_fit.arms.items()
+        ]
+        return f"Chinchilla law of {len(self.to_rows())} runs: {', '.join(laws)}"
 
     def summary(self) -> str:
         """The law, the optimum and the hold-outs."""
@@ -252,13 +257,12 @@ class ChinchillaResult(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per fitted run: parameters, tokens, loss, and what the law says."""
-        found = self.table_fit
-        forecast = found.fit.predict(found.parameters, found.tokens)
-        values = zip(found.parameters, found.tokens, found.loss, forecast, strict=True)
         return [
-            {"parameters": float(n), "tokens": float(d), "loss": float(y), "law": float(law),
+            {"arm": arm, "parameters": float(n), "tokens": float(d), "loss": float(y), "law": float(law),
              "residual": float(y - law)}
-            for n, d, y, law in values
+            for arm, one in self.table_fit.arms.items()
+            for n, d, y, law in zip(one.parameters, one.tokens, one.loss,
+                                    one.fit.predict(one.parameters, one.tokens), strict=True)
         ]  # fmt: skip
 
     def plot(self, ax: Any = None) -> Any:
