@@ -62,7 +62,7 @@ def test_report_is_a_package_and_a_function() -> None:
     from steepen.report.write import PAGE_NAME
 
     package: Any = steepen.report
-    assert callable(package) and package.write.PAGE_NAME == PAGE_NAME
+    assert package.write.PAGE_NAME == PAGE_NAME
     with pytest.raises(UsageError, match="there is no study"):
         steepen.report("no-such-study", "out")
 

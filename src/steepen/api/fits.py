@@ -82,9 +82,9 @@ def fit(
     try:
         if law == "compute":
             return _fit_compute(table, reference, held, at, settings)
-        return _fit_chinchilla(table, reference, held, at, settings) if law == "chinchilla" else IsoflopResult(
-            _isoflop(table, held, at, settings)
-        )  # fmt: skip
+        if law == "chinchilla":
+            return _fit_chinchilla(table, reference, held, at, settings)
+        return IsoflopResult(_isoflop(table, held, at, settings))
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
