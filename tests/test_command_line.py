@@ -49,7 +49,7 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
         *("train", "study", "data"),
         *("runs", "status"),
         *("fit", "forecast", "report", "eval"),
-        "generate",
+        *("generate", "export", "import"),
     ]
 
 

@@ -10,7 +10,20 @@ from typing import Annotated
 
 import typer
 
-from steepen.cli import data, evaluate, fit, forecast, generate, plan, power, report, runs, study, train
+from steepen.cli import (
+    data,
+    evaluate,
+    export,
+    fit,
+    forecast,
+    generate,
+    plan,
+    power,
+    report,
+    runs,
+    study,
+    train,
+)
 from steepen.errors import SteepenError
 
 # Groups of `steepen --help`, in the order in which a project uses them.
@@ -82,6 +95,10 @@ app.command("report", rich_help_panel=ANALYSE, short_help="Write a study's page,
 app.command("generate", rich_help_panel=MODELS, short_help="Continue a prompt with a trained network.")(
     generate.generate
 )
+app.command("export", rich_help_panel=MODELS, short_help="Export a run to transformers or safetensors.")(
+    export.export
+)
+app.command("import", rich_help_panel=MODELS, short_help="Import an exported model as a run.")(export.import_)
 
 
 def main(arguments: list[str] | None = None) -> int:

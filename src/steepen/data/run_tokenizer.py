@@ -28,6 +28,14 @@ def save_run_tokenizer(dataset: Dataset, file: Path) -> None:
     write_atomically(file, canonical_json({**kept, "tokenizer": content}))
 
 
+def write_run_tokenizer(tokenizer: Tokenizer, file: Path) -> None:
+    """Write a tokenizer as the tokenizer of a run."""
+    known = tokenizer.identity == GPT2_IDENTITY
+    kept = {"format": FORMAT, "name": tokenizer.name, "size": tokenizer.size, "sha256": tokenizer.identity}
+    content = None if known else json.loads(tokenizer.content)
+    write_atomically(file, canonical_json({**kept, "tokenizer": content}))
+
+
 def run_tokenizer_identity(file: Path) -> str | None:
     """The hash of the tokenizer that a run's file describes; None for a run without the file."""
     return str(_read(file)["sha256"]) if file.is_file() else None

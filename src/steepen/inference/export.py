@@ -1,0 +1,175 @@
+"""Export a trained network: to a folder that transformers loads, or to plain safetensors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from steepen.data.tokenizer import END_OF_TEXT, Tokenizer
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.load import LoadedRun, load
+from steepen.inference.hf_tokenizer import TOKENIZER_FILE, to_hugging_face
+from steepen.inference.model_card import model_card
+from steepen.inference.weights import digest, network_weights
+from steepen.inference.weights import to_hugging_face as hugging_face_weights
+
+FORMATS = ("hf", "safetensors")
+EXPORT_FORMAT = "steepen-export-1"
+MODELING_FILE = "modeling_steepen.py"
+DESCRIPTION_FILE = "steepen.json"  # of a safetensors export
+MAX_SHARD_SIZE = "5GB"
+
+
+def export(
+    run: str | Path | LoadedRun, out: str | Path, to: str = "hf", *, data_license: str | None = None
+) -> Path:
+    """Export a run or checkpoint directory to a new folder `out` in the format `to`: hf or safetensors.
+
+    Weights are written in fp32, as trained. `data_license` is stated on the model card.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"--to {to!r} is not known: use {' or '.join(FORMATS)}.")
+    out = Path(out)
+    if out.exists():
+        raise UsageError(f"{out} exists; give a folder that does not.")
+    loaded = run if isinstance(run, LoadedRun) else load(run, device="cpu", precision="fp32")
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        if to == "hf":
+            write_hugging_face(loaded, partial, data_license)
+        else:
+            write_safetensors(loaded, partial)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = None) -> None:
+    """Write config, modeling code, weights, tokenizer, generation config and model card into a folder."""
+    from huggingface_hub import save_torch_state_dict
+
+    custom = run.spec.arm.custom_code
+    if custom:
+        raise UsageError(
+            f"the arm {run.spec.arm.name} has custom code ({custom[0]}), which {MODELING_FILE} does not "
+            "contain: export it with --to safetensors."
+        )
+    tokenizer = _tokenizer(run)
+    weights = network_weights(run.network)
+    end = tokenizer.end_of_text
+    config = {
+        **network_config(run),
+        "architectures": ["SteepenForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{Path(MODELING_FILE).stem}.SteepenConfig",
+            "AutoModel": f"{Path(MODELING_FILE).stem}.SteepenModel",
+            "AutoModelForCausalLM": f"{Path(MODELING_FILE).stem}.SteepenForCausalLM",
+        },
+        "model_type": "steepen",
+        "dtype": "float32",
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "steepen_run": describe(run, tokenizer, digest(weights)),
+    }
+    _write(folder / "config.json", config)
+    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    _write(folder / "generation_config.json", {"_from_model_config": False, **ids, "do_sample": False})
+    source = resources.files("steepen.inference").joinpath(MODELING_FILE).read_text(encoding="utf-8")
+    (folder / MODELING_FILE).write_text(source, encoding="utf-8")
+    save_torch_state_dict(hugging_face_weights(weights), folder, max_shard_size=MAX_SHARD_SIZE)
+    (folder / TOKENIZER_FILE).write_text(to_hugging_face(tokenizer).to_str(), encoding="utf-8")
+    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    _write(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": run.spec.shape.context,
+            "padding_side": "left",
+            "clean_up_tokenization_spaces": False,
+            **special,
+        },
+    )
+    _write(folder / "special_tokens_map.json", special)
+    (folder / "README.md").write_text(model_card(run, data_license), encoding="utf-8")
+
+
+def write_safetensors(run: LoadedRun, folder: Path) -> None:
+    """Write the weights by their own names, a JSON file that describes network and run, and the tokenizer."""
+    from huggingface_hub import save_torch_state_dict
+
+    weights = network_weights(run.network)
+    described = describe(run, run.tokenizer, digest(weights))
+    _write(folder / DESCRIPTION_FILE, {**described, "network": network_config(run)})
+    save_torch_state_dict(weights, folder, max_shard_size=MAX_SHARD_SIZE)
+    if run.tokenizer is not None:
+        (folder / TOKENIZER_FILE).write_text(to_hugging_face(run.tokenizer).to_str(), encoding="utf-8")
+
+
+def network_config(run: LoadedRun) -> dict[str, Any]:
+    """Sizes, boundary operators and multipliers, by the names of `modeling_steepen.SteepenConfig`."""
+    network = run.network
+    shape, arm, options = network.shape, network.arm, network.options
+    return {
+        "vocab_size": network.token_ids,
+        "padded_vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_attention_heads": shape.heads,
+        "intermediate_size": shape.mlp_width,
+        "max_position_embeddings": shape.context,
+        "prelude_blocks": shape.allocation.prelude,
+        "core_blocks": shape.allocation.core,
+        "coda_blocks": shape.allocation.coda,
+        "passes": run.passes,
+        "stored_cores": len(network.cores),
+        "tied_cores": arm.tied,
+        "core_boundary": arm.core_boundary,
+        "coda_boundary": arm.coda_boundary,
+        "first_pass": options.first_pass,
+        "residual_multiplier": network.multipliers.residual,
+        "output_multiplier": network.multipliers.output,
+        "injection_weight": network.multipliers.injection,
+        "norm_eps": options.norm_eps,
+        "rope_base": options.rope_base,
+        "rope_table": options.rope_table,
+        "qk_scale": options.qk_scale,
+        "softcap": options.softcap,
+        "residual_stream": options.residual_stream,
+    }
+
+
+def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[str, Any]:
+    """What `steepen import` needs to make a run again."""
+    kept = None
+    if tokenizer is not None:
+        kept = {"name": tokenizer.name, "pattern": tokenizer.pattern, "sha256": tokenizer.identity}
+    return {
+        "format": EXPORT_FORMAT,
+        "run": run.spec.hash,
+        "step": run.checkpoint.step,
+        "passes": run.passes,
+        "stored_passes": run.network.passes,
+        "weights_sha256": weights,
+        "tokenizer": kept,
+        "spec": run.spec.to_dict(),
+        "record": None if run.record is None else run.record.to_dict(),
+    }
+
+
+def _tokenizer(run: LoadedRun) -> Tokenizer:
+    if run.tokenizer is None:
+        raise SteepenError(
+            f"{run.checkpoint.run} has no tokenizer.json: it is a run of an earlier version; load it with "
+            "`data=` (its prepared data) and export the loaded run."
+        )
+    return run.tokenizer
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,350 @@
+"""A prelude-core-coda transformer for transformers; `steepen export` copies this file beside the weights.
+
+The prelude's blocks run once, the core `config.passes` times, the coda once. A tied core is stored once; its
+keys and values differ from pass to pass, so every executed block is a layer of the cache
+(`config.num_hidden_layers`). The file needs torch and transformers only.
+"""
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+
+class SteepenConfig(PretrainedConfig):
+    """Sizes, boundary operators and multipliers of a network. `passes` may be changed when loading."""
+
+    model_type = "steepen"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        vocab_size: int = 50257,
+        padded_vocab_size: int = 50304,
+        hidden_size: int = 1024,
+        num_attention_heads: int = 8,
+        intermediate_size: int = 2816,
+        max_position_embeddings: int = 2048,
+        prelude_blocks: int = 2,
+        core_blocks: int = 3,
+        coda_blocks: int = 3,
+        passes: int = 1,
+        stored_cores: int = 1,
+        tied_cores: bool = True,
+        core_boundary: str = "identity",
+        coda_boundary: str = "identity",
+        first_pass: str = "prelude",
+        residual_multiplier: float = 1.0,
+        output_multiplier: float = 1.0,
+        injection_weight: float = 1.0,
+        norm_eps: float = 1.1920929e-07,
+        rope_base: float = 10000.0,
+        rope_table: str = "fp32",
+        qk_scale: float = 1.0,
+        softcap: float | None = None,
+        residual_stream: str = "bf16",
+        use_cache: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size  # ids that have a logit
+        self.padded_vocab_size = padded_vocab_size  # rows of the embedding and the head
+        self.hidden_size = hidden_size
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_attention_heads
+        self.head_dim = hidden_size // num_attention_heads
+        self.intermediate_size = intermediate_size
+        self.max_position_embeddings = max_position_embeddings
+        self.prelude_blocks = prelude_blocks
+        self.core_blocks = core_blocks
+        self.coda_blocks = coda_blocks
+        self.passes = passes
+        self.stored_cores = stored_cores
+        self.tied_cores = tied_cores
+        self.core_boundary = core_boundary
+        self.coda_boundary = coda_boundary
+        self.first_pass = first_pass  # input of the first core pass: the prelude's output, or the boundary's
+        self.residual_multiplier = residual_multiplier
+        self.output_multiplier = output_multiplier
+        self.injection_weight = injection_weight
+        self.norm_eps = norm_eps
+        self.rope_base = rope_base
+        self.rope_table = rope_table
+        self.qk_scale = qk_scale
+        self.softcap = softcap
+        self.residual_stream = residual_stream
+        self.use_cache = use_cache
+        kwargs.pop("num_hidden_layers", None)  # follows from the blocks and passes
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Executed blocks: the layers of the cache."""
+        return self.prelude_blocks + self.passes * self.core_blocks + self.coda_blocks
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, value: int) -> None:
+        pass
+
+
+def _norm(x: Tensor, eps: float) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def _rotate(x: Tensor, table: Tensor) -> Tensor:
+    """RoPE of (batch, time, heads, head_dim); channel i is paired with channel i + head_dim/2."""
+    cos, sin = table[0].unsqueeze(-2), table[1].unsqueeze(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class SteepenBlock(nn.Module):
+    """Pre-norm attention with RoPE and QK norm, then a pre-norm SwiGLU."""
+
+    def __init__(self, config: SteepenConfig) -> None:
+        super().__init__()
+        width, hidden = config.hidden_size, config.intermediate_size
+        self.heads, self.eps = config.num_attention_heads, config.norm_eps
+        self.residual = config.residual_multiplier
+        self.scale = config.qk_scale * config.head_dim**-0.5
+        self.qkv_proj = nn.Linear(width, 3 * width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+        self.gate_up_proj = nn.Linear(width, 2 * hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Tensor,
+        mask: Callable[[int], Tensor | None],
+        cache: Any = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """Add attention and MLP to the residual stream x; the branches have the dtype of `rotary`."""
+        dtype = rotary.dtype
+        qkv = self.qkv_proj(_norm(x, self.eps).to(dtype))
+        query, key, value = qkv.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        query, key = (_norm(_rotate(part, rotary), self.eps) for part in (query, key))
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if cache is not None:
+            key, value = cache.update(key, value, layer)
+        visible = mask(key.shape[2])
+        attended = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=visible is None, scale=self.scale
+        )
+        x = x + self.residual * self.o_proj(attended.transpose(1, 2).flatten(-2))
+        gate, up = self.gate_up_proj(_norm(x, self.eps).to(dtype)).chunk(2, dim=-1)
+        return x + self.residual * self.down_proj(functional.silu(gate) * up)
+
+
+class SteepenPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know about the network."""
+
+    config_class = SteepenConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["SteepenBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+
+
+class SteepenModel(SteepenPreTrainedModel):
+    """Tokens → hidden states after the last block, before the final norm."""
+
+    def __init__(self, config: SteepenConfig) -> None:
+        super().__init__(config)
+        if not config.tied_cores and config.passes > config.stored_cores:
+            raise ValueError(
+                f"passes = {config.passes} is not valid: this untied network has {config.stored_cores} cores."
+            )
+        if config.passes < 1 or (config.core_blocks == 0 and config.passes > 1):
+            raise ValueError(f"passes = {config.passes} is not valid for {config.core_blocks} core blocks.")
+
+        def blocks(count: int) -> nn.ModuleList:
+            return nn.ModuleList(SteepenBlock(config) for _ in range(count))
+
+        self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
+        self.prelude = blocks(config.prelude_blocks)
+        self.cores = nn.ModuleList(blocks(config.core_blocks) for _ in range(config.stored_cores))
+        self.coda = blocks(config.coda_blocks)
+        self._rotary: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states (batch, time, width), and the cache with the new tokens."""
+        config = self.config
+        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        time, device, dtype = embedded.shape[1], embedded.device, embedded.dtype
+        use_cache = config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=config)
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        if past + time > config.max_position_embeddings:
+            limit = config.max_position_embeddings
+            raise ValueError(f"{past + time} tokens are more than the network's context of {limit}.")
+        if position_ids is None:
+            if attention_mask is not None and attention_mask.ndim == 2:
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -time:]
+            else:
+                position_ids = torch.arange(past, past + time, device=device).unsqueeze(0)
+        rotary = self._rotary_table(device, dtype)[:, position_ids].to(dtype)
+        masks: dict[int, Tensor | None] = {}
+
+        def mask(keys: int) -> Tensor | None:
+            if keys not in masks:
+                masks[keys] = _attention_mask(attention_mask, past, time, keys, device, dtype)
+            return masks[keys]
+
+        layer = 0
+        states: list[Tensor] = []
+
+        def run(blocks: nn.Module, x: Tensor) -> Tensor:
+            nonlocal layer
+            for block in blocks:  # pyright: ignore[reportGeneralTypeIssues]
+                x = block(x, rotary, mask, past_key_values, layer)
+                layer += 1
+                states.append(x)
+            return x
+
+        wide = config.residual_stream == "fp32"
+        stream = torch.promote_types(dtype, torch.float32) if wide else dtype
+        e = run(self.prelude, _norm(embedded.to(stream), config.norm_eps))
+        h: Tensor | None = None
+        for index in range(config.passes):
+            core = self.cores[0 if config.tied_cores else index]
+            as_is = h is None and config.first_pass == "prelude"
+            h = run(core, e if as_is else self._boundary(config.core_boundary, h, e))
+        h = run(self.coda, self._boundary(config.coda_boundary, h, e))
+        return BaseModelOutputWithPast(
+            last_hidden_state=h,
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+    def _boundary(self, name: str, h: Tensor | None, e: Tensor) -> Tensor:
+        """Mix the hidden state h (None before the first pass) with the prelude's output e."""
+        alpha = self.config.injection_weight
+        if "inject" not in name:
+            h = e if h is None else h
+            return _norm(h, self.config.norm_eps) if name == "norm" else h
+        if h is None:
+            return e if alpha == 1.0 else alpha * e
+        return (_norm(h, self.config.norm_eps) if "norm" in name else h) + alpha * e
+
+    def _rotary_table(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Cosines and sines, (2, context, head_dim/2), computed in fp64 and kept in fp32 or wider."""
+        key = (device, torch.promote_types(dtype, torch.float32))
+        if key not in self._rotary:
+            config = self.config
+            half = config.head_dim // 2
+            frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
+            steps = torch.arange(config.max_position_embeddings, dtype=torch.float64, device="cpu")
+            angle = torch.outer(steps, frequency)
+            table = torch.stack([angle.cos(), angle.sin()])
+            if config.rope_table == "bf16":
+                table = table.bfloat16()
+            self._rotary[key] = table.to(key[1]).to(device)
+        return self._rotary[key]
+
+
+class SteepenForCausalLM(SteepenPreTrainedModel, GenerationMixin):
+    """Tokens → logits of the next token."""
+
+    def __init__(self, config: SteepenConfig) -> None:
+        super().__init__(config)
+        self.model = SteepenModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding."""
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (batch, time, vocabulary) in fp32 or wider; with labels, the mean loss."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+        )
+        hidden = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        weight = self.lm_head.weight
+        normed = _norm(hidden[:, kept], self.config.norm_eps).to(weight.dtype)
+        logits = self.lm_head(normed)[..., : self.config.vocab_size]
+        logits = self.config.output_multiplier * logits.to(torch.promote_types(logits.dtype, torch.float32))
+        cap = self.config.softcap
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+
+def _attention_mask(
+    given: Tensor | None, past: int, time: int, keys: int, device: torch.device, dtype: torch.dtype
+) -> Tensor | None:
+    """Mask (batch or 1, 1, time, keys), True where a query sees a key; None where plain causal is meant.
+
+    `given` is (batch, past + time), 1 where a token is not padding, or already has four dimensions.
+    """
+    if given is not None and given.ndim == 4:
+        return given[..., :keys] if given.dtype == torch.bool else given[..., :keys].to(dtype)
+    if given is None and past == 0 and keys == time:
+        return None
+    query = torch.arange(past, past + time, device=device).unsqueeze(1)
+    key = torch.arange(keys, device=device)
+    visible = (key <= query).expand(1, 1, time, keys)
+    if given is None:
+        return visible
+    real = functional.pad(given.bool(), (0, max(0, keys - given.shape[1])))[:, :keys]
+    # Padding sees itself: a query without any key would be NaN.
+    return (visible & real[:, None, None, :]) | (key == query)

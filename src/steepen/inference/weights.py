@@ -1,0 +1,78 @@
+"""Names of the weights in exported models, and files of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from steepen.errors import SteepenError, UsageError
+from steepen.model.network import Network
+
+# Matrices of a block: our stacks (count, out, in) and the linear layers of modeling_steepen.py.
+LAYERS = {"qkv": "qkv_proj", "out": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
+STACKS = {"qkv": 3, "gate_up": 2}
+
+
+def hugging_face_name(name: str) -> str:
+    """cores.0.1.qkv → model.cores.0.1.qkv_proj.weight."""
+    if name in ("embedding", "head"):
+        return "model.embed_tokens.weight" if name == "embedding" else "lm_head.weight"
+    block, _, matrix = name.rpartition(".")
+    return f"model.{block}.{LAYERS[matrix]}.weight"
+
+
+def to_hugging_face(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by the names of modeling_steepen.py; stacks become one matrix."""
+    return {hugging_face_name(name): value.flatten(0, -2).contiguous() for name, value in weights.items()}
+
+
+def from_hugging_face(weights: Mapping[str, Tensor], network: Network) -> dict[str, Tensor]:
+    """The weights of a network from those of modeling_steepen.py."""
+    found: dict[str, Tensor] = {}
+    expected = dict(network.named_parameters())
+    names = {hugging_face_name(name): name for name in expected}
+    for name in sorted(names.keys() ^ weights.keys()):
+        raise SteepenError(
+            f"these weights belong to another network: {'lacking' if name in names else 'unexpected'} {name}."
+        )
+    for name, own in names.items():
+        if weights[name].numel() != expected[own].numel():
+            shape = tuple(weights[name].shape)
+            raise SteepenError(f"these weights belong to another network: {name} has the shape {shape}.")
+        found[own] = weights[name].reshape(expected[own].shape)
+    return found
+
+
+def network_weights(network: Network) -> dict[str, Tensor]:
+    """The parameters of a network on the CPU."""
+    return {name: parameter.detach().cpu() for name, parameter in network.named_parameters()}
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, dtypes, shapes and values."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        total.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the safetensors files of a folder, in fp32."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(f"{folder} has no safetensors file.")
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: tensors.get_tensor(name).float() for name in tensors.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise SteepenError(f"the weights {file} cannot be read ({error}): copy them again.") from error
+    return found
