@@ -1,4 +1,4 @@
-"""`steepen forecast`: forecast CORE at a larger compute from the task scores of smaller runs."""
+"""`steepen forecast`: forecast CORE, or any task of a table, at a larger compute from smaller runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.evaluation.forecast import Forecast
+    from steepen.laws.downstream_table import Chain
     from steepen.laws.fits.downstream import RatioFrom, TaskResiduals
 
 
@@ -19,11 +20,14 @@ def forecast(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS...", help="Stores, run directories or record.json files with CORE scores."
+            metavar="RUNS...",
+            help="Stores, run directories or record.json files with CORE scores; or one table with"
+            " columns accuracy or error, and flops, loss or both (and arm).",
         ),
     ],
     target: Annotated[
-        list[float] | None, typer.Option(help="Compute in FLOPs to forecast CORE at; repeatable.")
+        list[float] | None,
+        typer.Option(help="Compute in FLOPs to forecast at (a loss, for a table without flops); repeatable."),
     ] = None,
     tasks: Annotated[
         str,
@@ -35,8 +39,9 @@ def forecast(
     hold_out: Annotated[
         list[str] | None,
         typer.Option(
-            help="Hold a run (a unique prefix of its name) out of every fit, forecast and figure; `none` for "
-            "no run. Default: forecast from all runs, and check the method on the largest run of each arm."
+            help="Hold a run (a unique prefix of its name; FLOPS or ARM:FLOPS of a table) out of every fit, "
+            "forecast and figure; `none` for no run. Default: forecast from all runs, and check the method "
+            "on the largest run of each arm."
         ),
     ] = None,
     residuals: Annotated[
@@ -52,6 +57,20 @@ def forecast(
             "tasks (the paper's authors) or the predicted one."
         ),
     ] = "measured",
+    chain: Annotated[
+        str,
+        typer.Option(
+            help="table: how accuracy follows loss: gadre (exponential), olmo (sigmoid of four parameters), "
+            "paper (sigmoid of two), or direct (a power law of the error in compute)."
+        ),
+    ] = "gadre",
+    columns: Annotated[
+        str | None,
+        typer.Option(help="table: names of its columns, e.g. loss=answer_nll,accuracy=core_accuracy."),
+    ] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="table: only rows with arm=a,b or params>=1e8. Repeatable.")
+    ] = None,
     arms: Annotated[str | None, typer.Option(help="Only these arms, comma-separated.")] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the forecast to this file (PNG, PDF, SVG).")
@@ -66,7 +85,15 @@ def forecast(
     the crossings and the figure do not know it.
 
     [bold]steepen forecast runs --target 1.2e21 --figure forecast.png[/bold]
+
+    For a table, compute gives loss by a power law and loss gives accuracy by
+    the chain: [bold]steepen forecast table.csv --chain olmo --target 1e21[/bold]
     """
+    if len(paths) == 1 and _is_table(paths[0]):
+        _forecast_table(paths[0], chain, columns, where, target, hold_out, figure, as_json)
+        return
+    if columns or where:
+        raise UsageError("--columns and --where are for a table.")
     from steepen.evaluation.forecast import forecast as compute
     from steepen.evaluation.scored_runs import group_by_arm, read_scored_runs
 
@@ -90,6 +117,37 @@ def forecast(
         typer.echo(to_json({**found.to_dict(), **extra}))
     else:
         _print(found)
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a path is a table of runs, and not a record or a directory."""
+    return str(path).startswith("paper:") or (path.is_file() and path.name != "record.json")
+
+
+def _forecast_table(
+    path: Path,
+    chain: str,
+    columns: str | None,
+    where: list[str] | None,
+    target: list[float] | None,
+    hold_out: list[str] | None,
+    figure: Path | None,
+    as_json: bool,
+) -> None:
+    from steepen.laws.downstream_table import forecast_table
+    from steepen.laws.read_table import read_table
+    from steepen.laws.table import parse_columns
+
+    if figure is not None:
+        raise UsageError("--figure is for runs, not for a table.")
+    table = read_table(path, columns=parse_columns(columns), where=where or [])
+    found = forecast_table(table, cast("Chain", chain), targets=target or [], hold_out=hold_out)
+    if as_json:
+        from steepen.utils.json_io import to_json
+
+        typer.echo(to_json(found.to_dict()))
+    else:
+        typer.echo(found.summary())
 
 
 def _labels(text: str) -> str | list[str]:

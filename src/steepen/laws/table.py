@@ -36,6 +36,7 @@ ALIASES = {
     ),
     "budget": ("flops", "c", "compute", "compute_budget", "flop_budget", "flops_budget", "training_flop"),
     "seed": ("random_seed",),
+    "accuracy": ("acc", "task_accuracy", "score"),
     "error": ("task_error", "downstream_error", "err"),
 }
 CONDITION = re.compile(r"^\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*$")

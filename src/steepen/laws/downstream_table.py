@@ -1,0 +1,307 @@
+"""Forecast a task's accuracy from a table of runs: compute → loss → accuracy.
+
+Three chains, which differ in the second step; the first is L(C) = E + A·(C/C0)^−γ for each arm.
+
+    gadre   accuracy = a + k·exp(−s·L)                (Gadre et al. 2024: error = ε − k·exp(−γL))
+    olmo    accuracy = b + a / (1 + exp(s·(L − L0)))  (Bhagia et al. 2024)
+    paper   accuracy = 1 / (1 + exp(s·L − b))         (centred accuracy; `laws/fits/downstream.py` for suites)
+
+Without a loss column the error itself follows a power law in compute (`direct`); without FLOPs only the
+second step is fitted, and targets are losses. Intervals are from refits to resampled residuals of both steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy import optimize, special
+
+from steepen.errors import UsageError, nearest
+from steepen.laws.distributions import Interval
+from steepen.laws.fits.paper_method import fit_irreducible_losses
+from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.table import Table
+from steepen.laws.verdict.holdout import parse_flops
+
+Chain = Literal["gadre", "olmo", "paper", "direct"]
+CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
+LINK_PARAMETERS = {"gadre": 3, "olmo": 4, "paper": 2}
+MIN_RUNS = 4  # of an arm, for its law of loss
+DRAWS = 200
+
+
+@dataclass(frozen=True)
+class TaskForecast:
+    """The accuracy forecast at `at` FLOPs (a loss where there are none); `observed` if it was held out."""
+
+    arm: str
+    at: float
+    accuracy: float
+    interval: Interval
+    observed: float | None = None
+
+    @property
+    def miss(self) -> float | None:
+        """Observed minus forecast."""
+        return None if self.observed is None else self.observed - self.accuracy
+
+
+@dataclass(frozen=True)
+class TaskForecasts:
+    """The fitted chain, the check on held-out runs (fitted without them) and the forecasts (with them)."""
+
+    chain: Chain
+    by_loss: bool  # targets are losses: the table has no FLOPs
+    is_error: bool  # the table has an error, not an accuracy: printed as such
+    runs: dict[str, int]
+    laws: dict[str, tuple[float, float, float]]  # E, log A, γ of each arm
+    c0: float
+    link: tuple[float, ...]
+    residual_sd: float
+    confidence: float
+    hold_out: tuple[TaskForecast, ...]
+    targets: tuple[TaskForecast, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, lists and numbers, for JSON."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """The chain and its forecasts, one per line."""
+        counts = ", ".join(
+            f"{count} of {arm}" if arm else f"{count} runs" for arm, count in self.runs.items()
+        )
+        name = "error" if self.is_error else "accuracy"
+        lines = [f"{self.chain} chain, fitted to {counts}; residual SD of the {name} {self.residual_sd:.4f}"]
+        for one in (*self.hold_out, *self.targets):
+            low, high = (self._shown(end) for end in sorted(one.interval, reverse=self.is_error))
+            where = f"loss {one.at:.4g}" if self.by_loss else f"{one.at:.3e} FLOPs"
+            who = f"{one.arm} at {where}" if one.arm else f"at {where}"
+            text = f"{name} {self._shown(one.accuracy):.4f} ({low:.4f} to {high:.4f})"
+            if one.observed is None:
+                lines.append(f"{who}: {text}")
+            else:
+                seen = self._shown(one.observed)
+                lines.append(
+                    f"held out {who}: {name} {seen:.4f}, forecast without it {text.removeprefix(name + ' ')},"
+                    f" miss {seen - self._shown(one.accuracy):+.4f}"
+                )
+        return "\n".join(lines)
+
+    def _shown(self, accuracy: float) -> float:
+        return 1 - accuracy if self.is_error else accuracy
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    arm: list[str]
+    flops: Array | None
+    loss: Array | None
+    accuracy: Array
+    is_error: bool
+
+    def keep(self, mask: Mask) -> _Rows:
+        def part(values: Array | None) -> Array | None:
+            return None if values is None else values[mask]
+
+        arm = [name for name, kept in zip(self.arm, mask, strict=True) if kept]
+        return _Rows(arm, part(self.flops), part(self.loss), self.accuracy[mask], self.is_error)
+
+
+def forecast_table(
+    table: Table,
+    chain: Chain = "gadre",
+    *,
+    targets: Sequence[float] = (),
+    hold_out: Sequence[str] | None = None,
+    confidence: float = 0.90,
+    seed: int = 0,
+) -> TaskForecasts:
+    """Fit a chain to columns flops, loss, accuracy or error (and arm), check it on held-out runs, forecast.
+
+    `hold_out` is FLOPS or ARM:FLOPS (a loss where there are no FLOPs); None holds out each arm's largest run.
+    """
+    if chain not in CHAINS:
+        raise UsageError(f"the chain is {chain!r}; choose one of {', '.join(CHAINS)}.")
+    rows = _read(table)
+    if rows.loss is None:
+        chain = "direct"
+    if chain == "direct" and rows.flops is None:
+        raise UsageError("a direct law of the error needs a flops column.")
+    held = _held_out(rows, hold_out)
+    if held.all():
+        raise UsageError("every run is held out; nothing is left to fit.")
+    rng = np.random.default_rng(seed)
+    tail = (1 - confidence) / 2
+
+    def forecasts(fit: _Fit, at: Sequence[tuple[str, float, float | None]]) -> tuple[TaskForecast, ...]:
+        found: list[TaskForecast] = []
+        for arm, where, observed in at:
+            values = fit.draw(arm, where, rng)
+            low, high = np.quantile(values, [tail, 1 - tail])
+            value = fit.predict(arm, where)
+            found.append(TaskForecast(arm, where, value, (float(low), float(high)), observed))
+        return tuple(found)
+
+    checked: tuple[TaskForecast, ...] = ()
+    if held.any():
+        x = rows.loss if rows.flops is None else rows.flops
+        assert x is not None
+        at = [(rows.arm[i], float(x[i]), float(rows.accuracy[i])) for i in np.flatnonzero(held)]
+        checked = forecasts(_Fit(rows.keep(~held), chain, rng), at)
+    whole = _Fit(rows if hold_out is None else rows.keep(~held), chain, rng)
+    arms = list(dict.fromkeys(rows.arm)) if rows.flops is not None else [""]
+    predicted = forecasts(whole, [(arm, float(target), None) for target in targets for arm in arms])
+    return TaskForecasts(
+        chain=chain, by_loss=rows.flops is None, is_error=rows.is_error,
+        runs={arm: whole.rows.arm.count(arm) for arm in dict.fromkeys(whole.rows.arm)},
+        laws={arm: (float(t[0]), float(t[1]), float(t[2])) for arm, t in whole.laws.items()}, c0=whole.c0,
+        link=tuple(map(float, whole.link)), residual_sd=whole.residual_sd, confidence=confidence,
+        hold_out=checked, targets=predicted,
+    )  # fmt: skip
+
+
+def _read(table: Table) -> _Rows:
+    is_error = not table.has("accuracy") and table.has("error")
+    if not is_error:
+        table.require(["accuracy"])
+    score = table.numbers("error" if is_error else "accuracy", positive=False)
+    if (score > 1).any():
+        raise UsageError(f"{table.source}: accuracy or error is above 1; give fractions, not percent.")
+    flops = table.numbers("flops") if table.has("flops") else None
+    loss = table.numbers("loss") if table.has("loss") else None
+    if flops is None and loss is None:
+        table.require(["flops", "loss"])
+    arm = table.names("arm") if table.has("arm", aliases=False) else [""] * len(table)
+    return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error)
+
+
+def _held_out(rows: _Rows, hold_out: Sequence[str] | None) -> Mask:
+    """The rows to hold out: by default the largest run of each arm that has more than enough."""
+    held = np.zeros(len(rows.arm), bool)
+    arms = np.array(rows.arm)
+    x = -rows.loss if rows.flops is None and rows.loss is not None else rows.flops
+    assert x is not None
+    if hold_out is None:
+        for arm in dict.fromkeys(rows.arm):
+            own = np.flatnonzero(arms == arm)
+            if len(own) > MIN_RUNS + 1:
+                held[own[np.argmax(x[own])]] = True
+        return held
+    for text in hold_out if list(hold_out) != ["none"] else []:
+        arm, colon, number = text.rpartition(":")
+        if colon and arm not in rows.arm:
+            raise UsageError(
+                f"--hold-out {text}: there is no arm '{arm}'; did you mean {nearest(arm, set(rows.arm))}?"
+            )
+        value = parse_flops(number, text)
+        chosen = x >= (value * (1 - 1e-9) if rows.flops is not None else -value)
+        held |= chosen & (arms == arm) if colon else chosen
+    return held
+
+
+class _Fit:
+    """A chain fitted to some rows, with refits to resampled residuals of each step."""
+
+    def __init__(self, rows: _Rows, chain: Chain, rng: np.random.Generator) -> None:
+        self.rows, self.chain = rows, chain
+        self.laws: dict[str, Array] = {}
+        self.law_draws: dict[str, Array] = {}
+        self.law_residuals: dict[str, Array] = {}
+        self.c0 = 1.0 if rows.flops is None else float(np.exp(np.log(rows.flops).mean()))
+        names = np.array(rows.arm)
+        target = 1 - rows.accuracy if chain == "direct" else rows.loss
+        assert target is not None
+        if rows.flops is not None:
+            for arm in dict.fromkeys(rows.arm):
+                own = names == arm
+                if own.sum() < MIN_RUNS:
+                    raise UsageError(
+                        f"{f'arm {arm!r}' if arm else 'the table'} has {own.sum()} runs to fit; its law needs"
+                        f" at least {MIN_RUNS}."
+                    )
+                x, y = rows.flops[own], target[own]
+                self.laws[arm] = fit_irreducible_losses(x, y[None], self.c0, "mse")[0]
+                predicted = self._law(self.laws[arm], x)
+                self.law_residuals[arm] = (y - predicted) * np.sqrt(len(y) / max(len(y) - 3, 1))
+                drawn = predicted + rng.choice(self.law_residuals[arm], (DRAWS, len(y)))
+                self.law_draws[arm] = fit_irreducible_losses(x, drawn, self.c0, "mse")
+        self.link: Array = np.array([])
+        if chain == "direct":
+            residuals = np.concatenate([self.law_residuals[arm] for arm in self.laws])
+            self.residual_sd = float(np.sqrt((residuals**2).mean()))
+            return
+        count = LINK_PARAMETERS[chain]
+        if len(target) <= count:
+            raise UsageError(f"the {chain} chain needs more than {count} runs; there are {len(target)}.")
+        self.link = _fit_link(chain, target, rows.accuracy)
+        predicted = LINKS[chain](self.link, target)
+        self.link_residuals = (rows.accuracy - predicted) * np.sqrt(len(target) / (len(target) - count))
+        self.residual_sd = float(np.sqrt((self.link_residuals**2).mean()))
+        self.link_draws = [
+            _fit_link(chain, target, predicted + rng.choice(self.link_residuals, len(target)), self.link)
+            for _ in range(DRAWS)
+        ]
+
+    def _law(self, theta: Array, flops: float | Array) -> Array:
+        return np.asarray(theta[0] + np.exp(theta[1] - theta[2] * np.log(np.asarray(flops) / self.c0)))
+
+    def predict(self, arm: str, at: float) -> float:
+        """The accuracy at a compute (or loss)."""
+        value = self._law(self.laws[arm], at) if self.laws else np.asarray(at)
+        return float(1 - value) if self.chain == "direct" else float(LINKS[self.chain](self.link, value))
+
+    def draw(self, arm: str, at: float, rng: np.random.Generator) -> Array:
+        """Accuracies of a further run: refitted laws and links, and the scatter of the last step."""
+        if not self.laws:
+            values = np.full(DRAWS, at)
+        else:
+            values = np.array([self._law(theta, at) for theta in self.law_draws[arm]])
+            # The run's own deviation from its law carries over to the second step.
+            values = values + rng.choice(self.law_residuals[arm], DRAWS)
+        if self.chain == "direct":
+            return 1 - values
+        found = [LINKS[self.chain](one, value) for one, value in zip(self.link_draws, values, strict=True)]
+        return np.array(found) + rng.choice(self.link_residuals, DRAWS)
+
+
+def _gadre(p: Array, loss: Array) -> Array:
+    return p[0] + np.exp(np.clip(p[1] - np.exp(p[2]) * loss, -700, 50))
+
+
+def _olmo(p: Array, loss: Array) -> Array:
+    return p[0] + p[1] * special.expit(-np.exp(p[2]) * (loss - p[3]))
+
+
+def _paper(p: Array, loss: Array) -> Array:
+    return special.expit(p[1] - p[0] * loss)
+
+
+LINKS: dict[str, Callable[[Array, Array], Array]] = {"gadre": _gadre, "olmo": _olmo, "paper": _paper}
+
+
+def _fit_link(chain: Chain, loss: Array, accuracy: Array, start: Array | None = None) -> Array:
+    """Least squares of accuracy on loss, from several starts or from one."""
+    link = LINKS[chain]
+    low, high = float(accuracy.min()), float(accuracy.max())
+    middle, spread = float(np.median(loss)), max(float(np.ptp(loss)), 1e-6)
+    starts: list[list[float]] = []
+    for rate in (0.3 / spread, 1 / spread, 3 / spread, 10 / spread):
+        if chain == "gadre":
+            starts.append(
+                [low - 0.01, np.log(max(high - low, 1e-6)) + rate * float(loss.min()), np.log(rate)]
+            )
+        elif chain == "olmo":
+            starts += [[low, 1.5 * (high - low) + 1e-6, np.log(rate), m] for m in (middle, float(loss.min()))]
+        else:
+            starts.append([rate, rate * middle])
+    if start is not None:
+        starts = [list(start)]
+    found = [
+        optimize.least_squares(lambda p: link(p, loss) - accuracy, one, method="lm", max_nfev=400)
+        for one in starts
+    ]
+    return np.asarray(min(found, key=lambda one: one.cost).x, float)
