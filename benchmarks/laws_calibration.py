@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,15 +20,22 @@ from steepen.laws.fits.chinchilla import ChinchillaSettings, fit_chinchilla
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
 from steepen.laws.fits.solver import Design, one_hot, solve, unscaled_covariance
+from steepen.laws.hypotheses.bootstrap import survives_leaving_one_out
 from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
     DecisionRule,
+    FTests,
     LadderPair,
+    answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
+    holm_levels,
+    partner_correlation_p,
     verdict_words,
 )
+from steepen.laws.hypotheses.noise_checks import check_noise, judge_checked, robust_tests, scatter_p_value
+from steepen.laws.hypotheses.variance_components import rung_component_weights
 from steepen.laws.ladder import make_ladder
 
 E, A, GAMMA = 1.83, 1.5, 0.1113
@@ -213,12 +221,188 @@ def verdicts(draws: int) -> None:
                 print(f"{name:<23}{fractions}{np.mean(tests.p_slope < 0.05):7.3f}{one_sided:10.3f}")
 
 
+SIGMA = 2e-3
+SCENARIOS = (
+    "independent",
+    "two lowest rungs x5",
+    "AR(0.8) along the ladder",
+    *(
+        f"+0.03 at {whose} {where}"
+        for whose in ("reference's", "arm's")
+        for where in ("bottom", "middle", "top")
+    ),
+    "seeds 10,5,3,2,1.. + rung error",
+    "FLOPs of seeds differ by 0.01%",
+    "--noise half the truth",
+    "--noise twice the truth",
+    "arms correlated 0.9, seeds match",
+)
+
+
+def scenario(name: str, law: tuple[float, float, float], draws: int, sigma: float) -> Simulated:
+    """Simulated ladders of the reference and an arm at the paper's rungs, under one kind of noise."""
+    rng = np.random.default_rng(11)
+    x = np.log(np.tile(PAPER, 2) / np.exp(np.log(PAPER).mean()))
+    pair = LadderPair(x, np.repeat([False, True], 8), np.ones(16))
+    truth = np.concatenate([curve(TRUTHS["same law"], PAPER), curve(law, PAPER)])
+    z = rng.standard_normal((draws, 2, 8))
+    rule = DecisionRule()
+    if name == "two lowest rungs x5":
+        z[:, :, :2] *= 5
+    if name.startswith("AR"):
+        for i in range(1, 8):
+            z[:, :, i] = 0.8 * z[:, :, i - 1] + 0.6 * z[:, :, i]
+    if name.startswith("arms correlated"):
+        z = np.sqrt(0.9) * z[:, :1] + np.sqrt(0.1) * rng.standard_normal((draws, 2, 8))
+    errors = sigma * z.reshape(draws, 16)
+    if name.startswith("+0.03"):
+        rung = {"bottom": 0, "middle": 4, "top": 7}[name.rsplit(maxsplit=1)[-1]]
+        errors[:, rung + 8 * ("arm's" in name)] += 0.03
+    if name.startswith("--noise"):
+        rule = replace(rule, noise=sigma * (0.5 if "half" in name else 2.0))
+    weights = np.ones((draws, 16))
+    if name.startswith(("seeds", "FLOPs")):
+        # A rung's error, shared by its seeds, as large as a seed's own; near-equal FLOPs are one rung.
+        one = np.array([10, 5, 3, 2, 1, 1, 1, 1]) if name.startswith("seeds") else np.full(8, 3)
+        seeds = np.tile(one, 2).astype(float)
+        errors = errors + sigma * rng.standard_normal((draws, 16)) / np.sqrt(seeds)
+        freedom = int((seeds - 1).sum())
+        within = sigma**2 * rng.chisquare(freedom, draws) / freedom
+        y = truth + errors
+        weights = (
+            rung_component_weights(pair.designs()["free"], x, y, seeds, within)
+            if np.ptp(seeds)
+            else np.broadcast_to(seeds, y.shape)
+        )
+    return Simulated(pair, truth, truth + errors, weights, rule, "seeds match" in name)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Simulated losses (draws, points) with what an analysis is told about them."""
+
+    pair: LadderPair
+    truth: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray
+    rule: DecisionRule
+    matched: bool
+
+
+def judge_simulated(data: Simulated) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Words by least squares, words after the noise checks, and which of the latter are not fragile."""
+    every = [_judge_rows(data, rows) for rows in np.array_split(np.arange(len(data.y)), 4)]
+    first, second, third = (np.concatenate(parts) for parts in zip(*every, strict=True))
+    return first, second, third
+
+
+def _judge_rows(data: Simulated, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    y, rule = data.y[rows], data.rule
+    warm = fit_hypotheses(data.pair, data.truth, rule)
+    fits = fit_hypotheses(data.pair, y, rule, weights=data.weights[rows], warm_start=warm)
+    plain = answer_questions(f_test_hypotheses(fits, rule), rule)
+    words, judged, solid = plain.words, plain.words.copy(), np.ones(len(y), bool)
+    # As `compare` does: without a noise that the scatter contradicts; paired where seeds and residuals match.
+    scatter = scatter_p_value(fits, rule) < 0.05
+    partners = (np.arange(8), np.arange(8, 16))
+    paired = data.matched & (partner_correlation_p(fits, partners) < 0.05)
+    for use_scatter in (False, True):
+        for pairing in (False, True):
+            chosen = (scatter == use_scatter) & (paired == pairing)
+            if not chosen.any():
+                continue
+            own_rule = replace(rule, noise=None) if use_scatter else rule
+            pair = replace(data.pair, partners=partners) if pairing else data.pair
+            own = fit_hypotheses(
+                pair,
+                y[chosen],
+                own_rule,
+                weights=data.weights[rows][chosen],
+                warm_start=replace(warm, pair=pair),
+            )
+            tests = f_test_hypotheses(own, own_rule)
+            answers = answer_questions(tests, own_rule)
+            checks = check_noise(own, y[chosen], own_rule)
+            checked, fragile = judge_checked(tests, checks, own_rule)
+            robust = answer_questions(robust_tests(own, y[chosen], own_rule), own_rule)
+            survives, _ = survives_leaving_one_out(own, y[chosen], answers, own_rule)
+            judged[chosen] = checked.words
+            solid[chosen] = ~fragile & survives & (robust.growth == answers.growth)
+    return words, judged, solid
+
+
+def adverse(draws: int) -> None:
+    """Rates of false words and of found growth under noise that the tests do not assume."""
+    print(f"\nNoise of {SIGMA:g} that the tests do not assume, paper's ladder, {draws} draws each")
+    print("false: any word but the right one and undecided; '+': neither demoted nor marked fragile")
+    head = ("same law", "same +", "1.2x", "1.2x +", "Op-1 grows", "Op-1 +", "U-G grows", "U-G +")
+    print(f"{'noise':<34}" + "".join(f"{name:>11}" for name in head))
+    constant = (E, A * 1.2**-GAMMA, GAMMA)
+    for name in SCENARIOS:
+        row: list[float] = []
+        for law, right in ((TRUTHS["same law"], ("undecided",)), (constant, ("undecided", "constant"))):
+            words, judged, solid = judge_simulated(scenario(name, law, draws, SIGMA))
+            row += [float(np.mean(~np.isin(words, right))), float(np.mean(~np.isin(judged, right) & solid))]
+        for arm in ("exponent, Operator-1", "exponent, Untied-Grow"):
+            words, judged, solid = judge_simulated(scenario(name, TRUTHS[arm], draws, SIGMA))
+            grows = np.char.startswith(judged.astype(str), "grows")
+            row += [float(np.mean(grows)), float(np.mean(grows & solid))]
+        print(f"{name:<34}" + "".join(f"{value:11.3f}" for value in row), flush=True)
+
+
+def growth_power(draws: int) -> None:
+    """With independent noise: growth found before the checks, after them, and without a mark."""
+    print(f"\nGrowth found with independent noise, paper's ladder, {draws} draws each")
+    print(f"{'arm':<24}{'noise':>8}{'least squares':>15}{'after checks':>14}{'not fragile':>13}")
+    for arm in ("exponent, Operator-1", "exponent, Untied-Grow"):
+        for sigma in (1e-3, 2e-3, 3e-3):
+            words, judged, solid = judge_simulated(scenario("independent", TRUTHS[arm], draws, sigma))
+            plain, grows = (np.char.startswith(part.astype(str), "grows") for part in (words, judged))
+            rates = (np.mean(plain), np.mean(grows), np.mean(grows & solid))
+            print(f"{arm:<24}{sigma:8.0e}{rates[0]:15.3f}{rates[1]:14.3f}{rates[2]:13.3f}")
+
+
+def wrong_words(draws: int) -> None:
+    """Any wrong word about one arm, and anywhere in a table of eight arms, with and without Holm."""
+    print(f"\nAny wrong word, noise {SIGMA:g}, {draws} draws; tables of eight arms with the reference's law")
+    rule = DecisionRule()
+    for name, law in TRUTHS.items():
+        right = {
+            "same law": ("undecided",),
+            "constant, 1.08x": ("undecided", "constant"),
+            "constant, 0.93x": ("undecided", "worse"),
+            "E lower by 0.05": ("undecided", "grows: irreducible loss", "grows: either"),
+            "shallower": ("undecided", "shrinks", "constant"),  # its Δγ lies inside the margin
+            "E and exponent lower": ("undecided",),
+        }.get(name, ("undecided", "grows: exponent", "grows: either"))
+        data = scenario("independent", law, draws, SIGMA)
+        fits = fit_hypotheses(data.pair, data.y, rule, warm_start=fit_hypotheses(data.pair, data.truth, rule))
+        tests = f_test_hypotheses(fits, rule)
+        words = verdict_words(tests, rule)
+        print(f"  {name:<24}{np.mean(~np.isin(words, right)):8.3f}")
+        if name == "same law":
+            tables = np.arange(draws // 8 * 8).reshape(-1, 8)
+            alone = np.mean((words[tables] != "undecided").any(axis=1))
+            wrong = 0
+            for table in tables:
+                rows = [FTests(**{k: v[i : i + 1] for k, v in vars(tests).items()}) for i in table]
+                levels = holm_levels(rows, rule)
+                wrong += any(
+                    verdict_words(row, replace(rule, level=level))[0] != "undecided"
+                    for row, level in zip(rows, levels, strict=True)
+                )
+            print(f"  {'  table of eight arms':<24}{alone:8.3f}, with Holm {wrong / len(tables):.3f}")
+
+
 if __name__ == "__main__":
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     begun = time.perf_counter()
     coverage(number)
     joint_coverage(number)
     verdicts(number)
+    wrong_words(number)
+    growth_power(max(100, number // 10))
+    adverse(max(100, number // 10))
     fitted(max(50, number // 15))
     lack(max(50, number // 10))
     chinchilla_hold_outs(max(50, number // 50))

@@ -243,7 +243,7 @@ def test_penalty_explaining_slope_brings_delta_gamma_to_zero(gamma: float, ladde
     """Removing the penalty that the verdict names from the table leaves Δγ = 0."""
     ladders = pair(1e-3, gamma=gamma)
     verdict = analyse(ladders, AnalysisRequest("vanilla", draws=200)).verdicts["grow"]
-    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope]
+    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope and t.shape == "top rung"]
     assert tolerance.ladder == ladder_at_fault
     assert tolerance.penalty_explaining_slope is not None
     loss = ladders[ladder_at_fault].loss.copy()
@@ -265,10 +265,10 @@ def test_confounding_penalty_of_power_matches_the_verdicts_tolerance(delta_gamma
         name: make_ladder(name, plan.flops, y[where.arm == (name == "arm")]) for name in ("reference", "arm")
     }
     verdict = analyse(ladders, AnalysisRequest("reference", draws=100, noise=1e-5)).verdicts["arm"]
-    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope]
+    (tolerance,) = [t for t in verdict.tolerance if t.could_explain_slope and t.shape == "top rung"]
     assert tolerance.ladder == power.confounding_ladder
     assert tolerance.penalty_explaining_slope == pytest.approx(
-        power.confounding_penalty, rel=0.1
+        power.confounding_penalty["top rung"], rel=0.1
     )  # power's is a linear response
 
 
@@ -308,6 +308,34 @@ def test_leave_one_out_covers_every_rung() -> None:
     other = analyse(without, AnalysisRequest("vanilla", draws=200, c0=1e19)).verdicts["grow"]
     assert verdict.leave_one_out[8 + 3].delta_gamma == pytest.approx(other.delta_gamma, rel=1e-4)
     assert verdict.leave_one_out[8 + 3].verdict == other.word
+
+
+def test_smooth_drift_of_half_the_penalty_explains_the_slope() -> None:
+    """A recipe whose penalty grows along the ladder imitates an exponent with far less than one bad rung.
+
+    For the paper's Operator-1, .0144 at the top of a linear drift against .0279 at the top rung alone.
+    """
+    power = simulate_power(LadderPlan(0.0027, highest=1.01e20), 100)
+    assert power.confounding_penalty["top rung"] == pytest.approx(0.0279, abs=5e-4)
+    assert power.confounding_penalty["linear"] == pytest.approx(0.0144, abs=5e-4)
+    ladders = pair(1e-4, gamma=0.1140)
+    request = AnalysisRequest("vanilla", method="joint", draws=100, lr_regret=0.005)
+    verdict = analyse(ladders, request).verdicts["grow"]
+    found = {t.shape: t for t in verdict.tolerance if t.ladder == "vanilla"}
+    assert set(found) == {"top rung", "linear", "quadratic"}
+    x = np.log(FLOPS)
+    place = (x - x[0]) / (x[-1] - x[0])
+    for shape, profile in (("linear", place), ("quadratic", place**2)):
+        penalty = found[shape].penalty_explaining_slope  # type: ignore[index]
+        assert penalty is not None
+        drifted = ladders | {
+            "vanilla": replace(ladders["vanilla"], loss=ladders["vanilla"].loss - penalty * profile)
+        }
+        again = analyse(drifted, request).verdicts["grow"]
+        assert abs(again.delta_gamma) < 5e-3 * verdict.delta_gamma
+        factor = found[shape].lr_factor_explaining_slope  # type: ignore[index]
+        assert factor == pytest.approx(2 ** np.sqrt(penalty / 0.005))
+    assert any("gets worse" in line for line in verdict.what_would_change)
 
 
 def test_extended_ladder_separates_the_hypotheses() -> None:

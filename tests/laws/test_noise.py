@@ -259,3 +259,32 @@ def test_rows_of_one_run_do_not_count_as_independent() -> None:
     assert np.ptp(found.delta_gamma_interval) > 1.3 * np.ptp(naive.delta_gamma_interval)
     assert np.ptp(found.bootstraps[0].delta_gamma) > 1.1 * np.ptp(naive.bootstraps[0].delta_gamma)
     assert found.p_slope > naive.p_slope
+
+
+def test_matching_seeds_are_paired_and_buy_power() -> None:
+    """Noise of 0.004 that both arms share but for a tenth hides a growth that their differences show."""
+    rng = np.random.default_rng(4)
+    shared = 4e-3 * np.sqrt(0.95) * np.tile(rng.standard_normal(8), 2)
+    errors = shared + 4e-3 * np.sqrt(0.05) * rng.standard_normal(16)
+    errors[8:] += law(FLOPS, 1.5 * 1.12**-0.1140, 0.1140) - law(FLOPS)
+    request = AnalysisRequest("vanilla", method="joint", draws=100)
+    matched = table(ladder_rows(errors, seed=np.zeros(16, int)))
+    apart = table(ladder_rows(errors, seed=np.repeat([0, 1], 8)))
+    paired, unpaired = (analyse(ladders, request).verdicts["arm"] for ladders in (matched, apart))
+    assert paired.paired and not unpaired.paired
+    assert paired.growth == "grows" and paired.p_slope < 0.01 * unpaired.p_slope
+    low, high = paired.delta_gamma_interval
+    assert low < 0.1140 - 0.1113 < high and low > 0
+
+
+def test_paired_tests_hold_their_level() -> None:
+    rng = np.random.default_rng(5)
+    partners = (np.arange(8), np.arange(8, 16))
+    pair = LadderPair(
+        np.log(np.tile(FLOPS, 2) / 6e18), np.repeat([False, True], 8), np.ones(16), partners=partners
+    )
+    constant = np.concatenate([law(FLOPS), law(FLOPS, 1.5 * 1.2**-0.1113)])
+    y = constant + SIGMA * (3 * np.tile(rng.standard_normal((600, 8)), 2) + rng.standard_normal((600, 16)))
+    tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
+    for p in (tests.p_slope, tests.p_exponent_hypothesis, tests.p_irreducible_hypothesis):
+        assert 0.025 <= np.mean(p < 0.05) <= 0.08

@@ -144,6 +144,14 @@ def fit(
             rich_help_panel=COMPUTE,
         ),
     ] = True,
+    lr_regret: Annotated[
+        float | None,
+        typer.Option(
+            help="Loss penalty of a learning rate off by 2×, from a sweep: gives penalties as factors too.",
+            show_default=False,
+            rich_help_panel=COMPUTE,
+        ),
+    ] = None,
     margin: Annotated[
         float,
         typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=COMPUTE),
@@ -250,6 +258,7 @@ def fit(
             "seed": seed,
         }
         options |= {"extrapolate": extrapolate, "register": register, "score": score}
+        options |= {"lr_regret": lr_regret}
     elif law == "chinchilla":
         run = _fit_chinchilla
         options |= {"loss": loss or "huber", "draws": draws, "seed": seed, "reference": reference}

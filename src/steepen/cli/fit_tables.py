@@ -215,9 +215,12 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
     console.print(table)
     if plan.delta_gamma:
         console.print(
-            f"A mistuned run can imitate the effect: a loss {result.confounding_penalty:.4f} too high at the"
-            f" {result.confounding_ladder}'s top rung alone would look like the whole Δγ. Re-sweep the"
-            " learning rate there.",
+            "A mistuned recipe can imitate the effect: a loss"
+            f" {result.confounding_penalty['top rung']:.4f} too high at the {result.confounding_ladder}'s top"
+            " rung alone, or one that grows along its ladder linearly to"
+            f" {result.confounding_penalty['linear']:.4f} or quadratically to"
+            f" {result.confounding_penalty['quadratic']:.4f} there, would look like the whole Δγ. Re-sweep"
+            " the learning rate at the top.",
             highlight=False,
         )
     for option in found:

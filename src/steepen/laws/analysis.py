@@ -44,7 +44,8 @@ class AnalysisRequest:
     `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
     multipliers. `level` is the probability of any wrong word, in the whole table with `adjust` (Holm) and for
     each arm without it; `margin` is the largest |Δγ|/γ of a constant gain, `draws` the number of bootstrap
-    draws, `budget` a further compute to predict at.
+    draws, `budget` a further compute to predict at. `lr_regret` is the loss penalty of a learning rate off by
+    a factor of 2 (`regret` of a sweep), with which tolerated penalties are also given as factors.
     """
 
     reference: str
@@ -62,6 +63,7 @@ class AnalysisRequest:
     seed: int = 0
     budget: float | None = None
     extrapolate: bool = False
+    lr_regret: float | None = None
     unit: str = "FLOPs"  # of the ladders' x axis, for sentences
 
     def __post_init__(self) -> None:
@@ -79,6 +81,8 @@ class AnalysisRequest:
             raise UsageError(
                 f"margin is {self.margin}; give a fraction of γ greater than zero, such as 0.025."
             )
+        if self.lr_regret is not None and not self.lr_regret > 0:
+            raise UsageError(f"lr_regret is {self.lr_regret}; give a loss greater than zero.")
         if self.budget is not None and not self.budget > 0:
             raise UsageError(f"budget is {self.budget}; give FLOPs greater than zero.")
 
@@ -213,6 +217,7 @@ def analyse(
             draws=request.draws,
             seed=request.seed,
             budget=request.budget,
+            lr_regret=request.lr_regret,
             unit=request.unit,
         )
         found = interpolated_multipliers(

@@ -23,7 +23,7 @@ from steepen.laws.hypotheses.nested_models import (
     fit_hypotheses,
     verdict_word,
 )
-from steepen.laws.verdict.sensitivity import alternative_rss
+from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, alternative_rss, drift_profile
 
 Target = Literal["growth", "exponent"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
@@ -117,8 +117,9 @@ class Power:
     `verdict` of those that also answer the second (by the exponent?). `slope_one_sided` is the one-sided
     F-test of Δγ alone.
     `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of
-    `confounding_ladder` (a mistuned learning rate) would look like the whole Δγ, whatever the seeds. The
-    ladder is the reference for Δγ > 0 and the arm for Δγ < 0.
+    `confounding_ladder` (a mistuned learning rate), there alone or growing towards it linearly or
+    quadratically in log compute, would look like the whole Δγ, whatever the seeds. The ladder is the
+    reference for Δγ > 0 and the arm for Δγ < 0.
     """
 
     plan: LadderPlan
@@ -130,7 +131,7 @@ class Power:
     growth_fractions: dict[Growth, float]
     verdict_fractions: dict[VerdictWord, float]
     delta_gamma_error: float
-    confounding_penalty: float
+    confounding_penalty: dict[DriftShape, float]
     confounding_ladder: Literal["reference", "arm"]
     draws: int
 
@@ -207,14 +208,17 @@ def _expected_growth(plan: LadderPlan) -> Growth:
     return "constant" if plan.multiplier > 1 else "worse"
 
 
-def _confounding_penalty(plan: LadderPlan) -> float:
-    """Loss penalty at a top rung that shifts the fitted Δγ by the planned one, to first order."""
+def _confounding_penalty(plan: LadderPlan) -> dict[DriftShape, float]:
+    """Loss penalty at a top rung that shifts the fitted Δγ by the planned one, to first order, by shape."""
     pair, _ = plan.pair()
     design, theta = pair.designs()["exponent"], plan.true_parameters()
     j = jacobian(design, pair.x, theta[None])[0]
-    top = (2 * plan.rungs if plan.delta_gamma < 0 else plan.rungs) - 1
-    response = unscaled_covariance(design, pair.x, theta)[0] @ j.T
-    return abs(plan.delta_gamma / float(response[4, top]))
+    response = (unscaled_covariance(design, pair.x, theta)[0] @ j.T)[4]
+    own = slice(plan.rungs, None) if plan.delta_gamma < 0 else slice(0, plan.rungs)
+    return {
+        shape: abs(plan.delta_gamma / float(response[own] @ drift_profile(pair.x[own], shape)))
+        for shape in DRIFT_SHAPES
+    }
 
 
 def predicted_power(plan: LadderPlan, target: Target) -> float:

@@ -22,6 +22,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from steepen.laws.distributions import ROUNDING_ERROR, f_p_value, t_quantile
 from steepen.laws.fits.solver import (
@@ -30,6 +31,7 @@ from steepen.laws.fits.solver import (
     Mask,
     Solution,
     best_of,
+    jacobian,
     solve,
     solve_multistart,
     unscaled_covariance,
@@ -77,12 +79,15 @@ class LadderPair:
     """Points of a reference and an arm: x = log(C/C0), a mask of the arm's points, and their weights.
 
     `clusters` numbers the training run of each point where runs have several; None: each has its own.
+    `partners` are the (reference, arm) points whose errors are correlated, as runs with the same seed and
+    data order are; tests then rest on the differences of partners (`paired_tests`).
     """
 
     x: Array
     arm: NDArray[np.bool_]
     weights: Array
     clusters: NDArray[np.intp] | None = None
+    partners: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
 
     def designs(self) -> dict[Hypothesis, Design]:
         """The five designs. Constants and exponents are (reference, arm − reference), E one per ladder."""
@@ -107,6 +112,7 @@ class NestedFits:
     designs: dict[Hypothesis, Design]
     solutions: dict[Hypothesis, Solution]
     scale: Array
+    y: Array
     # Factor on the noise variance for points that share a run (`cluster_inflation`).
     inflation: float = 1.0
 
@@ -214,7 +220,7 @@ def fit_hypotheses(
             )
     _restart_from_nested(found, run)
     inflation = 1.0 if warm_start is None else warm_start.inflation
-    return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1), inflation)
+    return NestedFits(pair, w, designs, found, np.abs(y).mean(axis=1), y, inflation)
 
 
 def _embed(theta: Array, by: ExtraParameter) -> Array:
@@ -245,6 +251,8 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
         fits.designs["exponent"], fits.pair.x, exponent, weights=fits.weights, log=rule.log
     )
     variance = fits.variance("exponent", rule)
+    if fits.pair.partners is not None:
+        return _paired_tests(fits, rule)
     return FTests(
         p_difference=_p_value(fits, "same", "exponent", rule),
         p_shift=_p_value(fits, "same", "constant", rule),
@@ -260,6 +268,80 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
         delta_e_free=free[:, 1] - free[:, 0],
         degrees_of_freedom=fits.degrees_of_freedom("exponent"),
     )
+
+
+def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
+    """The tests on differences of partners, arm minus reference, linearised at the exponent hypothesis.
+
+    Whatever errors partners share cancels, so the tests are valid at any correlation between the arms; they
+    have half as many points. The reference's law is taken from the joint fit.
+    """
+    assert fits.pair.partners is not None
+    first, second = fits.pair.partners
+    theta, design, x = fits.solutions["exponent"].theta, fits.designs["exponent"], fits.pair.x
+    predicted = design.predict(theta, x)
+    j = jacobian(design, x, theta, rule.log)
+    residual = np.log(fits.y) - np.log(np.maximum(predicted, 1e-300)) if rule.log else fits.y - predicted
+    with np.errstate(divide="ignore"):
+        weight = 1 / (1 / fits.weights[:, first] + 1 / fits.weights[:, second])
+    root = np.sqrt(weight)
+    shift, slope = j[:, second, 2], j[:, second, 4]
+    # E of the arm enters every loss with slope 1 (divided by the loss, where logarithms are fitted).
+    offset = 1 / np.maximum(predicted[:, second], 1e-300) if rule.log else np.ones_like(shift)
+    difference = residual[:, second] - residual[:, first] + shift * theta[:, 2:3] + slope * theta[:, 4:5]
+    columns = {"e": offset * root, "a": shift * root, "g": slope * root}
+    target = difference * root
+    used = (weight > 0).sum(axis=1).astype(float)
+
+    def fit(names: str) -> tuple[Array, Array, Array]:
+        """RSS, coefficients and their unscaled variances of a regression on some columns."""
+        if not names:
+            return (target**2).sum(axis=1), np.zeros((len(target), 0)), np.zeros((len(target), 0))
+        design = np.stack([columns[name] for name in names], axis=2)
+        size = np.sqrt((design**2).sum(axis=1)) + 1e-300
+        scaled = design / size[:, None, :]
+        inverse = np.linalg.pinv(np.swapaxes(scaled, 1, 2) @ scaled, hermitian=True)
+        found = np.einsum("bij,bnj,bn->bi", inverse, scaled, target)
+        rest = target - np.einsum("bni,bi->bn", scaled, found)
+        return (rest**2).sum(axis=1), found / size, np.einsum("bii->bi", inverse) / size**2
+
+    def p(small: str, large: str) -> Array:
+        freedom, extra = used - len(large), float(len(large) - len(small))
+        variance = np.maximum(fit(large)[0] / np.maximum(freedom, 1e-9), 1e-300)
+        return f_p_value((fit(small)[0] - fit(large)[0]) / extra / variance, extra, freedom)
+
+    rss, values, variances = fit("ag")
+    free = fit("eag")[1]
+    freedom = used - 2
+    return FTests(
+        p_difference=p("", "ag"),
+        p_shift=p("", "a"),
+        p_slope=p("a", "ag"),
+        p_exponent_hypothesis=p("ag", "eag"),
+        p_irreducible_hypothesis=p("ea", "eag"),
+        delta_gamma=values[:, 1],
+        delta_gamma_error=np.sqrt(variances[:, 1] * rss / np.maximum(freedom, 1e-9)),
+        gamma=theta[:, 3],
+        delta_log_a=fit("a")[1][:, 0],
+        delta_e=fit("ea")[1][:, 0],
+        delta_gamma_free=free[:, 2],
+        delta_e_free=free[:, 0],
+        degrees_of_freedom=freedom,
+    )
+
+
+def partner_correlation_p(fits: NestedFits, partners: tuple[NDArray[np.intp], NDArray[np.intp]]) -> Array:
+    """One-sided p-value of uncorrelated residuals of partners about the free model, per data set."""
+    design = fits.designs["free"]
+    residual = fits.y - design.predict(fits.solutions["free"].theta, fits.pair.x)
+    first, second = (residual[:, part] for part in partners)
+    product = (first * second).sum(axis=1)
+    size = np.sqrt((first**2).sum(axis=1) * (second**2).sum(axis=1))
+    correlation = np.clip(product / np.maximum(size, 1e-300), -0.999999, 0.999999)
+    # Each law takes three degrees of freedom from its residuals, and the correlation one.
+    freedom = max(len(partners[0]) - 4, 1)
+    t = correlation * np.sqrt(freedom / (1 - correlation**2))
+    return np.where(len(partners[0]) > 5, special.stdtr(freedom, -t), 1.0)
 
 
 def answer_questions(tests: FTests, rule: DecisionRule) -> Answers:

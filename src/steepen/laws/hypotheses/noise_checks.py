@@ -77,20 +77,23 @@ class NoiseCheck:
 def check_noise(fits: NestedFits, y: Array, rule: DecisionRule) -> dict[NoiseKind, NoiseCheck]:
     """Trend and correlation of the noise, and the tests averaged over them; empty for too few or many points.
 
-    `y` is (data sets, points).
+    `y` is (data sets, points). Paired ladders are checked by the differences of partners.
     """
     points, parameters = len(fits.pair.x), fits.designs["free"].n_parameters
     if points > MAX_POINTS_CHECKED or points - parameters < 2 or (fits.weights <= 0).any():
         return {}
-    weights = np.sqrt(fits.weights[0])
+    model = _linear_model(fits, y, log=rule.log)
+    x, ladder = fits.pair.x, fits.pair.arm.astype(int)
+    if fits.pair.partners is not None:
+        x, ladder = x[fits.pair.partners[1]], np.zeros(len(fits.pair.partners[1]), int)
+    weights = np.sqrt(model.weights)
+    position = (x - x.min()) / max(float(np.ptp(x)), 1e-12)
     whiteners: dict[NoiseKind, list[Array]] = {
-        "trend": [np.diag(weights * ratio ** _position(fits)) for ratio in TREND_RATIOS],
-        "correlation": [_decorrelate(fits, rho) * weights for rho in CORRELATIONS],
+        "trend": [np.diag(weights * ratio**position) for ratio in TREND_RATIOS],
+        "correlation": [_decorrelate(x, ladder, rho) * weights for rho in CORRELATIONS],
     }
     values: dict[NoiseKind, tuple[float, ...]] = {"trend": TREND_RATIOS, "correlation": CORRELATIONS}
-    return {
-        kind: _average(fits, y, whiteners[kind], np.array(values[kind]), log=rule.log) for kind in NOISE_KINDS
-    }
+    return {kind: _average(model, whiteners[kind], np.array(values[kind])) for kind in NOISE_KINDS}
 
 
 def judge_checked(
@@ -139,51 +142,74 @@ def _residual(y: Array, predicted: Array, *, log: bool) -> Array:
     return np.log(y) - np.log(np.maximum(predicted, 1e-300)) if log else y - predicted
 
 
-def _position(fits: NestedFits) -> Array:
-    """Each point's place in log compute, from 0 (lowest) to 1 (highest)."""
-    x = fits.pair.x
-    return (x - x.min()) / max(float(np.ptp(x)), 1e-12)
+@dataclass(frozen=True, eq=False)
+class _LinearModel:
+    """The exponent hypothesis and the free model, linearised at their fits: (sets, points, columns).
+
+    `common` are the columns of the reference's law, `shift` and `slope` those of Δ log A and Δγ; `data` are
+    the losses less the law without a difference between the arms.
+    """
+
+    weights: Array
+    common: Array
+    shift: Array
+    slope: Array
+    data: Array
+    free: Array
+    free_residual: Array
 
 
-def _decorrelate(fits: NestedFits, rho: float) -> Array:
+def _linear_model(fits: NestedFits, y: Array, *, log: bool) -> _LinearModel:
+    free, theta = fits.solutions["free"].theta, fits.solutions["exponent"].theta
+    x, designs = fits.pair.x, fits.designs
+    predicted = designs["exponent"].predict(theta, x)
+    j = jacobian(designs["exponent"], x, theta, log)  # E, log A, Δ log A, γ, Δγ
+    data = _residual(y, predicted, log=log) + j[:, :, 2] * theta[:, 2:3] + j[:, :, 4] * theta[:, 4:5]
+    if fits.pair.partners is None:
+        return _LinearModel(
+            fits.weights[0], j[:, :, [0, 1, 3]], j[:, :, 2:3], j[:, :, 4:5], data,
+            jacobian(designs["free"], x, free, log),
+            _residual(y, designs["free"].predict(free, x), log=log),
+        )  # fmt: skip
+    first, second = fits.pair.partners
+    difference = data[:, second] - data[:, first]
+    offset = 1 / np.maximum(predicted[:, second], 1e-300) if log else np.ones_like(difference)
+    shift, slope = j[:, second, 2:3], j[:, second, 4:5]
+    weights = 1 / (1 / fits.weights[0, first] + 1 / fits.weights[0, second])
+    every = np.concatenate([offset[:, :, None], shift, slope], axis=2)
+    return _LinearModel(weights, shift[:, :, :0], shift, slope, difference, every, difference)
+
+
+def _decorrelate(x: Array, ladder: NDArray[np.intp], rho: float) -> Array:
     """The matrix that makes AR(1) errors along each ladder independent: (points, points)."""
-    matrix = np.eye(len(fits.pair.x))
-    for flag in (False, True):
-        own = np.flatnonzero(fits.pair.arm == flag)
-        order = own[np.argsort(fits.pair.x[own])]
+    matrix = np.eye(len(x))
+    for one in np.unique(ladder):
+        own = np.flatnonzero(ladder == one)
+        order = own[np.argsort(x[own])]
         matrix[order[1:], order[1:]] = 1 / np.sqrt(1 - rho**2)
         matrix[order[1:], order[:-1]] = -rho / np.sqrt(1 - rho**2)
     return matrix
 
 
-def _average(fits: NestedFits, y: Array, whiteners: list[Array], values: Array, *, log: bool) -> NoiseCheck:
+def _average(model: _LinearModel, whiteners: list[Array], values: Array) -> NoiseCheck:
     """Tests averaged over noise models by restricted likelihood; the first is equal, independent noise."""
-    free, exponent = fits.solutions["free"].theta, fits.solutions["exponent"].theta
-    x, designs = fits.pair.x, fits.designs
-    residual_free = _residual(y, designs["free"].predict(free, x), log=log)
-    j_free = jacobian(designs["free"], x, free, log)
-    # Linearised about the exponent hypothesis: its columns are E, log A, Δ log A, γ and Δγ.
-    j = jacobian(designs["exponent"], x, exponent, log)
-    residual = _residual(y, designs["exponent"].predict(exponent, x), log=log)
-    unsloped = residual + j[:, :, 4] * exponent[:, 4:5]
-    unshifted = unsloped + j[:, :, 2] * exponent[:, 2:3]
-    df = len(x) - j.shape[2]
-    likelihood, p_difference, p_slope, p_shift = (np.empty((len(y), len(whiteners))) for _ in range(4))
+    sets, points = model.data.shape
+    shifted = np.concatenate([model.common, model.shift], axis=2)
+    full = np.concatenate([shifted, model.slope], axis=2)
+    likelihood, p_difference, p_slope, p_shift = (np.empty((sets, len(whiteners))) for _ in range(4))
     for k, whitener in enumerate(whiteners):
-        own = df if k == 0 else df - 1  # a noise model other than the first has a parameter of its own
-        rest, log_determinant = _least_squares(whitener @ j_free, residual_free @ whitener.T)
-        spare = len(x) - j_free.shape[2]
+        # A noise model other than the first has a parameter of its own.
+        freedom = points - full.shape[2] - (k > 0)
+        rest, log_determinant = _least_squares(whitener @ model.free, model.free_residual @ whitener.T)
+        spare = points - model.free.shape[2]
         likelihood[:, k] = np.linalg.slogdet(whitener)[1] - 0.5 * (
             log_determinant + spare * np.log(np.maximum(rest, 1e-300))
         )
-        white = whitener @ j
-        slope, shift = unsloped @ whitener.T, unshifted @ whitener.T
-        full = _least_squares(white, slope)[0]
-        p_slope[:, k] = _p(_least_squares(white[:, :, :4], slope)[0], full, 1.0, own)
-        full = _least_squares(white, shift)[0]
-        p_difference[:, k] = _p(_least_squares(white[:, :, [0, 1, 3]], shift)[0], full, 2.0, own)
-        shifted = _least_squares(white[:, :, :4], shift)[0]
-        p_shift[:, k] = _p(_least_squares(white[:, :, [0, 1, 3]], shift)[0], shifted, 1.0, own + 1)
+        data = model.data @ whitener.T
+        none, one, two = (_least_squares(whitener @ part, data)[0] for part in (model.common, shifted, full))
+        p_difference[:, k] = _p(none, two, 2.0, freedom)
+        p_slope[:, k] = _p(one, two, 1.0, freedom)
+        p_shift[:, k] = _p(none, one, 1.0, freedom + 1)
     best = likelihood.max(axis=1, keepdims=True)
     weight = np.exp(likelihood - best)
     weight /= weight.sum(axis=1, keepdims=True)
@@ -205,6 +231,8 @@ def _p(small: Array, large: Array, extra: float, df: int) -> Array:
 
 def _least_squares(design: Array, y: Array) -> tuple[Array, Array]:
     """RSS and log |XᵀX| of a linear fit to each data set: (sets, points, parameters), (sets, points)."""
+    if not design.shape[2]:
+        return (y * y).sum(axis=1), np.zeros(len(y))
     scale = np.sqrt((design * design).sum(axis=1)) + 1e-300
     scaled = design / scale[:, None, :]
     normal: NDArray[np.float64] = np.swapaxes(scaled, 1, 2) @ scaled

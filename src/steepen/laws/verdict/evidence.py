@@ -111,8 +111,9 @@ class Evidence:
 
     `fragile` says why the answer to the first question might not hold, `by_what_fragile` the second;
     `demoted` is set where a noise check made it *undecided*. `robust_growth` and `robust_by_what` are the
-    answers of fits with Huber weights. `p_scatter` is small where the residuals scatter more than a stated
-    noise, which is then not used.
+    answers of fits with Huber weights. `paired`: runs of both ladders with the same seeds have correlated
+    errors, and the tests rest on their differences. `p_scatter` is small where the residuals scatter more
+    than a stated noise, which is then not used.
     """
 
     arm: str
@@ -153,12 +154,13 @@ class Evidence:
     multiplier: float
     multiplier_flops: float
     leading_multipliers: tuple[Multiplier, ...]
+    paired: bool
     c0: float
     hypotheses: dict[Hypothesis, HypothesisFit]
     bootstraps: tuple[Resampling, ...]
     leave_one_out: tuple[LeaveOneOut, ...]
     separation: Separation
-    tolerance: tuple[MistuningTolerance, MistuningTolerance]
+    tolerance: tuple[MistuningTolerance, ...]
     unit: str = "FLOPs"  # of every `flops` field: what the ladders are measured along
 
     @property

@@ -27,6 +27,7 @@ from steepen.laws.hypotheses.nested_models import (
     answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
+    partner_correlation_p,
 )
 from steepen.laws.hypotheses.noise_checks import (
     CHECK_LEVEL,
@@ -38,7 +39,7 @@ from steepen.laws.hypotheses.noise_checks import (
     scatter_p_value,
 )
 from steepen.laws.hypotheses.variance_components import with_rung_component
-from steepen.laws.ladder import Ladder
+from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
 from steepen.laws.verdict.evidence import (
     Crossing,
     Demotion,
@@ -57,6 +58,7 @@ from steepen.laws.verdict.sentences import (
     what_would_change,
 )
 
+MIN_PARTNERS = 6  # pairs of rungs for tests on differences
 MIN_EXPONENT = 1e-6  # below this a curve counts as not falling with compute
 HYPOTHESIS_NAMES: dict[Hypothesis, str] = {
     "exponent": "exponent",
@@ -95,6 +97,10 @@ def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: Decisio
     y = np.concatenate([reference.loss, arm.loss])
     fits = fit_hypotheses(pair, y, rule)
     fits = replace(fits, inflation=cluster_inflation(fits, y, rule))
+    partners = find_partners(reference, arm)
+    correlated = partners is not None and float(partner_correlation_p(fits, partners)[0]) < CHECK_LEVEL
+    if correlated and rule.noise is None and pair.clusters is None:
+        fits = replace(fits, pair=replace(pair, partners=partners))
     p_scatter = float(scatter_p_value(fits, rule)[0])
     if p_scatter < CHECK_LEVEL:
         rule = replace(rule, noise=None)
@@ -110,6 +116,33 @@ def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: Decisio
         robust_tests(fits, y[None], rule),
         p_scatter,
     )
+
+
+def find_partners(reference: Ladder, arm: Ladder) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+    """Points (reference, arm) with the same named seeds: rungs in order, or of equal compute; None if few.
+
+    Ladders of different length are matched by compute, within 1%.
+    """
+    if not (reference.seed_names and arm.seed_names):
+        return None
+    count = len(reference.flops)
+    if count == len(arm.flops):
+        matches = [(i, i) for i in range(count)]
+    else:
+        matches = [
+            (i, int(np.argmin(np.abs(np.log(arm.flops / flops))))) for i, flops in enumerate(reference.flops)
+        ]
+        matches = [
+            (i, k) for i, k in matches if abs(math.log(arm.flops[k] / reference.flops[i])) < MERGE_TOLERANCE
+        ]
+    alike = [
+        (i, k)
+        for i, k in matches
+        if all(reference.seed_names[i]) and sorted(reference.seed_names[i]) == sorted(arm.seed_names[k])
+    ]
+    if len(alike) < MIN_PARTNERS:
+        return None
+    return np.array([i for i, _ in alike]), count + np.array([k for _, k in alike])
 
 
 def _clusters(reference: Ladder, arm: Ladder) -> NDArray[np.intp] | None:
@@ -134,6 +167,7 @@ def judge_arm(
     draws: int = 2000,
     seed: int = 0,
     budget: float | None = None,
+    lr_regret: float | None = None,
     unit: str = "FLOPs",
 ) -> Verdict:
     """Verdict on an arm against the reference, at `level` (default: the rule's) where `arms` share a level.
@@ -148,6 +182,7 @@ def judge_arm(
         draws=draws,
         seed=seed,
         budget=budget,
+        lr_regret=lr_regret,
         unit=unit,
     )
     return Verdict(
@@ -166,6 +201,7 @@ def gather_evidence(
     draws: int,
     seed: int,
     budget: float | None,
+    lr_regret: float | None,
     unit: str,
 ) -> Evidence:
     """Fits, tests, bootstraps, leave-one-out and sensitivity of one arm against the reference."""
@@ -194,7 +230,13 @@ def gather_evidence(
         leading, fits.solutions[leading].theta, np.array([math.log(span[1] / c0)])
     )
     per_decade, per_decade_interval = _growth_per_decade(
-        leading, fits, residual_fits, delta_gamma_interval, np.log(np.array(span) / c0), 1 - level
+        leading,
+        fits,
+        residual_fits,
+        delta_gamma,
+        delta_gamma_interval,
+        np.log(np.array(span) / c0),
+        1 - level,
     )
     return Evidence(
         arm=arm.arm,
@@ -237,6 +279,7 @@ def gather_evidence(
         leading_multipliers=_leading_multipliers(
             leading, comparison, residual_fits, settings.confidence, budget
         ),
+        paired=fits.pair.partners is not None,
         c0=c0,
         hypotheses={
             name: _hypothesis_fit(
@@ -254,7 +297,7 @@ def gather_evidence(
         bootstraps=resamplings,
         leave_one_out=left_out,
         separation=separate_hypotheses(fits, own_rule, c0),
-        tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0),
+        tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0, lr_regret),
         unit=unit,
     )
 
@@ -301,6 +344,7 @@ def _growth_per_decade(
     leading: Hypothesis,
     fits: NestedFits,
     resampled: NestedFits,
+    delta_gamma: float,
     delta_gamma_interval: Interval,
     span: Array,
     confidence: float,
@@ -311,9 +355,9 @@ def _growth_per_decade(
     1 exactly where the test rejects equal slopes. Otherwise the interval is that of the residual bootstrap.
     """
     if leading == "exponent":
-        gamma, delta = (float(value) for value in fits.solutions["exponent"].theta[0, 3:5])
+        gamma = float(fits.solutions["exponent"].theta[0, 3])
         low, high = (_per_decade(gamma, end) for end in delta_gamma_interval)
-        return _per_decade(gamma, delta), (low, high)
+        return _per_decade(gamma, delta_gamma), (low, high)
     decades = (span[1] - span[0]) / math.log(10)
 
     def growth(found: NestedFits) -> Array:
@@ -503,7 +547,16 @@ def _delta_gamma_interval(
     confidence: float,
     rule: DecisionRule,
 ) -> Interval:
-    """Profile-likelihood interval of Δγ (`index` in θ): all other parameters are refitted."""
+    """Profile-likelihood interval of Δγ (`index` in θ): all other parameters are refitted.
+
+    For paired ladders it is the t-interval of the tests on differences.
+    """
+    if fits.pair.partners is not None and hypothesis == "exponent":
+        tests = f_test_hypotheses(fits, rule)
+        reach = float(
+            t_quantile((1 + confidence) / 2, tests.degrees_of_freedom)[0] * tests.delta_gamma_error[0]
+        )
+        return float(tests.delta_gamma[0]) - reach, float(tests.delta_gamma[0]) + reach
     design, theta = fits.designs[hypothesis], fits.solutions[hypothesis].theta[0]
     weights = fits.weights[0]
     fit = LeastSquaresFit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 
+DriftShape = Literal["top rung", "linear", "quadratic"]
+DRIFT_SHAPES: tuple[DriftShape, ...] = get_args(DriftShape)
 MAX_EXTRA_DECADES = 12.0
 MAX_LOSS_PENALTY = 0.03
 MAX_RUNS_FACTOR = 100
@@ -47,19 +50,44 @@ class Separation:
 
 @dataclass(frozen=True)
 class MistuningTolerance:
-    """The smallest loss penalty at a ladder's top rung that would change the outcome; None above 3%.
+    """The smallest loss penalty of a ladder's recipe that would change the outcome; None above 3%.
 
-    A mistuned learning rate can only raise a loss, so the penalty is subtracted from the measured loss.
-    `penalty_explaining_slope` is the penalty without which Δγ would be zero. It is computed only where
-    `could_explain_slope`: Δγ is resolved, and the ladder is the reference (for Δγ > 0) or the arm (Δγ < 0).
+    `shape` is how the penalty is distributed: at the top rung alone, or growing from zero at the lowest rung
+    linearly or quadratically in log compute, as that of a rule that scales a hyperparameter wrongly does.
+    Penalties are those at the top rung. A mistuned learning rate can only raise a loss, so the penalty is
+    subtracted from the measured losses. `penalty_explaining_slope` is the penalty without which Δγ would be
+    zero. It is computed only where `could_explain_slope`: Δγ is resolved, and the ladder is the reference
+    (for Δγ > 0) or the arm (Δγ < 0). The `lr_factor_…` are the errors of the learning rate that cost so much,
+    where the loss penalty of a factor of 2 is known (`lr_regret`).
     """
 
     ladder: str
     flops: float
+    shape: DriftShape
     could_explain_slope: bool
     penalty_explaining_slope: float | None
     penalty_changing_verdict: float | None
     changed_verdict: str | None
+    lr_factor_explaining_slope: float | None = None
+    lr_factor_changing_verdict: float | None = None
+
+
+def drift_profile(x: Array, shape: DriftShape) -> Array:
+    """The penalty at each rung of a ladder (log compute `x`) relative to the one at its top rung."""
+    if shape == "top rung":
+        return (np.arange(len(x)) == np.argmax(x)).astype(float)
+    place = (x - x.min()) / max(float(np.ptp(x)), 1e-12)
+    return place if shape == "linear" else place**2
+
+
+def lr_factor(penalty: float | None, lr_regret: float | None) -> float | None:
+    """The factor by which a learning rate is off if it costs `penalty`: the loss is a parabola in log rate.
+
+    `lr_regret` is the penalty of a factor of 2.
+    """
+    if penalty is None or lr_regret is None:
+        return None
+    return 2 ** math.sqrt(penalty / lr_regret)
 
 
 def alternative_rss(
@@ -171,49 +199,69 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
 
 
 def mistuning_tolerance(
-    fits: NestedFits, y: Array, rule: DecisionRule, names: tuple[str, str], c0: float
-) -> tuple[MistuningTolerance, MistuningTolerance]:
-    """For each ladder, the penalty at its top rung that would explain the slope or change the verdict."""
+    fits: NestedFits,
+    y: Array,
+    rule: DecisionRule,
+    names: tuple[str, str],
+    c0: float,
+    lr_regret: float | None = None,
+) -> tuple[MistuningTolerance, ...]:
+    """For each ladder and shape, the penalty that would explain the slope or change the verdict."""
     found: list[MistuningTolerance] = []
     for name, flag in zip(names, (False, True), strict=True):
         own = np.flatnonzero(fits.pair.arm == flag)
-        index = int(own[np.argmax(fits.pair.x[own])])
-
-        def tests_without(penalty: Array, index: int = index) -> FTests:
-            data = np.repeat(y[None], len(penalty), axis=0)
-            data[:, index] *= 1.0 - penalty
-            return f_test_hypotheses(fit_hypotheses(fits.pair, data, rule, warm_start=fits), rule)
-
-        penalties = np.concatenate([[0.0], np.geomspace(1e-5, MAX_LOSS_PENALTY, 60)])
-        tests = tests_without(penalties)
-        verdicts = verdict_words(tests, rule)
-        changed = _first(verdicts != verdicts[0])
-        then = None if changed is None else str(verdicts[changed])
-        at = math.nan
-        if changed is not None:
-            # Refine between the last penalty with the same verdict and the first with another.
-            between = np.linspace(penalties[changed - 1], penalties[changed], 41)
-            again = verdict_words(tests_without(between), rule)
-            sooner = _first(again != verdicts[0])
-            at, then = (
-                (float(between[sooner]), str(again[sooner])) if sooner else (float(penalties[changed]), then)
+        top = int(own[np.argmax(fits.pair.x[own])])
+        for shape in DRIFT_SHAPES:
+            profile = np.zeros(len(y))
+            profile[own] = drift_profile(fits.pair.x[own], shape)
+            tests, change = _first_change(fits, y, profile, MAX_LOSS_PENALTY * float(y[top]), rule)
+            sign = float(np.sign(tests.delta_gamma[0]))
+            # Lowering the reference's losses reduces Δγ > 0; lowering the arm's reduces Δγ < 0.
+            may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
+            zero = (
+                _crossing(fits, y, profile, MAX_LOSS_PENALTY * float(y[top]), sign, log=rule.log)
+                if may
+                else None
             )
-        sign = float(np.sign(tests.delta_gamma[0]))
-        # Lowering the reference's top loss reduces Δγ > 0; lowering the arm's top loss reduces Δγ < 0.
-        may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
-        zero = _crossing(fits, y, index, sign, log=rule.log) if may else None
-        loss = float(y[index])
-        found.append(
-            MistuningTolerance(
-                ladder=name,
-                flops=c0 * math.exp(float(fits.pair.x[index])),
-                could_explain_slope=may,
-                penalty_explaining_slope=None if zero is None else loss * zero,
-                penalty_changing_verdict=None if changed is None else loss * at,
-                changed_verdict=then,
+            penalty, then = change
+            found.append(
+                MistuningTolerance(
+                    ladder=name,
+                    flops=c0 * math.exp(float(fits.pair.x[top])),
+                    shape=shape,
+                    could_explain_slope=may,
+                    penalty_explaining_slope=zero,
+                    penalty_changing_verdict=penalty,
+                    changed_verdict=then,
+                    lr_factor_explaining_slope=lr_factor(zero, lr_regret),
+                    lr_factor_changing_verdict=lr_factor(penalty, lr_regret),
+                )
             )
-        )
-    return found[0], found[1]
+    return tuple(found)
+
+
+def _first_change(
+    fits: NestedFits, y: Array, profile: Array, largest: float, rule: DecisionRule
+) -> tuple[FTests, tuple[float | None, str | None]]:
+    """Tests along a grid of penalties, and the smallest penalty with another verdict (and that verdict)."""
+
+    def tests_without(penalty: Array) -> FTests:
+        data = y - penalty[:, None] * profile
+        return f_test_hypotheses(fit_hypotheses(fits.pair, data, rule, warm_start=fits), rule)
+
+    penalties = np.concatenate([[0.0], np.geomspace(3e-4 * largest, largest, 40)])
+    tests = tests_without(penalties)
+    verdicts = verdict_words(tests, rule)
+    changed = _first(verdicts != verdicts[0])
+    if changed is None:
+        return tests, (None, None)
+    # Refine between the last penalty with the same verdict and the first with another.
+    between = np.linspace(penalties[changed - 1], penalties[changed], 21)
+    again = verdict_words(tests_without(between), rule)
+    sooner = _first(again != verdicts[0])
+    if sooner:
+        return tests, (float(between[sooner]), str(again[sooner]))
+    return tests, (float(penalties[changed]), str(verdicts[changed]))
 
 
 def _first(mask: Mask) -> int | None:
@@ -221,17 +269,18 @@ def _first(mask: Mask) -> int | None:
     return int(np.argmax(mask)) if mask.any() else None
 
 
-def _crossing(fits: NestedFits, y: Array, index: int, sign: float, *, log: bool) -> float | None:
-    """Fraction of one loss whose removal makes the fitted Δγ zero, by bisection; None if above 3%."""
+def _crossing(
+    fits: NestedFits, y: Array, profile: Array, largest: float, sign: float, *, log: bool
+) -> float | None:
+    """The penalty whose removal makes the fitted Δγ zero, by bisection; None if above `largest`."""
     design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
 
     def same_sign(penalty: float) -> bool:
-        data = y.copy()
-        data[index] *= 1.0 - penalty
+        data = y - penalty * profile
         found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
         return float(found.theta[0, 4]) * sign > 0
 
-    low, high = 0.0, MAX_LOSS_PENALTY
+    low, high = 0.0, largest
     if same_sign(high):
         return None
     while high - low > 1e-4 * high:

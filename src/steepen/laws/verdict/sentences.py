@@ -9,9 +9,20 @@ from steepen.laws.hypotheses.bootstrap import LeaveOneOut
 from steepen.laws.hypotheses.nested_models import ByWhat, Growth
 from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
 from steepen.laws.verdict.evidence import SIMPLE_HYPOTHESES, Evidence, HypothesisFit, NoiseCheckResult
-from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES, MAX_LOSS_PENALTY, MAX_RUNS_FACTOR
+from steepen.laws.verdict.sensitivity import (
+    MAX_EXTRA_DECADES,
+    MAX_LOSS_PENALTY,
+    MAX_RUNS_FACTOR,
+    DriftShape,
+    MistuningTolerance,
+)
 from steepen.utils.formatting import format_flops
 
+DRIFT_WORDS: dict[DriftShape, str] = {
+    "top rung": "at once",
+    "linear": "linearly",
+    "quadratic": "quadratically",
+}
 MAX_BAND = 1e6  # larger multipliers are printed as unbounded
 
 BY_WHAT_PHRASES: dict[ByWhat, str] = {
@@ -197,23 +208,9 @@ def what_would_change(evidence: Evidence) -> list[str]:
     elif v.growth == "undecided":
         lines += _what_bounds_the_slope(v)
     for tolerance in v.tolerance:
-        rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
-        penalty = tolerance.penalty_changing_verdict
-        if penalty is not None:
-            lines.append(
-                f"re-sweep the learning rate at the {rung}: a loss {penalty:.4f} too high there"
-                f"{_in_sigma(penalty, v.sigma)} would make the verdict {tolerance.changed_verdict}"
-            )
-        if tolerance.penalty_explaining_slope is not None:
-            lines.append(
-                f"a loss {tolerance.penalty_explaining_slope:.4f} too high at the {rung} would by itself"
-                " explain the difference in slope"
-            )
-        elif tolerance.could_explain_slope:
-            lines.append(
-                f"no error up to {MAX_LOSS_PENALTY:.0%} of the loss at the {rung} would by itself explain"
-                " the difference in slope"
-            )
+        if tolerance.shape == "top rung":
+            lines += _top_rung(v, tolerance)
+    lines += _drift(v)
     changed = [] if v.demoted else [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
         each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
@@ -222,6 +219,58 @@ def what_would_change(evidence: Evidence) -> list[str]:
     elif v.leave_one_out:
         lines.append("leaving out any one rung does not change it")
     return lines
+
+
+def _top_rung(v: Evidence, tolerance: MistuningTolerance) -> list[str]:
+    """What a loss too high at a ladder's top rung alone would change."""
+    lines: list[str] = []
+    rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
+    penalty = tolerance.penalty_changing_verdict
+    if penalty is not None:
+        factor = _lr_factor(tolerance.lr_factor_changing_verdict)
+        lines.append(
+            f"re-sweep the learning rate at the {rung}: a loss {penalty:.4f} too high there"
+            f"{_in_sigma(penalty, v.sigma)}{factor} would make the verdict {tolerance.changed_verdict}"
+        )
+    if tolerance.penalty_explaining_slope is not None:
+        lines.append(
+            f"a loss {tolerance.penalty_explaining_slope:.4f} too high at the {rung} would by itself"
+            " explain the difference in slope"
+        )
+    elif tolerance.could_explain_slope:
+        lines.append(
+            f"no error up to {MAX_LOSS_PENALTY:.0%} of the loss at the {rung} would by itself explain"
+            " the difference in slope"
+        )
+    return lines
+
+
+def _drift(v: Evidence) -> list[str]:
+    """What a penalty that grows along a ladder would change: the smallest that does, one line each."""
+    smooth = [tolerance for tolerance in v.tolerance if tolerance.shape != "top rung"]
+    lines: list[str] = []
+    changing = [t for t in smooth if t.penalty_changing_verdict is not None]
+    if changing:
+        t = min(changing, key=lambda t: t.penalty_changing_verdict or math.inf)
+        lines.append(
+            f"a recipe of {t.ladder} that gets worse with {_cost(v)}, {DRIFT_WORDS[t.shape]} in its"
+            f" logarithm to a loss {t.penalty_changing_verdict:.4f} too high at its top rung"
+            f"{_lr_factor(t.lr_factor_changing_verdict)}, would make the verdict {t.changed_verdict}"
+        )
+    explaining = [t for t in smooth if t.penalty_explaining_slope is not None]
+    if explaining:
+        t = min(explaining, key=lambda t: t.penalty_explaining_slope or math.inf)
+        lines.append(
+            f"one that gets worse {DRIFT_WORDS[t.shape]} to {t.penalty_explaining_slope:.4f} at the top rung"
+            f" of {t.ladder}{_lr_factor(t.lr_factor_explaining_slope)} would by itself explain the"
+            " difference in slope"
+        )
+    return lines
+
+
+def _lr_factor(factor: float | None) -> str:
+    """A penalty as an error of the learning rate, where a sweep's curvature is known."""
+    return "" if factor is None else f" (a learning rate off by ×{factor:.2f})"
 
 
 def _constant_or_slope(v: Evidence, delta: str) -> str:
