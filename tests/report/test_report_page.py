@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from steepen.laws.hypotheses.nested_models import GROWTH
 from steepen.report.colours import arm_colour
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
@@ -222,3 +223,30 @@ def test_study_without_runs_or_verdicts_has_a_page(name: str, finished: Callable
 def test_simulated_figures_are_labelled_simulated(workshop: Path) -> None:
     for file in (workshop / "studies").glob("*/study.json"):
         assert json.loads(file.read_text())["answer"]["question"].startswith("Simulated laws")
+
+
+def test_badges_differ_by_answer_and_mark_fragile_ones(finished: Callable[[str], LoadedStudy]) -> None:
+    study = finished("ladder")
+    judged = study.answer.verdicts[0]
+    looks: set[str] = set()
+    for growth in GROWTH:
+        by_what = "either: not separable here" if growth == "grows" else None
+        verdict = replace(judged.verdict, growth=growth, by_what=by_what, fragile=("one rung",))
+        answer = replace(study.answer, verdicts=(replace(judged, verdict=verdict),))
+        page = render_page([replace(study, answer=answer)])
+        assert f'<b class="word {growth} fragile">{growth} (fragile)</b>' in page
+        assert ("by either: not separable here" in page) == (growth == "grows")
+        (rule,) = re.findall(rf"\.word\.{growth}(\{{[^}}]*\}})", page)
+        looks.add(rule)
+    assert len(looks) == len(GROWTH), "every answer has its own look"
+
+
+def test_only_the_arm_column_of_a_table_is_coloured(finished: Callable[[str], LoadedStudy]) -> None:
+    study = finished("ladder")
+    coloured = '<span class="arm'
+    for column, expected in ((0, 1), (None, 0)):
+        table = Table("T", ("arm", "copy"), (("vanilla", "vanilla"),), arm_column=column)
+        answer = replace(study.answer, verdicts=(), tables=(table,))
+        page = render_page([replace(study, answer=answer)])
+        body = page[page.index("<tbody") : page.index("</tbody")]
+        assert body.count(coloured) == expected
