@@ -260,7 +260,7 @@ def gather_evidence(
         growth_per_decade_interval=per_decade_interval,
         delta_gamma=delta_gamma,
         delta_gamma_interval=delta_gamma_interval,
-        equivalence_interval=_delta_gamma_interval("exponent", 4, fits, y, 1 - 2 * level, rule),
+        equivalence_interval=_equivalence_interval(tests, own_rule),
         delta_e=float(tests.delta_e[0]),
         p_difference=float(tests.p_difference[0]),
         p_slope=p_slope,
@@ -317,6 +317,13 @@ def _check_results(comparison: Comparison, rule: DecisionRule) -> tuple[NoiseChe
         )
         for kind, check in comparison.checks.items()
     )
+
+
+def _equivalence_interval(tests: FTests, rule: DecisionRule) -> Interval:
+    """Interval of Δγ that must lie inside the margin for a constant gain (by t, as in the test)."""
+    freedom = np.full(1, np.inf) if rule.noise is not None else tests.degrees_of_freedom[:1]
+    reach = float(t_quantile(1 - rule.level, freedom)[0] * tests.delta_gamma_error[0])
+    return float(tests.delta_gamma[0]) - reach, float(tests.delta_gamma[0]) + reach
 
 
 def _only_answer(answers: Answers) -> tuple[Growth, ByWhat | None]:

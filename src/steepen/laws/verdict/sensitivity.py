@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.laws.distributions import required_noncentrality
 from steepen.laws.fits.solver import Array, Design, Mask, best_of, solve, solve_multistart
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
-    FTests,
     LadderPair,
     NestedFits,
     f_test_hypotheses,
@@ -207,83 +207,82 @@ def mistuning_tolerance(
     lr_regret: float | None = None,
 ) -> tuple[MistuningTolerance, ...]:
     """For each ladder and shape, the penalty that would explain the slope or change the verdict."""
-    found: list[MistuningTolerance] = []
+    cases: list[tuple[str, bool, int, DriftShape]] = []
+    profiles: list[Array] = []
     for name, flag in zip(names, (False, True), strict=True):
         own = np.flatnonzero(fits.pair.arm == flag)
-        top = int(own[np.argmax(fits.pair.x[own])])
         for shape in DRIFT_SHAPES:
             profile = np.zeros(len(y))
             profile[own] = drift_profile(fits.pair.x[own], shape)
-            tests, change = _first_change(fits, y, profile, MAX_LOSS_PENALTY * float(y[top]), rule)
-            sign = float(np.sign(tests.delta_gamma[0]))
-            # Lowering the reference's losses reduces Δγ > 0; lowering the arm's reduces Δγ < 0.
-            may = bool(tests.p_slope[0] < rule.level and (sign > 0) != flag)
-            zero = (
-                _crossing(fits, y, profile, MAX_LOSS_PENALTY * float(y[top]), sign, log=rule.log)
-                if may
-                else None
+            profiles.append(profile)
+            cases.append((name, flag, int(own[np.argmax(fits.pair.x[own])]), shape))
+    largest = np.array([MAX_LOSS_PENALTY * float(y[top]) for _, _, top, _ in cases])
+
+    def tests_without(penalties: Array) -> tuple[Array, NDArray[np.str_]]:
+        """Δγ and verdicts without penalties (cases × grid), all cases in one batch."""
+        data = y - penalties[:, :, None] * np.stack(profiles)[:, None, :]
+        tests = f_test_hypotheses(
+            fit_hypotheses(fits.pair, data.reshape(-1, len(y)), rule, warm_start=fits), rule
+        )
+        return tests.delta_gamma.reshape(penalties.shape), verdict_words(tests, rule).reshape(penalties.shape)
+
+    measured = f_test_hypotheses(fits, rule)
+    sign, resolved = float(np.sign(measured.delta_gamma[0])), bool(measured.p_slope[0] < rule.level)
+    grid = largest[:, None] * np.concatenate([[0.0], np.geomspace(3e-4, 1.0, 40)])
+    slopes, words = tests_without(grid)
+    changed = [_first(row != row[0]) for row in words]
+    zeroed = [_first(row * sign <= 0) for row in slopes]
+    # Refine between the last penalty with the same outcome and the first with another.
+    finer = np.concatenate([_between(grid, changed), _between(grid, zeroed)], axis=1)
+    finer_slopes, finer_words = tests_without(finer)
+    half = finer.shape[1] // 2
+    found: list[MistuningTolerance] = []
+    for i, (name, flag, top, shape) in enumerate(cases):
+        penalty, then, zero = None, None, None
+        if changed[i] is not None:
+            first = _first(finer_words[i, :half] != words[i, 0])
+            at = half - 1 if first is None else first
+            penalty, then = (
+                float(finer[i, at]),
+                str(words[i, changed[i]] if first is None else finer_words[i, at]),
             )
-            penalty, then = change
-            found.append(
-                MistuningTolerance(
-                    ladder=name,
-                    flops=c0 * math.exp(float(fits.pair.x[top])),
-                    shape=shape,
-                    could_explain_slope=may,
-                    penalty_explaining_slope=zero,
-                    penalty_changing_verdict=penalty,
-                    changed_verdict=then,
-                    lr_factor_explaining_slope=lr_factor(zero, lr_regret),
-                    lr_factor_changing_verdict=lr_factor(penalty, lr_regret),
-                )
+        # Lowering the reference's losses reduces Δγ > 0; lowering the arm's reduces Δγ < 0.
+        may = resolved and (sign > 0) != flag
+        if may and zeroed[i] is not None:
+            zero = _root(finer[i, half:], finer_slopes[i, half:] * sign)
+        found.append(
+            MistuningTolerance(
+                ladder=name,
+                flops=c0 * math.exp(float(fits.pair.x[top])),
+                shape=shape,
+                could_explain_slope=may,
+                penalty_explaining_slope=zero,
+                penalty_changing_verdict=penalty,
+                changed_verdict=then,
+                lr_factor_explaining_slope=lr_factor(zero, lr_regret),
+                lr_factor_changing_verdict=lr_factor(penalty, lr_regret),
             )
+        )
     return tuple(found)
 
 
-def _first_change(
-    fits: NestedFits, y: Array, profile: Array, largest: float, rule: DecisionRule
-) -> tuple[FTests, tuple[float | None, str | None]]:
-    """Tests along a grid of penalties, and the smallest penalty with another verdict (and that verdict)."""
+def _between(grid: Array, index: list[int | None]) -> Array:
+    """21 values of each row from before `index` to it; zeros where there is none: (rows, 21)."""
+    rows = [
+        np.zeros(21) if k is None else np.linspace(row[max(k - 1, 0)], row[k], 21)
+        for row, k in zip(grid, index, strict=True)
+    ]
+    return np.stack(rows)
 
-    def tests_without(penalty: Array) -> FTests:
-        data = y - penalty[:, None] * profile
-        return f_test_hypotheses(fit_hypotheses(fits.pair, data, rule, warm_start=fits), rule)
 
-    penalties = np.concatenate([[0.0], np.geomspace(3e-4 * largest, largest, 40)])
-    tests = tests_without(penalties)
-    verdicts = verdict_words(tests, rule)
-    changed = _first(verdicts != verdicts[0])
-    if changed is None:
-        return tests, (None, None)
-    # Refine between the last penalty with the same verdict and the first with another.
-    between = np.linspace(penalties[changed - 1], penalties[changed], 21)
-    again = verdict_words(tests_without(between), rule)
-    sooner = _first(again != verdicts[0])
-    if sooner:
-        return tests, (float(between[sooner]), str(again[sooner]))
-    return tests, (float(penalties[changed]), str(verdicts[changed]))
+def _root(x: Array, y: Array) -> float:
+    """Where `y`, which falls from above zero, crosses zero, by linear interpolation."""
+    k = _first(y <= 0)
+    if k is None or k == 0:
+        return float(x[-1] if k is None else x[0])
+    return float(x[k - 1] + (x[k] - x[k - 1]) * y[k - 1] / (y[k - 1] - y[k]))
 
 
 def _first(mask: Mask) -> int | None:
     """Index of the first true element; None if there is none."""
     return int(np.argmax(mask)) if mask.any() else None
-
-
-def _crossing(
-    fits: NestedFits, y: Array, profile: Array, largest: float, sign: float, *, log: bool
-) -> float | None:
-    """The penalty whose removal makes the fitted Δγ zero, by bisection; None if above `largest`."""
-    design, theta = fits.designs["exponent"], fits.solutions["exponent"].theta
-
-    def same_sign(penalty: float) -> bool:
-        data = y - penalty * profile
-        found = solve(design, fits.pair.x, data[None], theta, weights=fits.weights, log=log, iterations=80)
-        return float(found.theta[0, 4]) * sign > 0
-
-    low, high = 0.0, largest
-    if same_sign(high):
-        return None
-    while high - low > 1e-4 * high:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if same_sign(middle) else (low, middle)
-    return high
