@@ -317,8 +317,8 @@ def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:
 def test_arm_skips_depths_it_cannot_have(tiny: StudyContext) -> None:
     formula = Formula(lambda spec: 2.0 + (expected_flops(spec) / 1e11) ** -0.1)
     answer = formula.answer(ablations(tiny, parts=["allocation"]))
-    assert any("loop-2-2-c-3" in warning for warning in answer.warnings)
-    assert "loop-2-2-c-3" not in {spec.arm.name for spec in formula.specs}
+    assert any("loop-2-nci-2-c-3" in warning for warning in answer.warnings)
+    assert "loop-2-nci-2-c-3" not in {spec.arm.name for spec in formula.specs}
     assert {s.shape.depth for s in formula.specs if s.arm.name == "operator-1-1-c-2"} == {4, 5, 6}
 
 

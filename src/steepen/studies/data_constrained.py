@@ -123,7 +123,7 @@ def _regime(epochs: int) -> str:
 def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: int, decay: float) -> RunSpec:
     preset = context.preset
     pool = None if epochs == 1 else preset.base_tokens // epochs
-    tokens = preset.base_tokens
+    tokens = preset.fixed_tokens
     if pool is not None:  # whole batches in every epoch of the pool
         data = DataConfig(context.data.identity, pool_tokens=pool, epochs=epochs)
         tokens = preset.batch_tokens * data.max_steps(pool, preset.context, preset.batch_tokens)

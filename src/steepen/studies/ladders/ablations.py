@@ -34,7 +34,8 @@ ABLATION_GROUPS = (
     ),
     AblationGroup(
         "allocation", "Must prelude, core and coda grow together?",
-        ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-2-c-3", "operator-1", "operator-1-1-c-2"),
+        ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-nci-2-c-3", "operator-1",
+         "operator-1-1-c-2"),
     ),
     AblationGroup(
         "shape", "Do deeper shapes scale better?",
