@@ -15,6 +15,7 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
+from steepen.report.groups import curves_of, legend_entries
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer
@@ -204,6 +205,18 @@ def test_growth_target_finds_the_best_target_at_equal_compute(paper: StudyContex
     assert len(by_budget) == 3
 
 
+def test_growth_target_says_tie_where_scatter_hides_the_difference(paper: StudyContext) -> None:
+    def noisy(spec: RunSpec) -> float:
+        budget = round(math.log(expected_flops(spec, "matrix")), 1)
+        noise = 2e-3 * random.Random(f"{spec.schedule.final} {budget}").gauss(0.0, 1.0)
+        return 3.0 + 0.2 * (spec.schedule.final == 8) - 4e-4 * (spec.schedule.final == 4) + noise
+
+    answer = Formula(noisy).answer(growth_target(paper))
+    assert " is a tie; " in answer.findings[0] and " ± 0.00" in answer.findings[0]
+    assert 8 not in answer.values["ties"] and answer.values["target"] != 8
+    assert len(answer.values["ties"]) >= 1
+
+
 def test_growth_target_uses_only_finished_runs(paper: StudyContext) -> None:
     cells = Formula(lambda _: 3.0).answer(growth_target(paper)).values["cells"]
     budgets = sorted({cell["budget"] for cell in cells if not cell["fixed"]})
@@ -218,8 +231,15 @@ def test_growth_target_uses_only_finished_runs(paper: StudyContext) -> None:
         )
 
     for lost, told in (
-        (0, "loop-grow: growing to 6 passes has the lowest loss at every budget."),
-        (2, "loop-grow: growing to 6 passes has the lowest loss at 1 of 3 budgets."),
+        (
+            0,
+            "loop-grow: growing to 6 passes has the lowest loss at every budget (by 0.0008 ± 0.0000 over 8).",
+        ),
+        (
+            2,
+            "loop-grow: growing to 6 and 8 passes is a tie; 6 is lowest at 1 of 3 budgets "
+            "(by 0.0008 over 8, without an error: there is one budget).",
+        ),
         (3, "loop-grow: every run that grows diverged, so there is no best target."),
     ):
         answer = Formula(partial(fragile, lost=lost)).answer(growth_target(paper))
@@ -316,6 +336,35 @@ def test_data_constrained_reports_slices_gains_and_best_decays(paper: StudyConte
         pool = spec.data.pool_tokens
         if pool is not None:
             assert spec.tokens <= pool // 2049 * 2048 * spec.data.epochs
+
+
+def test_data_constrained_draws_and_compares_passes_with_retuned_decay(paper: StudyContext) -> None:
+    def surface(spec: RunSpec) -> float:
+        """Best decay 0.3 at d6, rising beyond the sweep at d18; passes do not change it."""
+        size = initial_parameters(spec) / 1.2e8
+        decay = 0.02 * math.log(spec.hyperparameters.weight_decay / (0.3 * size)) ** 2
+        return 3.0 + 0.5 / (size**0.3 * spec.schedule.final**0.3) + 0.02 * size + decay
+
+    answer = Formula(surface).answer(data_constrained(paper, parts=["grid"]))
+    use = next(panel for panel in answer.panels if panel.title.startswith("Compute spent"))
+    notes = {(series.note, series.style) for series in use.series if series.kind == "line"}
+    assert notes == {
+        ("parameters, decay retuned", "solid"),
+        ("parameters, decay 0.8", "dotted"),
+        ("passes, decay retuned", "dotted"),
+        ("passes, decay 0.8", "dashed"),
+    }
+    curves = curves_of(use, {})
+    assert len({curve.label for curve in curves}) == len(curves)
+    assert "extrapolated" not in {entry.text for entry in legend_entries(curves)}
+    values = answer.values["decay"]
+    assert values["retuned_loops_against_size"]["factor"] > 1
+    assert values["retuning_lowers_frontier_by"] > 0
+    decays = next(panel for panel in answer.panels if panel.title.startswith("Best weight decay"))
+    censored = {(row["depth"], row["passes"]) for row in values["optima"] if not row["interior"]}
+    hollow = [s for s in decays.series if s.kind == "points" and not s.filled]
+    assert censored and sum(len(series.x) for series in hollow) == len(censored)
+    assert all(series.role == "censored" for series in hollow)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.matched_compute import envelope_compute
+from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
@@ -47,6 +47,7 @@ class PartResults:
 
 
 Family = Callable[[int], Arm]
+LineStyle = Literal["solid", "dashed", "dotted"]
 
 
 def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
@@ -223,6 +224,14 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
             f"The lower convex envelope of all runs at decay {grid.decay:g} reaches that loss with "
             f"{_cost(frontier)}.",
         )
+    retuned = _cheapest_depth_by_passes(tuned, tuned)
+    lowered = frontier_gap(fixed, tuned)
+    if retuned is not None and lowered is not None:
+        found.findings.insert(
+            2,
+            f"With decay retuned at every size for the passes too, d{retuned[0]} reaches it with "
+            f"{_cost(retuned[1])}; retuning lowers the frontier of all passes by at most {lowered:.3f} nats.",
+        )
     found.values["decay"] = {
         "chosen_at_one_pass": {str(d): w for d, w in chosen.items()},
         "optima": [
@@ -230,6 +239,10 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
         ],
         "loops_against_size": None if ratio is None else {"depth": ratio[0], "factor": ratio[1]},
         "frontier_factor": frontier,
+        "retuned_loops_against_size": None
+        if retuned is None
+        else {"depth": retuned[0], "factor": retuned[1]},
+        "retuning_lowers_frontier_by": lowered,
     }
 
 
@@ -288,37 +301,50 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
     shade = shade_levels([depth for depth, _ in optima])
     series: list[Series] = []
     for depth in shade:
-        own = [(count, v.x) for (d, count), v in optima.items() if d == depth]
-        x, y = [row[0] for row in own], [row[1] for row in own]
+        own = [(count, v.x, v.interior) for (d, count), v in optima.items() if d == depth]
         curve: dict[str, Any] = {"level": shade[depth]}
-        series += [points(f"d{depth:g}", x, y, **curve), line(f"d{depth:g}", x, y, **curve)]
+        inside = [row for row in own if row[2]]
+        outside = [row for row in own if not row[2]]
+        if inside:
+            series.append(points(f"d{depth:g}", [r[0] for r in inside], [r[1] for r in inside], **curve))
+        if outside:
+            series.append(
+                points(f"d{depth:g}", [r[0] for r in outside], [r[1] for r in outside], role="censored",
+                       filled=False, note="best measured", **curve)
+            )  # fmt: skip
+        series.append(line(f"d{depth:g}", [r[0] for r in own], [r[1] for r in own], **curve))
     return Panel(
         "Best weight decay by depth and passes",
         Axis("passes K", "log"),
         Axis("best weight decay", "log"),
         tuple(series),
+        caption="Hollow: the best of the decays tried, an end of the sweep or near it; no optimum.",
     )
 
 
 def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay: float) -> Panel:
-    """Adding parameters, with weight decay retuned or fixed, against adding passes at each depth."""
+    """Adding parameters against adding passes at each depth, both with weight decay retuned or fixed."""
     series: list[Series] = []
-    for note, cells, style in (
-        ("parameters, decay retuned", tuned, "solid"),
-        (f"parameters, decay {decay:g}", fixed, "dotted"),
-    ):
+    kinds: tuple[tuple[str, Sequence[PassRun], LineStyle, LineStyle], ...] = (
+        ("decay retuned", tuned, "solid", "dotted"),
+        (f"decay {decay:g}", fixed, "dotted", "dashed"),
+    )
+    shade = shade_levels([cell.depth for cell in fixed])
+    for variant, cells, by_size, _ in kinds:
         own = sorted((c.flops, c.loss, c.run) for c in cells if c.passes == 1 and np.isfinite(c.loss))
         x, y = [row[0] for row in own], [row[1] for row in own]
-        series += [points("operator-1", x, y, [r[2] for r in own], arm="operator-1", note=note,
-                          filled=style == "solid"),
-                   line("operator-1", x, y, arm="operator-1", note=note, style=style)]  # fmt: skip
-    shade = shade_levels([cell.depth for cell in fixed])
+        curve: dict[str, Any] = {"arm": "operator-1", "variant": variant, "note": f"parameters, {variant}"}
+        series += [
+            points("operator-1", x, y, [r[2] for r in own], filled=by_size == "solid", **curve),
+            line("operator-1", x, y, style=by_size, **curve),
+        ]
     for depth in shade:
-        own = sorted((c.flops, c.loss) for c in fixed if c.depth == depth and np.isfinite(c.loss))
-        if own:
-            x, y = [row[0] for row in own], [row[1] for row in own]
-            note = f"passes, decay {decay:g}"
-            series.append(line(f"d{depth:g}", x, y, level=shade[depth], note=note, style="dashed"))
+        for variant, cells, _, by_passes in kinds:
+            own = sorted((c.flops, c.loss) for c in cells if c.depth == depth and np.isfinite(c.loss))
+            if own:
+                x, y = [row[0] for row in own], [row[1] for row in own]
+                note = f"passes, {variant}"
+                series.append(line(f"d{depth:g}", x, y, level=shade[depth], note=note, style=by_passes))
     return Panel(
         "Compute spent on parameters or on passes",
         Axis("compute (FLOPs)", "log"),
@@ -353,6 +379,26 @@ def _cheapest_depth_by_passes(tuned: Sequence[PassRun], fixed: Sequence[PassRun]
         return None
     needed, depth = min(reached)
     return depth, best.flops / needed
+
+
+def frontier_gap(fixed: Sequence[PassRun], tuned: Sequence[PassRun]) -> float | None:
+    """The largest loss by which the frontier of `tuned` lies below that of `fixed`, where both have runs.
+
+    A frontier is the lower convex envelope of loss against compute.
+    """
+    edges = []
+    for cells in (fixed, tuned):
+        runs = [cell for cell in cells if np.isfinite(cell.loss)]
+        if len(runs) < 2:
+            return None
+        edges.append(convex_envelope(np.array([c.flops for c in runs]), np.array([c.loss for c in runs])))
+    # Beyond its best run a frontier is flat.
+    low, high = max(x[0] for x, _ in edges), max(x[-1] for x, _ in edges)
+    if not low < high:
+        return None
+    x = np.linspace(low, high, 500)
+    first, second = (np.interp(x, *edge) for edge in edges)
+    return max(0.0, float((first - second).max()))
 
 
 def _frontier_factor(tuned: Sequence[PassRun], fixed: Sequence[PassRun]) -> float | None:

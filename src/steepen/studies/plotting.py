@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.laws.fits.vertex import Vertex
 from steepen.studies.answer import Series
 
@@ -78,6 +79,18 @@ def sweep_series(
     """A sweep: its measured points, fitted parabola and optimum."""
     fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **fields)
     return [points(label, x, losses, runs, **fields), *fitted, optimum_star(label, vertex, **fields)]
+
+
+def error_of_mean(fit: IsoflopFit) -> float | None:
+    """Standard error of the mean optimum of several sweeps, from their spread; None for fewer than two."""
+    inside = [vertex.x for vertex in fit.vertices if vertex.interior]
+    return float(np.std(inside, ddof=1)) / math.sqrt(len(inside)) if len(inside) > 1 else None
+
+
+def mean_with_error(fit: IsoflopFit, digits: int) -> str:
+    """The mean optimum in words, with its standard error where there is one."""
+    error = error_of_mean(fit)
+    return f"{fit.mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
 def shade_levels(values: Sequence[float]) -> dict[float, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steepen.errors import UsageError
+from steepen.laws.fits.choice import Choice, choose
 from steepen.model.arm import Arm, PassSchedule
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -38,8 +39,8 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     At the base size and tokens, each target's growth step is chosen so that all targets spend the same
     compute: a larger target is used for a smaller fraction of the tokens. Fixed passes are run as controls.
-    The best target has the lowest loss at most budgets; a budget without a finished growing run does not
-    count.
+    The best target has the lowest loss on average over budgets; targets that the scatter over budgets cannot
+    tell from it tie. A budget without a finished growing run does not count.
     """
     grid = context.preset.grids.growth_target
     chosen = find_arms(arms or ("loop-grow",))
@@ -98,6 +99,16 @@ def _effective_depth(record: RunRecord | None) -> float | None:
     return float(record.evaluation["kl_depth"]["depth"])
 
 
+def _margin(choice: Choice[int]) -> str:
+    """By how much the best target leads the next, with its error."""
+    if not choice.behind:
+        return ""
+    nearest = min(choice.behind, key=lambda target: choice.behind[target])
+    if choice.errors is None:
+        return f" (by {choice.behind[nearest]:.4f} over {nearest}, without an error: there is one budget)"
+    return f" (by {choice.behind[nearest]:.4f} ± {choice.errors[nearest]:.4f} over {nearest})"
+
+
 def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped: list[str]) -> Answer:
     grown = [cell for cell in cells if not cell.fixed]
     budgets = sorted({cell.budget for cell in grown})
@@ -107,7 +118,9 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
         for budget in {cell.budget for cell in finished}
     }
     wins = Counter(cell.target for cell in best.values())
-    winner = min(wins, key=lambda target: (-wins[target], target), default=None)
+    threshold = context.preset.grids.chain.threshold
+    choice = choose({(c.target, c.budget): c.loss for c in finished}, threshold) if finished else None
+    winner = None if choice is None else choice.best
     lost = [
         f"every run that grows diverged at {format_flops(budget)} FLOPs: that budget does not count"
         for budget in budgets
@@ -143,12 +156,17 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
                 tuple(deep),
             )
         )
-    if winner is None:
+    if choice is None or winner is None:
         sentence = f"{arm.name}: every run that grows diverged, so there is no best target."
     else:
         count, of = wins[winner], len(budgets)
         where = "every budget" if count == of else f"{count} of {of} budgets"
-        sentence = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}."
+        if choice.decided:
+            sentence = f"{arm.name}: growing to {winner} passes has the lowest loss at {where}"
+        else:
+            tied = " and ".join(str(target) for target in sorted((winner, *choice.ties)))
+            sentence = f"{arm.name}: growing to {tied} passes is a tie; {winner} is lowest at {where}"
+        sentence += _margin(choice) + "."
     return Answer(
         study="growth-target",
         question=f"To how many passes should {arm.name} grow from {arm.passes.initial}?",
@@ -156,6 +174,11 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
         findings=(sentence,),
         values={
             "target": winner,
+            "ties": [] if choice is None else sorted(choice.ties),
+            "behind": {} if choice is None else {str(t): d for t, d in sorted(choice.behind.items())},
+            "errors": None
+            if choice is None or choice.errors is None
+            else {str(t): e for t, e in sorted(choice.errors.items())},
             "cells": [
                 {"target": c.target, "budget": c.budget, "rho": c.rho, "fixed": c.fixed, "run": c.run,
                  "loss": c.loss if math.isfinite(c.loss) else None, "effective_depth": c.kl_depth}
@@ -178,6 +201,8 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
         method=(
             f"Depth {context.preset.base_depth} on {context.preset.fixed_tokens:,} tokens under the base "
             "recipe; at each budget the transition is placed so that every target spends it.",
+            "Errors are the scatter about target + budget; targets tie if p ≥ 0.05, adjusted for their "
+            f"number; with one budget, if they are less than {threshold:g} apart.",
             context.sweep_flops_method,
         ),
         runs=tuple(cell.run for cell in cells),

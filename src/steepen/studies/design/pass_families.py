@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.fits.matched_compute import ComputeSlice, RungInterpolation, slice_families
+from steepen.laws.fits.vertex import Vertex
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import line, optimum_star, parabola, points, shade_levels
@@ -128,6 +130,13 @@ def range_sentence(name: str, slices: Sequence[ComputeSlice]) -> str:
         else " (some are best measured, not optima)"
     )
     return (
-        f"{name}: the best number of passes goes from {first.best.x:.2g} at {format_flops(first.budget)} "
-        f"FLOPs to {last.best.x:.2g} at {format_flops(last.budget)}{mark}."
+        f"{name}: the best number of passes goes from {_optimum(first.best)} at {format_flops(first.budget)} "
+        f"FLOPs to {_optimum(last.best)} at {format_flops(last.budget)}{mark}."
     )
+
+
+def _optimum(best: Vertex) -> str:
+    """An optimum with its interval, where the sweep gives a bounded one."""
+    if best.censored or best.interval is None or not all(map(math.isfinite, best.interval)):
+        return f"{best.x:.2g}"
+    return f"{best.x:.2g} ({best.interval[0]:.2g} to {best.interval[1]:.2g})"

@@ -14,7 +14,14 @@ from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.plotting import finite_or_none, optimum_star, parabola, points, shade_levels
+from steepen.studies.plotting import (
+    finite_or_none,
+    mean_with_error,
+    optimum_star,
+    parabola,
+    points,
+    shade_levels,
+)
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.3, Stage 3: Choose a Fixed Growth Fraction"
@@ -113,8 +120,9 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
         )
     cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
     return (
-        f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum {fit.mean:.3f} over "
-        f"{len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 costs at most {cost:.4f} in loss."
+        f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum "
+        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 costs at "
+        f"most {cost:.4f} in loss."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,10 @@ from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import (
     censored_points,
+    error_of_mean,
     finite_or_none,
     line,
+    mean_with_error,
     optimum_star,
     parabola,
     points,
@@ -109,9 +112,19 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
             f"a drift below {fit.law.detectable:.2f} would go unseen)"
         )
     return (
-        f"{name}: {fit.rounded:g} tokens per parameter (mean optimum {fit.mean:.2f} over {inside} of "
-        f"{len(fit.vertices)} budgets){drift}."
+        f"{name}: {fit.rounded:g} tokens per parameter (mean optimum {mean_with_error(fit, 2)} over "
+        f"{inside} of {len(fit.vertices)} budgets{_neighbours(fit)}){drift}."
     )
+
+
+def _neighbours(fit: IsoflopFit) -> str:
+    """Whole numbers besides the adopted one within two standard errors of the mean: they tie with it."""
+    error = error_of_mean(fit)
+    if error is None:
+        return ""
+    low, high = math.ceil(fit.mean - 2 * error - 0.5), math.floor(fit.mean + 2 * error + 0.5)
+    tied = [str(value) for value in range(max(1, low), high + 1) if value != fit.rounded]
+    return f"; a tie with {', '.join(tied)}" if tied else ""
 
 
 def _panel(

@@ -75,7 +75,7 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
     ]
     losses = [record.validation_loss for record in require_all_finished(specs, (yield specs))]
     rows = [(arm.name, losses[2 * i + 1], losses[2 * i]) for i, arm in enumerate(members)]
-    base = rows[0][1]
+    base, threshold = rows[0][1], context.preset.grids.chain.threshold
     table = [
         (name, transferred, 1e3 * (transferred - base), own, 1e3 * (transferred - own))
         for name, transferred, own in rows
@@ -85,7 +85,8 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
         question=_question(source_arm, chosen),
         section=SECTION,
         findings=tuple(
-            _sentence(name, source_arm.name, transferred - own) for name, transferred, own in rows[1:]
+            _sentence(name, source_arm.name, transferred - own, threshold)
+            for name, transferred, own in rows[1:]
         ),
         values={
             "probe": {
@@ -106,14 +107,19 @@ def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Stu
             f"{source_arm.name}'s recipe is better for {name} than its own, which is not tuned for this size "
             f"and data: tune it first (`steepen study fit-recipe --arms {name}`)"
             for name, transferred, own in rows[1:]
-            if transferred < own
+            if transferred < own - threshold
         ),
         method=(f"Base size on {context.preset.fixed_tokens:,} tokens, one seed.",),
         runs=tuple(spec.hash for spec in specs),
     )
 
 
-def _sentence(name: str, source: str, regret: float) -> str:
+def _sentence(name: str, source: str, regret: float, threshold: float) -> str:
+    if abs(regret) < threshold:
+        return (
+            f"{name} with {source}'s recipe ties with its own at the base size ({regret:+.4f} nats, less "
+            f"than the {threshold:g} that one run each resolves)."
+        )
     verb = "gains" if regret < 0 else "loses"
     return f"{name} with {source}'s recipe {verb} {abs(regret):.4f} nats at the base size."
 
