@@ -319,6 +319,26 @@ def test_arm_in_the_working_directory_is_found(
     assert plan["arm"] == "mine" and plan["executed_depth"] == 2 + 3 * 3 + 3
 
 
+def test_staged_arm_at_its_recipes_budget_has_no_warning() -> None:
+    arm = replace(find_arm("loop-grow"), passes=PassSchedule.staged((0, 2), (0.3, 4), (0.6, 8)))
+    assert make_plan(arm, depth=10).warnings == ()
+    fewer = make_plan(arm, depth=10, tokens=0.5 * make_plan(arm, depth=10).rung.tokens)
+    assert any("over 25%" in warning for warning in fewer.warnings)
+
+
+@pytest.mark.parametrize("name", ["loop-grow", "untied-grow"])
+def test_growth_fraction_of_a_budget_follows_its_own_tokens_per_parameter(name: str) -> None:
+    arm = find_arm(name)
+    recipe = recipe_of(arm)
+    assert recipe.growth_law is not None
+    usual = make_plan(arm, depth=9).rung
+    twice = make_plan(arm, depth=9, flops=2 * usual.flops.total).rung
+    matrix = flops_per_token(arm, twice.shape, arm.passes.initial).total
+    tpp = twice.flops.total / matrix / twice.initial_stored_parameters
+    assert twice.rho == pytest.approx(recipe.growth_law.rho(arm, twice.shape, tpp), rel=1e-3)
+    assert twice.rho is not None and usual.rho is not None and twice.rho != pytest.approx(usual.rho, rel=0.02)
+
+
 def test_schedule_with_fixed_growth_times_needs_no_growth_law() -> None:
     arm = replace(ARMS["untied-2"], passes=PassSchedule.staged((0, 2), (0.5, 4), (0.8, 6)))
     rung = recipe_of(arm).at(arm, 8)

@@ -281,7 +281,7 @@ def _warnings(
             f"at d{depth} it is extrapolated."
         )
     tpp = rung.tokens / rung.initial_stored_parameters
-    growth = 1.0 if rung.rho is None else (rung.flops.matrix / rung.tokens) / rung.stage_flops[0].matrix
+    growth = rung.flops.matrix / rung.tokens / rung.stage_flops[0].matrix  # 1 where nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "

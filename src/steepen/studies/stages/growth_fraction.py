@@ -121,8 +121,8 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
     cost = max(vertex.curvature / 2 * 0.1**2 for vertex in inside)
     return (
         f"{name}: ρ = {adopted(fit):g} of the tokens after growth (mean optimum "
-        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 costs at "
-        f"most {cost:.4f} in loss."
+        f"{mean_with_error(fit, 3)} over {len(inside)} of {len(fit.vertices)} anchors); missing it by 0.1 "
+        f"costs at most {cost:.4f} in loss."
     )
 
 
