@@ -114,7 +114,10 @@ def test_adaptive_study_batches_arms_together_with_unchanged_results(tiny: Study
     assert sorted(both.findings) == sorted((*answers[0].findings, *answers[1].findings))
 
 
-@pytest.mark.parametrize("name", [name for name, study in STUDIES.items() if study.accept_diverged])
+# Of the ablations only the tuning of optimizers accepts diverged runs; their ladders do not.
+@pytest.mark.parametrize(
+    "name", [n for n, study in STUDIES.items() if study.accept_diverged and n != "ablations"]
+)
 def test_sweeps_accept_diverged_runs(tiny: StudyContext, name: str) -> None:
     def fragile(spec: RunSpec) -> float:
         # One setting in fifteen or so, and every very high learning rate.

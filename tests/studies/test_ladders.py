@@ -22,7 +22,7 @@ from steepen.studies.ladders.ablations import ablations
 from steepen.studies.ladders.extrapolate import extrapolate
 from steepen.studies.ladders.ladder import ladder
 from steepen.studies.stages.transfer import transfer
-from steepen.studies.synthetic import Formula
+from steepen.studies.synthetic import Formula, initial_parameters, tokens_per_parameter
 
 C0 = 1e19
 # γ, multiplier over vanilla at C0, floor: the truths behind the arms.
@@ -293,6 +293,35 @@ def test_better_transferred_recipe_is_reported_as_a_gain_with_a_warning(paper: S
     (warning,) = answer.warnings
     assert "tune it first" in warning
     assert "fit-recipe --arms operator-1" in warning
+
+
+def test_other_optimizer_is_tuned_before_its_ladder_is_compared(tiny: StudyContext) -> None:
+    base = tiny.stored_parameters(find_arm("deep-vanilla"), tiny.preset.base_depth)
+
+    def surface(spec: RunSpec) -> float:
+        """AdamW has its optimum at 0.002·N^−0.4 and 9 tokens per parameter; rates of 0.02 diverge."""
+        loss = 1.7 + 1.25 * (expected_flops(spec) / 1e11) ** -0.11
+        if spec.optimizer.kind != "adamw":
+            return loss
+        rate, size = spec.hyperparameters.learning_rate, initial_parameters(spec) / base
+        if rate > 0.018:
+            return math.nan
+        bowl = 0.01 * math.log(rate / (0.0021 * size**-0.4)) ** 2
+        swept = spec.tokens != tiny.preset.fixed_tokens
+        return loss * math.exp(bowl + swept * 0.02 * math.log(tokens_per_parameter(spec) / 9.0) ** 2)
+
+    formula = Formula(surface)
+    answer = formula.answer(ablations(tiny, parts=["optimizer"]))
+    part = answer.values["optimizer, width and depth"]
+    recipe = part["tuned"]["adamw"]["recipe"]
+    assert recipe["base"]["learning_rate"] == pytest.approx(0.0021, rel=0.2)
+    assert recipe["learning_rate_exponent"] == -0.4
+    assert recipe["tpp"] == pytest.approx(9, abs=1)
+    ladder_runs = [spec for spec in formula.batches[-1] if spec.optimizer.kind == "adamw"]
+    rates = {spec.hyperparameters.learning_rate for spec in ladder_runs}
+    assert len(rates) > 2 and max(rates) < 0.018
+    assert set(part["flops"]["arms"]) == {"deep-vanilla", "deep-vanilla (adamw)"}
+    assert any(table.title.endswith("Recipes of the optimizers") for table in answer.tables)
 
 
 def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:

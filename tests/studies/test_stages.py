@@ -15,6 +15,7 @@ from steepen.model.arms import find_arm
 from steepen.recipe.accounting import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
 from steepen.recipe.recipe_file import RecipeFile, read_recipe, write_recipe
+from steepen.report.axes import axis_range, ticks
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext, starting_arm
 from steepen.studies.preset import PRESETS_DIRECTORY, load_preset
@@ -97,6 +98,17 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
     assert [len(batch) for batch in driver.batches[:10]] == [*[8] * 9, 9]
     assert {spec.tokens for spec in driver.specs} == {1900 * 524_288}
     assert {spec.shape.depth for spec in driver.specs} == {8}
+
+
+def test_chain_figure_has_one_place_for_each_hyperparameter(paper: StudyContext) -> None:
+    answer = Formula(separable).answer(chain_tuning(paper, arms=["vanilla", "operator-1"]))
+    first, second = (panel for panel in answer.panels if panel.title.startswith("The chain"))
+    assert first.x.names[:3] == ("GLR", "ELRM", "HLRM") and second.x.names == first.x.names
+    places = {s.arm: [first.x.names[int(x)] for x in s.x] for s in first.series if s.kind == "line"}
+    assert "ALPHA" in places["operator-1"]
+    assert [name for name in places["operator-1"] if name != "ALPHA"] == places["vanilla"]
+    labels = [tick.text for tick in ticks(axis_range(first.x, [0.0, 10.0]))[0]]
+    assert labels == list(first.x.names)
 
 
 def test_arms_without_injection_skip_the_injection_sweep(paper: StudyContext) -> None:

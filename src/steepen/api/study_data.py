@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from steepen.studies.registry import StudyEntry
 
 
-def study_title(listed: StudyEntry, preset: Preset, given: dict[str, Any]) -> str:
-    """The default name of a study's folder: study, preset, arms and parts."""
+def study_title(
+    listed: StudyEntry, preset: Preset, given: dict[str, Any], optimizer: str | None = None
+) -> str:
+    """The default name of a study's folder: study, preset, arms, parts, and the optimizer if one is named."""
     words = [listed.name, preset.name, *given.get("arms", ()), *given.get("parts", ())]
+    words += [] if optimizer is None else [optimizer]
     return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
 
 

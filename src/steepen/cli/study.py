@@ -77,6 +77,15 @@ def study(
             rich_help_panel=SELECTION,
         ),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Optimizer of every run: authors, muon, normuon, adamw or module:factory. Fit its recipe "
+            "first (fit-recipe --optimizer NAME).",
+            show_default="authors",
+            rich_help_panel=SELECTION,
+        ),
+    ] = None,
     sweep_flops: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +175,7 @@ def study(
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.api.study_data import assumed_data, open_data, study_title, write_recipes
+    from steepen.optim.config import OptimizerConfig
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
@@ -190,9 +200,11 @@ def study(
     choice = choose_recipes(recipe or (), tpp)
     check_device(device, launcher, dry_run)  # before data is prepared
     # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
-    next(listed.start(StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice), given))
+    stepper = OptimizerConfig() if optimizer is None else OptimizerConfig.find(optimizer)
+    planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice, optimizer=stepper)
+    next(listed.start(planned, given))
     folder, facts = open_data(chosen, data, runs, dry_run)
-    context = StudyContext(chosen, facts, epochs=epochs, choice=choice)
+    context = StudyContext(chosen, facts, epochs=epochs, choice=choice, optimizer=stepper)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
     wanted = whole_validation_tokens(
         chosen.validation_tokens, sys.maxsize, chosen.context, chosen.batch_tokens
@@ -203,12 +215,12 @@ def study(
             f"the preset asks for {wanted:,}.",
             file=sys.stderr,
         )
-    title = label or study_title(listed, chosen, given)
+    title = label or study_title(listed, chosen, given, optimizer)
     options: dict[str, Any] = {
         "study": name if ":" in name else listed.name,
         "preset": chosen.name, "data": facts.identity, "epochs": epochs,
         "recipes": sorted(choice.files), **given,
-        **_given(recipe=choice.name, tpp=tpp, sweep_flops=sweep_flops),
+        **_given(recipe=choice.name, tpp=tpp, sweep_flops=sweep_flops, optimizer=optimizer),
     }  # fmt: skip
     answer: Answer | None = launch_study(
         lambda: listed.start(context, given),

@@ -126,6 +126,11 @@ class OptimizerConfig:
         require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
 
     @staticmethod
+    def find(name: str) -> OptimizerConfig:
+        """A configuration by name, or a custom optimizer by `module:factory`."""
+        return OptimizerConfig(kind=name) if ":" in name else OptimizerConfig.named(name)
+
+    @staticmethod
     def named(name: str) -> OptimizerConfig:
         """A configuration by name: "authors", "muon", "normuon" or "adamw"."""
         if name not in OPTIMIZERS:

@@ -79,6 +79,9 @@ def axis_range(
 
 def ticks(limits: AxisRange, wanted: int = MAX_TICKS) -> tuple[list[Tick], list[float]]:
     """Labelled ticks, and the places of the unlabelled small ones."""
+    if limits.axis.names:
+        named = [Tick(float(i), name) for i, name in enumerate(limits.axis.names)]
+        return [tick for tick in named if limits.low <= tick.value <= limits.high], []
     if not limits.log:
         return _even(limits, wanted), []
     decades = math.log10(limits.high / limits.low)

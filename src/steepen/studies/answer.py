@@ -37,6 +37,7 @@ class Axis:
     label: str
     scale: Scale = "linear"
     reverse: bool = False
+    names: tuple[str, ...] = ()  # of the values 0, 1, 2, …, instead of numbers
 
 
 @dataclass(frozen=True)

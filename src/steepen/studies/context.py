@@ -42,6 +42,7 @@ class StudyContext:
     recipes: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])  # by the arm's name
     epochs: int = 1  # how often the data may be repeated by runs that need more than there is
     choice: RecipeChoice = field(default_factory=RecipeChoice)  # a named set for all other arms, and TPP
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)  # of every run
 
     def __post_init__(self) -> None:
         require_positive(self, ("epochs",))
@@ -139,7 +140,7 @@ class StudyContext:
             rung,
             data,
             seed=self.seed if seed is None else seed,
-            optimizer=optimizer or OptimizerConfig(),
+            optimizer=optimizer or self.optimizer,
             lr_schedule=self.preset.lr_schedule,
             precision=self.preset.precision,
             validation_tokens=self.validation_tokens,

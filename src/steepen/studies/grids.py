@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steepen.model.arms import find_arm
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.hyperparameters import full_name
 from steepen.utils.validate import require, require_positive
 
@@ -225,19 +226,25 @@ class DataConstrainedGrid:
 
 @dataclass(frozen=True)
 class AblationGrid:
-    """AdamW settings of the optimizer ablation."""
+    """The optimizer ablation: each optimizer is tuned for the arm, then its ladder is compared with Muon's.
 
-    adam_learning_rate: float = 0.003  # for AdamW on the matrices; tune it before drawing conclusions
-    adam_arm: str = "deep-vanilla"
+    `optimizers` maps names (or `module:factory`) to the learning rate at which tuning starts; `tuned` are the
+    sweeps of stage 1. Tokens per parameter and the learning-rate exponent are fitted for each.
+    """
+
+    optimizers: tuple[tuple[str, float], ...] = (("adamw", 0.003),)
+    optimizer_arm: str = "deep-vanilla"
+    tuned: tuple[str, ...] = ("learning_rate", "weight_decay", "adam")
 
     def __post_init__(self) -> None:
-        require(
-            self.adam_learning_rate > 0,
-            "AblationGrid",
-            "adam_learning_rate",
-            self.adam_learning_rate,
-            "positive",
-        )
+        for name, rate in self.optimizers:
+            if ":" not in name:
+                OptimizerConfig.named(name)
+            require(rate > 0, "AblationGrid", "optimizers", (name, rate), "with a positive learning rate")
+        ChainGrid(sweeps=self.tuned)  # refuses an unknown sweep
+        object.__setattr__(self, "tuned", tuple(map(full_name, self.tuned)))
+        first = self.tuned[:1] == ("learning_rate",)
+        require(first, "AblationGrid", "tuned", self.tuned, "sweeps that begin with learning_rate")
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,7 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
-            "Which design choices account for the gains?",
-            accept_diverged=False,
+            "Which design choices account for the gains?", adaptive=True,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
                    "constant"),
         ),

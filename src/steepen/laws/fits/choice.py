@@ -13,6 +13,7 @@ from scipy import stats
 from steepen.laws.distributions import ROUNDING_ERROR
 
 Option = TypeVar("Option", bound=Hashable)
+Block = TypeVar("Block", bound=Hashable)
 LEVEL = 0.05  # probability of any wrong rejection of a tie
 
 
@@ -38,7 +39,7 @@ class Choice(Generic[Option]):
         return not self.ties
 
 
-def choose(losses: Mapping[tuple[Option, Hashable], float], resolution: float) -> Choice[Option]:
+def choose(losses: Mapping[tuple[Option, Block], float], resolution: float) -> Choice[Option]:
     """Compare options by their losses at (option, block), where every block adds a loss of its own.
 
     The scatter about option + block gives the error of a difference. An option ties with the best if its

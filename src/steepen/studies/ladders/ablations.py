@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steepen.errors import UsageError, nearest
+from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
-from steepen.studies.answer import Answer, Study
+from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.ladders.ladder import judged_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
+from steepen.studies.stages.fit_recipe import fit_recipe
 
 SECTION = "Appendix B, Additional Results for Compute-Optimal Scalings"
 
@@ -49,7 +51,7 @@ ABLATION_GROUPS = (
         "width-and-depth", "Does the operator's gain survive when width and depth grow?",
         ("deep-vanilla", "loop-2", "untied-2"),
     ),
-    AblationGroup("optimizer", "Does Muon's gain over AdamW persist with scale?", ()),
+    AblationGroup("optimizer", "Does Muon's gain over other optimizers persist with scale?", ()),
     AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     AblationGroup(
         "constant", "How do the arms compare under constant recipes?",
@@ -65,53 +67,117 @@ def ablations(
     """Appendix "Additional Results for Compute-Optimal Scalings": its ablation ladders, a part each.
 
     Every part has its own reference, so multipliers do not compare across parts. Arms that cannot exist at a
-    preset's small depths are measured on the other rungs, or left out with a warning.
+    preset's small depths are measured on the other rungs, or left out with a warning. `optimizer` first fits
+    the other optimizers' recipes (learning rate, exponent, tokens per parameter), then compares ladders.
     """
     for part in parts:
         if part not in PARTS:
             raise UsageError(f"--part {part!r} is not known here; the nearest are {nearest(part, PARTS)}.")
-    works = {
-        name: judged_ladders(
-            context, ladders, ladders[0].label, study="ablations", section=SECTION,
-            question=group.question, seeds=seeds, by_time=False,
-        )
-        for group in ABLATION_GROUPS
-        if group.part in (parts or PARTS)
-        for name, ladders in _ladders(context, group, rungs).items()
-    }  # fmt: skip
+    works: dict[str, Study] = {}
+    for group in ABLATION_GROUPS:
+        if group.part not in (parts or PARTS):
+            continue
+        if group.part == "optimizer":
+            works |= _optimizers(context, group, rungs, seeds)
+        else:
+            ladders = _ladders(context, group, rungs)
+            works[group.part] = _judged(context, ladders, group.question, seeds)
     answers: list[Answer] = yield from run_concurrently(list(works.values()))
     return _joined(dict(zip(works, answers, strict=True)))
 
 
-def _ladders(
-    context: StudyContext, group: AblationGroup, rungs: Sequence[int]
-) -> dict[str, list[LadderSpec]]:
-    if group.part == "optimizer":
-        return _optimizers(context, rungs)
+def _judged(
+    context: StudyContext, ladders: Sequence[LadderSpec], question: str, seeds: Sequence[int]
+) -> Study:
+    return judged_ladders(
+        context, ladders, ladders[0].label, study="ablations", section=SECTION, question=question,
+        seeds=seeds, by_time=False,
+    )  # fmt: skip
+
+
+def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) -> list[LadderSpec]:
     ladders = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
     if group.part == "constant":
         ladders = [
             replace(ladder, recipe=replace(ladder.recipe, learning_rate_exponent=0.0)) for ladder in ladders
         ]
-    return {group.part: ladders}
+    return ladders
 
 
-def _optimizers(context: StudyContext, rungs: Sequence[int]) -> dict[str, list[LadderSpec]]:
-    """AdamW against Muon, growing width alone and width with depth; Muon is the reference of each."""
+def _optimizers(
+    context: StudyContext, group: AblationGroup, rungs: Sequence[int], seeds: Sequence[int]
+) -> dict[str, Study]:
+    """Every optimizer against Muon, growing width with depth and width alone; Muon is the reference."""
+    arm = context.preset.grids.ablations.optimizer_arm
+    regimes = {"width and depth": arm, "width only": f"width-only-{arm}"}
+    return {
+        f"optimizer, {regime}": _tuned_optimizers(context, find_arm(name), group.question, rungs, seeds)
+        for regime, name in regimes.items()
+    }
+
+
+def _tuned_optimizers(
+    context: StudyContext, arm: Arm, question: str, rungs: Sequence[int], seeds: Sequence[int]
+) -> Study:
+    """Fit each optimizer's recipe for an arm (rate, exponent, TPP), then compare ladders."""
     grid = context.preset.grids.ablations
-    found: dict[str, list[LadderSpec]] = {}
-    for regime, name in (("width and depth", grid.adam_arm), ("width only", f"width-only-{grid.adam_arm}")):
-        muon = ladder_spec(context, find_arm(name), rungs)
-        base = replace(muon.recipe.base, learning_rate=grid.adam_learning_rate)
-        adam = LadderSpec(
-            muon.arm,
-            replace(muon.recipe, base=base, learning_rate_base=None),
-            muon.depths,
-            OptimizerConfig.named("adamw"),
-            variant="adamw",
-        )
-        found[f"optimizer, {regime}"] = [muon, adam]
-    return found
+    own = ladder_spec(context, arm, rungs)
+    fitted: list[Answer] = yield from run_concurrently(
+        [_fit(context, arm, OptimizerConfig.find(name), rate) for name, rate in grid.optimizers]
+    )
+    ladders = [own]
+    for (name, _), answer in zip(grid.optimizers, fitted, strict=True):
+        recipe = answer.recipes[0].recipe
+        ladders.append(LadderSpec(arm, recipe, own.depths, OptimizerConfig.find(name), variant=name))
+    judged = yield from _judged(context, ladders, question, seeds)
+    return replace(
+        judged,
+        values={
+            **judged.values,
+            "tuned": {
+                name: answer.values["recipe"]
+                for (name, _), answer in zip(grid.optimizers, fitted, strict=True)
+            },
+        },
+        tables=(*judged.tables, _tuned_table(own, grid.optimizers, fitted)),
+        warnings=(
+            *judged.warnings,
+            *(
+                f"{n}: {note}"
+                for (n, _), a in zip(grid.optimizers, fitted, strict=True)
+                for note in a.warnings
+            ),
+        ),
+        runs=tuple(dict.fromkeys((*judged.runs, *(run for answer in fitted for run in answer.runs)))),
+    )
+
+
+def _fit(context: StudyContext, arm: Arm, optimizer: OptimizerConfig, rate: float) -> Study:
+    """The stages of `fit-recipe` with another optimizer, from a starting rate, with fewer sweeps."""
+    grids = context.preset.grids
+    fewer = replace(
+        grids,
+        chain=replace(grids.chain, sweeps=grids.ablations.tuned),
+        lr_rule=replace(grids.lr_rule, hyperparameters=("learning_rate",)),
+    )
+    recipe = context.recipe(arm)
+    start = replace(recipe, base=replace(recipe.base, learning_rate=rate), learning_rate_base=None)
+    own = replace(context, preset=replace(context.preset, grids=fewer), optimizer=optimizer)
+    return fit_recipe(own.with_recipe(arm, start), arms=[arm], from_recipe=True)
+
+
+def _tuned_table(own: LadderSpec, optimizers: Sequence[tuple[str, float]], fitted: Sequence[Answer]) -> Table:
+    recipes = [("reference", own.recipe)]
+    recipes += [(name, a.recipes[0].recipe) for (name, _), a in zip(optimizers, fitted, strict=True)]
+    rows = tuple(
+        (name, recipe.base.learning_rate, recipe.learning_rate_exponent, recipe.tpp, recipe.base.weight_decay)
+        for name, recipe in recipes
+    )
+    return Table(
+        "Recipes of the optimizers",
+        ("optimizer", "learning rate", "exponent", "tokens per parameter", "weight decay"),
+        rows,
+    )
 
 
 def _joined(answers: dict[str, Answer]) -> Answer:

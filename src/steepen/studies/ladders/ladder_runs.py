@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class LadderSpec:
     arm: Arm
     recipe: Recipe
     depths: tuple[int, ...]
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig | None = None  # None: the context's
     variant: str = ""
 
     @property

@@ -254,11 +254,30 @@ def _words(adopted: dict[str, float]) -> str:
     return " and ".join(f"{name} = {value:.4g}" for name, value in adopted.items())
 
 
+def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel:
+    """Best loss so far after each sweep of a round, by hyperparameter: a sweep has one place for all arms."""
+    places = {sweep: place for place, sweep in enumerate(grid.sweeps)}
+    names = tuple(paper_code(sweep) or sweep for sweep in grid.sweeps)
+    series: list[Series] = []
+    for chain in chains:
+        name = chain.arm.name
+        own = [(places[step.sweep], step) for step in chain.steps if step.round == number]
+        x, y = [place for place, _ in own], [step.best for _, step in own]
+        series += [line(name, x, y, arm=name), points(name, x, y, arm=name, note="sweeps")]
+        combined = [(place, step.best) for place, step in own if step.combined]
+        if combined:
+            x, y = [row[0] for row in combined], [row[1] for row in combined]
+            series.append(points(name, x, y, arm=name, note="several settings combined", filled=False))
+    return Panel(
+        f"The chain, round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
+        tuple(series), caption="Hollow: several discrete settings helped, and all were applied together.",
+    )  # fmt: skip
+
+
 def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
     """The answer of the chain-tuning study."""
     grid = context.preset.grids.chain
     found: list[str] = []
-    series: list[Series] = []
     rows: list[tuple[Any, ...]] = []
     tuned: list[tuple[Any, ...]] = []
     for chain in chains:
@@ -268,15 +287,6 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
             f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
             f"({first - chain.loss:.4f} better); changed: {', '.join(dict.fromkeys(names)) or 'nothing'}."
         )
-        curve = {"arm": chain.arm.name}
-        best = [step.best for step in chain.steps]
-        series.append(line(chain.arm.name, range(1, len(best) + 1), best, **curve))
-        series.append(points(chain.arm.name, range(1, len(best) + 1), best, note="sweeps", **curve))
-        combined = [(i, step.best) for i, step in enumerate(chain.steps, 1) if step.combined]
-        if combined:
-            x, y = [row[0] for row in combined], [row[1] for row in combined]
-            note = "several settings combined"
-            series.append(points(chain.arm.name, x, y, note=note, filled=False, **curve))
         rows += [
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
             for step in chain.steps
@@ -309,13 +319,7 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
             for chain in chains
         },
         panels=(
-            Panel(
-                "The chain",
-                Axis("sweep"),
-                Axis("best loss so far"),
-                tuple(series),
-                caption="Hollow: more than one discrete setting helped, and all were applied together.",
-            ),
+            *(_chain_panel(chains, grid, number) for number in range(1, grid.rounds + 1)),
             *(panel for chain in chains for panel in _sweep_panels(chain)),
         ),
         tables=(
