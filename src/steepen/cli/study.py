@@ -175,7 +175,6 @@ def study(
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.api.study_data import assumed_data, open_data, study_title, write_recipes
-    from steepen.optim.config import OptimizerConfig
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
@@ -200,11 +199,10 @@ def study(
     choice = choose_recipes(recipe or (), tpp)
     check_device(device, launcher, dry_run)  # before data is prepared
     # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
-    stepper = OptimizerConfig() if optimizer is None else OptimizerConfig.find(optimizer)
-    planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice, optimizer=stepper)
-    next(listed.start(planned, given))
+    planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice)
+    next(listed.start(planned.with_optimizer(optimizer), given))
     folder, facts = open_data(chosen, data, runs, dry_run)
-    context = StudyContext(chosen, facts, epochs=epochs, choice=choice, optimizer=stepper)
+    context = StudyContext(chosen, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
     wanted = whole_validation_tokens(
         chosen.validation_tokens, sys.maxsize, chosen.context, chosen.batch_tokens

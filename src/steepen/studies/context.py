@@ -71,6 +71,10 @@ class StudyContext:
         """The context with another recipe for one arm."""
         return replace(self, recipes={**self.recipes, arm.name: recipe})
 
+    def with_optimizer(self, name: str | None) -> StudyContext:
+        """The context with another optimizer for every run, by name or `module:factory`."""
+        return self if name is None else replace(self, optimizer=OptimizerConfig.find(name))
+
     def stored_parameters(self, arm: Arm, depth: int, passes: int | None = None) -> int:
         """Stored parameters at the start (or at `passes`)."""
         shape = arm.shape(depth, self.size_rule)
