@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -49,6 +49,16 @@ class OwnedPiece:
     piece: Piece
     weight: Tensor
     state: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Broadcast:
+    """New compute weights on their way from an owner."""
+
+    work: Any
+    names: frozenset[str]
+    tensors: list[Tensor]  # where they go
+    flat: Tensor  # in which they travel
 
 
 def release(parameter: nn.Parameter) -> None:
@@ -145,7 +155,7 @@ class ShardedOptimizer(DistributedOptimizer):
         world: World,
         *,
         copies: Mapping[str, ComputeCopy] | None = None,
-        after_gather: Callable[[], None] | None = None,
+        after_gather: Callable[[Collection[nn.Parameter]], None] | None = None,
     ) -> None:
         self.parameters = dict(named_parameters)
         self.copies, self.after_gather = dict(copies or {}), after_gather
@@ -154,6 +164,8 @@ class ShardedOptimizer(DistributedOptimizer):
         super().__init__(pieces, masters, hyperparameters, config, world)
         self.reducer = GradientReducer(world, pieces)
         self.bytes_gathered = 0  # broadcast since the start, over all owners
+        self._arriving: list[_Broadcast] = []
+        self._waits_in_forward = False
         for name in self.copies:
             if name not in self.owned or not self.owned[name].whole:
                 release(self.parameters[name])
@@ -199,42 +211,70 @@ class ShardedOptimizer(DistributedOptimizer):
         for name, gradient in self.reducer.finish().items():
             master = self.local.parameters[name]
             master.grad = gradient.to(master.dtype)
+        self.wait_for_weights()  # of cores that the last forward did not use
         norm = self.local.step(factor, step)
         self.local.zero_grad()
         self._gather()
+        if not self._waits_in_forward:
+            self.wait_for_weights()
         return norm
 
+    def wait_before(self, module: nn.Module, names: Collection[str]) -> None:
+        """Let `module` wait for the new weights of these parameters when it is called.
+
+        Once a module waits, `step` returns while weights are still arriving: every use of a parameter must be
+        in a module that waits for it.
+        """
+        self._waits_in_forward = True
+        wanted = frozenset(names)
+
+        def wait(module: nn.Module, arguments: Any) -> None:
+            self.wait_for_weights(wanted)
+
+        module.register_forward_pre_hook(wait)
+
+    @torch.no_grad()
+    def wait_for_weights(self, names: Collection[str] | None = None) -> None:
+        """Wait until the new compute weights of these parameters, or of all, have arrived."""
+        if not self._arriving:
+            return
+        ready = [item for item in self._arriving if names is None or not item.names.isdisjoint(names)]
+        self._arriving = [item for item in self._arriving if item not in ready]
+        for item in ready:
+            item.work.wait()
+            if len(item.tensors) > 1:
+                parts = item.flat.split([tensor.numel() for tensor in item.tensors])
+                torch._foreach_copy_(item.tensors, list(parts))
+        if self.after_gather is not None and ready:
+            arrived = {name for item in ready for name in item.names}
+            # A table whose rows come from several ranks is complete when the last of them is.
+            late = {name for item in self._arriving for name in item.names}
+            self.after_gather([self.parameters[name] for name in sorted(arrived - late)])
+
+    @torch.no_grad()
     def _gather(self) -> None:
-        """Broadcast the new compute weights from their owners, small ones of one owner together."""
-        with torch.no_grad():
-            for name, piece in self.owned.items():
-                if name in self.copies:
-                    self.copies[name].cast_rows_(piece.first, self.local.parameters[name].detach())
-            waiting: list[tuple[Any, list[Tensor], Tensor]] = []
-            # By owner and dtype: the embedding is in fp32, copies of matrices are in bf16.
-            buckets: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        """Start to broadcast the new compute weights from their owners, small ones of one owner together."""
+        for name, piece in self.owned.items():
+            if name in self.copies:
+                self.copies[name].cast_rows_(piece.first, self.local.parameters[name].detach())
+        # By owner and dtype: the embedding is in fp32, copies of matrices are in bf16.
+        buckets: dict[tuple[int, torch.dtype], list[tuple[str, Tensor]]] = {}
 
-            def launch(key: tuple[int, torch.dtype]) -> None:
-                tensors = buckets.pop(key)
-                flat = flatten(tensors)
-                self.bytes_gathered += flat.numel() * flat.element_size()
-                waiting.append((self.world.broadcast_(flat, key[0]), tensors, flat))
+        def launch(key: tuple[int, torch.dtype]) -> None:
+            names, tensors = zip(*buckets.pop(key), strict=True)
+            flat = flatten(tensors)
+            self.bytes_gathered += flat.numel() * flat.element_size()
+            work = self.world.broadcast_(flat, key[0])
+            self._arriving.append(_Broadcast(work, frozenset(names), list(tensors), flat))
 
-            for piece in self.pieces:
-                tensor = self._compute_rows(piece)
-                bucket = buckets.setdefault((piece.owner, tensor.dtype), [])
-                bucket.append(tensor)
-                if sum(each.numel() for each in bucket) * tensor.element_size() >= BUCKET_BYTES:
-                    launch((piece.owner, tensor.dtype))
-            for key in list(buckets):
-                launch(key)
-            for work, tensors, flat in waiting:
-                work.wait()
-                if len(tensors) > 1:
-                    parts = flat.split([tensor.numel() for tensor in tensors])
-                    torch._foreach_copy_(tensors, list(parts))
-        if self.after_gather is not None:
-            self.after_gather()
+        for piece in self.pieces:
+            tensor = self._compute_rows(piece)
+            bucket = buckets.setdefault((piece.owner, tensor.dtype), [])
+            bucket.append((piece.name, tensor))
+            if sum(each.numel() for _, each in bucket) * tensor.element_size() >= BUCKET_BYTES:
+                launch((piece.owner, tensor.dtype))
+        for key in list(buckets):
+            launch(key)
 
     def _compute_rows(self, piece: Piece) -> Tensor:
         """The rows of a piece in the tensor that the forward reads, flat."""

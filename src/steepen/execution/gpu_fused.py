@@ -16,7 +16,7 @@ gradient are in that dtype too, or in fp32 (`ModelOptions.residual_stream`). Dif
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -329,9 +329,13 @@ class FusedNetwork:
         self.requantize()
 
     @torch.no_grad()
-    def requantize(self) -> None:
-        """Quantize the compute copies again; call it whenever only they have changed."""
-        quantize_weights(self.linears)
+    def requantize(self, parameters: Collection[nn.Parameter] | None = None) -> None:
+        """Quantize the compute copies (of these parameters) again; call it when only they have changed."""
+        if parameters is None:
+            quantize_weights(self.linears)
+        else:
+            changed = set(parameters)
+            quantize_weights([linear for linear in self.linears if linear.parameter in changed])
 
     def compute_copies(self) -> dict[nn.Parameter, FusedLinear]:
         """The layers that hold a copy of a parameter in the compute dtype, by parameter."""

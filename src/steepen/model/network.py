@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,8 +31,8 @@ class FusedForward(Protocol):
         """Where a listener is told that a gradient is complete (`execution.linear.GradientSignal`)."""
         ...
 
-    def requantize(self) -> None:
-        """Recompute what is derived from the compute copies; called after only these have changed."""
+    def requantize(self, parameters: Collection[nn.Parameter] | None = None) -> None:
+        """Recompute what is derived from the compute copies (of these parameters); they have changed."""
         ...
 
     def compute_copies(self) -> Mapping[nn.Parameter, Any]:

@@ -135,10 +135,10 @@ def communication(
     """Communication of one step at the end of the run; `step_seconds` is the computation of a step.
 
     ZeRO-2 reduces fp32 gradients once per step, hidden behind the last micro-batch's backward (two thirds
-    of its time), and broadcasts compute weights after the step. FSDP2 gathers the weights of a block in
-    bf16 for every application, forward and backward, and reduces gradients in fp32, for every micro-batch;
-    the next block's transfer is hidden behind a block's computation. Owners then gather gradients and
-    scatter fp32 weights.
+    of its time), and broadcasts compute weights after the step, hidden behind the next forward. FSDP2
+    gathers the weights of a block in bf16 for every application, forward and backward, and reduces
+    gradients in fp32, for every micro-batch; the next block's transfer is hidden behind a block's
+    computation. Owners then gather gradients and scatter fp32 weights.
     """
     table = float(rung.shape.vocabulary * rung.shape.width)
     blocks = rung.stored_parameters - 2 * table
@@ -150,8 +150,8 @@ def communication(
         gradients, weights = 4 * (blocks + 2 * table), 2 * (blocks + table) + 4 * table
         if gpus == 1:
             gradients = weights = 0.0
-        hidden = 2 / 3 * step_seconds / micro_batches
-        exposed = max(0.0, gradients / rate - hidden) + weights / rate
+        backward, forward = 2 / 3 * step_seconds / micro_batches, 1 / 3 * step_seconds / micro_batches
+        exposed = max(0.0, gradients / rate - backward) + max(0.0, weights / rate - forward)
     else:
         once = _repeated(rung) + 2 * table  # gathered for forward and backward together
         gradients = others * (4 * micro_batches * (blocks + 2 * table) + 4 * blocks / gpus)

@@ -420,7 +420,7 @@ def _load(
     with saved.reader() as reader:
         names = [name for name, _ in network.named_parameters()]
         copy_weights(network, _LazyWeights(reader, {name: sources.get(name, name) for name in names}))
-        optimizer = _make_optimizer(spec, network, world, shard)
+        optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
         state: OptimizerState = {}
         for owned in owned_pieces(network, optimizer):
             name = owned.piece.name
@@ -484,7 +484,7 @@ def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World
     # Custom blocks may draw random numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, f"run/{world.rank}" if world.rank else "run"))
     initialize(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
-    optimizer = _make_optimizer(spec, network, world, shard)
+    optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
     return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 
 
@@ -503,7 +503,9 @@ def _build(
     return network, sources
 
 
-def _make_optimizer(spec: RunSpec, network: Network, world: World, shard: str) -> AnyOptimizer:
+def _make_optimizer(
+    spec: RunSpec, network: Network, world: World, shard: str, compiled: bool
+) -> AnyOptimizer:
     """The optimizer of a network whose weights are in place."""
     hyper, named = spec.hyperparameters, network.named_parameters()
     if world.size == 1:
@@ -529,4 +531,20 @@ def _make_optimizer(spec: RunSpec, network: Network, world: World, shard: str) -
     )
     if fused is not None:
         fused.signal.listener = optimizer.gradient_ready
+    if not compiled:  # a hook inside a compiled block would break its graph
+        _wait_for_weights_in_forward(network, optimizer)
     return optimizer
+
+
+def _wait_for_weights_in_forward(network: Network, optimizer: ShardedOptimizer) -> None:
+    """Let the network wait for new weights where the forward uses them, so that they arrive meanwhile."""
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    blocks = list(network.blocks())
+    of_blocks = [[names[parameter] for parameter in block.parameters()] for block in blocks]
+    inside = {name for each in of_blocks for name in each}
+    # The head is used after the last block, which every forward reaches only if it is in the coda.
+    last = network.coda[-1] if len(network.coda) else network
+    optimizer.wait_before(network, set(names.values()) - inside - {"head"})
+    for block, mine in zip(blocks, of_blocks, strict=True):
+        optimizer.wait_before(block, mine)
+    optimizer.wait_before(last, ["head"])

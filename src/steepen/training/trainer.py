@@ -18,7 +18,7 @@ from steepen.data.run_tokenizer import save_run_tokenizer
 from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.full_shard import FullyShardedOptimizer
-from steepen.distributed.sharded_optimizer import DistributedOptimizer
+from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, World, joined_world
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
@@ -367,6 +367,7 @@ class Trainer:
         The old network is freed first. Each rank reads what it owns of the grown network.
         """
         self.buffer.drain()
+        self._wait_for_weights()
         del self.network, self.optimizer, self.accumulator, self.train_step
         gc.collect()
         saved = checkpoints.Checkpoint(self.directory.checkpoints / f"{self.step:08d}")
@@ -374,6 +375,11 @@ class Trainer:
             self.spec, saved, passes, self.device, self.mode, self.world, self.options.shard
         )
         self._prepare_steps()
+
+    def _wait_for_weights(self) -> None:
+        """Wait for weights that still arrive from other ranks."""
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.wait_for_weights()
 
     def _validate(self) -> None:
         self.buffer.drain()
@@ -453,6 +459,7 @@ class Trainer:
         if not self.scores or self.scores[-1].step != self.step:
             self._validate()
         self.writer.wait()
+        self._wait_for_weights()
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         peak = int(self.world.maximum(peak)[0])
         if not self.world.is_main:
