@@ -24,6 +24,7 @@ from steepen.report.figure_style import (
     new_figure,
     save_figure,
 )
+from steepen.utils.formatting import format_flops
 
 WIDTH, HEIGHT = PANEL_INCHES
 
@@ -44,7 +45,7 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
             ladder.loss,
             marker,
             color=colour,
-            label=f"{name}  γ = {law.gamma.value:.4f}",
+            label=name,
         )
         for out in (h for h in report.hold_out if h.arm == name):
             further = np.geomspace(ladder.flops[-1], out.flops, 50)
@@ -79,11 +80,12 @@ def draw_compute(report: LadderAnalysis, ladders: dict[str, Ladder], path: Path)
     )
     middle.set_title("Multiplier: points interpolated, lines fitted")
     right.set(
-        xlabel=f"constant, −log A at C0 = {fit.c0:.2g} (right is better)", ylabel="exponent γ (up is better)"
+        xlabel=f"constant, −log A at C0 = {format_flops(fit.c0, 2)} (right is better)",
+        ylabel="exponent γ (up is better)",
     )
     right.set_title(f"Bold: {fit.settings.confidence:.0%} given E; thin: with E's error")
-    left.legend()
-    right.legend()
+    # One legend for all three panels, in the corner that falling curves leave free.
+    left.legend(loc="lower left", fontsize="small" if len(fit.arms) > 4 else None, handletextpad=0.2)
     save_figure(figure, path)
 
 
