@@ -58,6 +58,8 @@ def parse(words: list[str]) -> None:
         context = command.make_context(name, list(words))
         if not hasattr(command, "commands"):
             return
+        if command.invoke_without_command and not [*context._protected_args, *context.args]:
+            return  # `steepen runs` by itself
         name, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
@@ -74,7 +76,8 @@ def failure(words: list[str], *, complete: bool = True) -> str | None:
     try:
         parse(words)
     except Exception as error:  # typer's own errors, which name the option
-        if complete or type(error).__name__ != "MissingParameter":
+        left_out = type(error).__name__ == "MissingParameter" or "requires an argument" in str(error)
+        if complete or not left_out:
             return f"steepen {shlex.join(words)}: {getattr(error, 'message', '') or error}"
     return None
 

@@ -79,7 +79,7 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
 ) -> None:
     folder = tiny_data.directory
     study: Any = steepen.ladder(
-        ["vanilla", "operator-1"], "tiny", rungs=[2, 3, 4, 5], data=folder, epochs=10_000, on=launcher,
+        ["vanilla", "operator-1"], "tiny", rungs=[2, 3, 4, 5], data=folder, epochs=10_000, launcher=launcher,
         device="cpu",
     )  # fmt: skip
     assert study.name == "ladder-tiny-vanilla-operator-1" and study.journal.state == "finished"
@@ -98,7 +98,7 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
 
 def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp_path: Path) -> None:
     steepen.ladder(["vanilla", "operator-1"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
-                   on=launcher, device="cpu", runs=tmp_path / "a" / "runs",
+                   launcher=launcher, device="cpu", runs=tmp_path / "a" / "runs",
                    studies=tmp_path / "a" / "studies")  # fmt: skip
     (tmp_path / "a").rename(tmp_path / "b")
     moved = steepen.open_study("ladder", tmp_path / "b" / "studies")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +106,8 @@ def test_csv_separates_corpora_and_recipes_for_fit(
 def test_the_table_shows_the_cause_of_a_failure(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--runs", str(mixed.root)]) == 0
     text = capsys.readouterr().out
-    assert "failed: Diverged: the loss is nan." in text and "interrupted at step 2/6, resumable" in text
+    assert "failed: Diverged: the loss is nan." in text
+    assert re.search(r"^interrupted +33% ", text, re.MULTILINE) and "5 runs, " in text
 
 
 @pytest.mark.parametrize(
@@ -136,3 +142,109 @@ def test_a_damaged_record_is_listed_as_failed_with_the_wrong_field(
     captured = capsys.readouterr()
     found = {row["seed"]: row["status"] for row in json.loads(captured.out)["runs"]}
     assert found[1] == "finished" and captured.err.startswith("note: more than 2 runs: ")
+
+
+def test_conditions_columns_and_sorting_by_any_field(
+    mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [row["seed"] for row in listed(capsys, mixed, "--where", 'arm == "untied-grow"')] == [2]
+    assert [row["seed"] for row in listed(capsys, mixed, "--where", "GLR > 0 and not loss")] == [3, 5]
+    assert listed(capsys, mixed, "--where", "tokens / parameters > 1e9") == []
+    assert {row["seed"] for row in listed(capsys, mixed, "--where", "status in ('failed', 'waiting')")} == {
+        3,
+        5,
+    }
+    assert len(listed(capsys, mixed, "--sort", "lr")) == 5
+    assert main(["runs", "--runs", str(mixed.root), "--columns", "seed,glr,batch_tokens"]) == 0
+    assert capsys.readouterr().out.split()[:3] == ["seed", "learning_rate", "batch_tokens"]
+    assert main(["runs", "--runs", str(mixed.root), "--fields"]) == 0
+    assert "optimizer.kind" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("arm = 'vanilla'", "equality is =="),
+        ("__import__('os')", "not allowed"),
+        ("arm.__class__ == 1", "no field 'arm.__class__'"),
+        ("(lambda: 1)()", "not allowed"),
+        ("arm == vanilla", "put quotes around a word"),
+        ("arm > 3", "cannot be computed"),
+        ("[x for x in (1, 2)]", "not allowed"),
+        ("1 <", "not a condition"),
+    ],
+)
+def test_a_wrong_condition_is_one_sentence(
+    text: str, says: str, mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "--runs", str(mixed.root), "--where", text]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_files_carry_what_every_law_needs(
+    mixed: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "runs.csv", tmp_path / "runs.parquet"]
+    assert main(["runs", "--runs", str(mixed.root), "--csv", str(files[0]), "--parquet", str(files[1])]) == 0
+    for file in files:
+        table = read_table(file)
+        table.require(["arm", "flops", "loss", "parameters", "tokens", "seed"])
+        assert {"corpus", "recipe", "learning_rate", "seconds_training", "disk_bytes"} <= set(table.columns)
+        assert len(table) == 2 and table.numbers("parameters").min() > 0
+
+
+def test_the_table_fits_a_terminal_of_80_columns(mixed: RunStore) -> None:
+    main_end, end = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "80"}
+    words = [sys.executable, "-m", "steepen", "runs", "--runs", str(mixed.root)]
+    subprocess.run(words, stdout=end, check=True, env=environment)
+    os.close(end)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", os.read(main_end, 65536).decode()).splitlines()
+    assert lines[0].split() == ["status", "done", "run", "arm", "depth", "seed", "FLOPs", "loss"]
+    assert max(map(len, lines)) <= 80 and len(lines) > 6
+
+
+def test_show_and_compare(
+    mixed: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = spec(1).hash
+    (mixed.root / name / "metrics.jsonl").write_text('{"step": 1, "loss": 5.0}\n{"step": 6, "loss": 4.0}\n')
+    assert main(["runs", "show", name[:6], "--runs", str(mixed.root)]) == 0
+    text = capsys.readouterr().out
+    assert "learning_rate" in text and "training loss over tokens" in text and "5.000 │" in text
+    figure = tmp_path / "curves.png"
+    other = spec(2, arm="untied-grow").hash
+    words = ["runs", "--runs", str(mixed.root), "compare", name, other, "--figure", str(figure)]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^seed +1 +2$", text, re.MULTILINE) and "beta1" not in text
+    assert figure.stat().st_size > 1000
+    assert main(["runs", "show", "zzz", "--runs", str(mixed.root)]) == 2
+    assert "there is no run 'zzz'" in capsys.readouterr().err
+
+
+def test_clean_removes_only_what_is_named(
+    mixed: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["runs", "clean", "--runs", str(mixed.root)]
+    for seed, arm in ((1, "vanilla"), (2, "untied-grow")):
+        for step in ("00000002", "00000006"):
+            folder = mixed.run(spec(seed, arm=arm)).checkpoints / step
+            folder.mkdir(parents=True)
+            (folder / "weights").write_bytes(b"0" * 1000)
+    assert main([*base, "--checkpoints", "--keep-final", "--dry-run"]) == 0
+    assert "2 kB would be freed" in capsys.readouterr().out
+    assert main([*base, "--checkpoints", "--keep-final", "--where", "arm == 'vanilla'", "--yes"]) == 0
+    saved = [path.name for path in mixed.run(spec(1)).checkpoints.iterdir()]
+    assert (
+        saved == ["00000006"] and len(list(mixed.run(spec(2, arm="untied-grow")).checkpoints.iterdir())) == 2
+    )
+    assert main([*base, "--checkpoints"]) == 2  # nobody to ask
+    with mixed.run(spec(1)).lock():
+        assert main([*base, "--checkpoints", "--yes"]) == 0
+    assert mixed.run(spec(1)).saved_step() == 6 and mixed.run(spec(2, arm="untied-grow")).saved_step() == -1
+    assert main([*base, "--failed", "--yes"]) == 0
+    assert not mixed.run(spec(3)).path.exists() and mixed.run(spec(4)).path.exists()
+    assert main([*base, "--orphans", "--yes", "--studies", str(tmp_path / "none")]) == 2
+    assert mixed.record(spec(1)) is not None

@@ -82,7 +82,12 @@ def test_a_wrong_budget_or_launcher_is_refused_before_anything_starts(
 ) -> None:
     context: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}
     context["studies"] = tmp_path / "s"
-    mistakes: list[dict[str, Any]] = [{"budget": "lots"}, {"on": "cloud"}, {"jobs": 0}, {"gpu": "abacus"}]
+    mistakes: list[dict[str, Any]] = [
+        {"budget": "lots"},
+        {"launcher": "cloud"},
+        {"jobs": 0},
+        {"gpu": "abacus"},
+    ]
     for wrong in mistakes:
         with pytest.raises(UsageError):
             launch_study(lambda: seeds(spec), **context, **wrong)

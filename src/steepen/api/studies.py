@@ -53,7 +53,7 @@ def study(
     runs: str | Path = "runs",
     studies: str | Path = "studies",
     label: str | None = None,
-    on: Any = "local",
+    launcher: Any = "local",
     jobs: int | None = None,
     launcher_options: Sequence[str] = (),
     device: str = "auto",
@@ -63,7 +63,7 @@ def study(
     """Run a study to its answer; the same call resumes it, and no finished run is repeated.
 
     `name` is one of `steepen study --help`, or a generator function; `options` are the study's own, as
-    `{"rungs": [2, 3], "parts": ["drift"]}`. `on` is a launcher by name or class. Progress goes to standard
+    `{"rungs": [2, 3], "parts": ["drift"]}`. `launcher` is a name or a class. Progress goes to standard
     error.
     """
     from steepen.launch.budget import Budget
@@ -75,7 +75,7 @@ def study(
     title = label or study_title(chosen.entry, chosen.preset, {**chosen.given, "arms": chosen.arm_names})
     answer: Answer = launch_study(
         chosen.start,
-        chosen.settings(Path(runs), on, jobs, launcher_options, device),
+        chosen.settings(Path(runs), launcher, jobs, launcher_options, device),
         name=title,
         options=chosen.journal_options(name),
         studies=Path(studies),

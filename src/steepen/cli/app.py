@@ -21,6 +21,7 @@ from steepen.cli import (
     power,
     report,
     runs,
+    status,
     study,
     train,
 )
@@ -73,10 +74,10 @@ app.command("train", rich_help_panel=RUN, short_help="Train or resume one run.")
 app.command("study", rich_help_panel=RUN, short_help="Run or resume a study: all its runs and its answer.")(
     study.study
 )
-app.command("runs", rich_help_panel=INSPECT, short_help="List runs: results, progress and failures.")(
-    runs.runs
+app.add_typer(
+    runs.app, name="runs", rich_help_panel=INSPECT, short_help="List, show, compare and clean runs."
 )
-app.command("status", rich_help_panel=INSPECT, short_help="Show the progress of a study.")(runs.status)
+app.command("status", rich_help_panel=INSPECT, short_help="Show the progress of a study.")(status.status)
 app.add_typer(
     evaluate.app,
     name="eval",

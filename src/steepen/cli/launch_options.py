@@ -184,9 +184,13 @@ def check_device(device: str, launcher: str = "local", dry_run: bool = False) ->
         find_device(device)
 
 
+def _slots(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
 def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
     """The text that a dry run prints."""
-    from steepen.utils.formatting import format_duration
+    from steepen.utils.formatting import format_bytes, format_duration
 
     done = f"{report.finished} finished" if report.finished else "none finished yet"
     if report.complete:
@@ -202,8 +206,10 @@ def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
         "",
         f"{len(report.runs)} {noun} to make ({done}): {report.flops:.3g} FLOPs, "
         f"{format_duration(report.machine_seconds)} of machine time, "
-        f"{format_duration(report.seconds)} with {report.slots} at a time ({report.speed}).",
+        f"{format_duration(report.seconds)} with {_slots(report.slots)} at a time ({report.speed}).",
     ]
+    if report.runs:
+        lines.append(f"Disk: {format_bytes(report.disk_bytes)} of checkpoints, one of each run.")
     if report.dollars is not None:
         lines.append(f"Cost: ${report.dollars:,.2f} at ${report.dollars_per_hour:g} an hour.")
     if report.later_runs:

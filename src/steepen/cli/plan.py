@@ -215,6 +215,8 @@ def _show(plan: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from steepen.utils.formatting import format_bytes
+
     console = Console()
     facts = plan.to_dict()
     rung = plan.rung
@@ -272,6 +274,8 @@ def _show(plan: Plan) -> None:
     rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours)")]
     if cluster["dollars"] is not None:
         rows.append(("cost", f"${cluster['dollars']:,.2f}"))
+    saved = cluster["checkpoint_bytes"]
+    rows.append(("disk", f"{format_bytes(saved)} for a checkpoint; 2 are kept while it trains"))
     for kind, memory in cluster["memory_gib_per_gpu"].items():
         fits = "fits" if cluster["micro_batch"] <= cluster["largest_micro_batch"][kind] else "does NOT fit"
         if fits != "fits" and memory["total"] <= cluster["gpu_memory_gib"]:

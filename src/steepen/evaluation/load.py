@@ -128,6 +128,11 @@ def find_checkpoint(path: str | Path) -> RunCheckpoint:
     if run == path:
         saved = list_checkpoints(run / "checkpoints")
         if not saved:
+            if (run / "record.json").is_file():
+                raise SteepenError(
+                    f"{run} has finished and its checkpoints were removed; to get them back, move its "
+                    "record.json aside and train it again."
+                )
             raise SteepenError(f"{run} has no checkpoint yet.")
         checkpoint = saved[-1]
     else:

@@ -6,9 +6,11 @@ import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
+from steepen.model.arm import Arm
 from steepen.model.config import ModelOptions
-from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH
+from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH, Shape
 from steepen.optim.config import STATE_BYTES, OptimizerConfig
+from steepen.recipe.accounting import stored_parameters
 from steepen.recipe.recipe import Rung
 from steepen.recipe.sharding import Shard, StateMemory, state_memory
 
@@ -107,6 +109,14 @@ def training_memory(
         activations=tokens * (2.0 * executed * saved + stream_bytes * (4 + operators) * shape.width),
         logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
     )
+
+
+def checkpoint_bytes(arm: Arm, shape: Shape, passes: int, optimizer: OptimizerConfig | None = None) -> int:
+    """Bytes of a checkpoint: fp32 weights and optimizer state at the largest number of passes."""
+    embedding_and_head = 2 * shape.vocabulary * shape.width
+    blocks = stored_parameters(arm, shape, passes) - embedding_and_head
+    matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
+    return (4 + matrix_bytes) * blocks + (4 + STATE_BYTES["adamw"]) * embedding_and_head
 
 
 def largest_micro_batch(rung: Rung, gpus: int, gpu: Accelerator, *, shard: Shard | None = None) -> int:

@@ -11,7 +11,13 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.recipe.accounting import compute_active_parameters
-from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch, training_memory
+from steepen.recipe.hardware import (
+    Accelerator,
+    checkpoint_bytes,
+    find_accelerator,
+    largest_micro_batch,
+    training_memory,
+)
 from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import Recipe, Rung
 from steepen.recipe.recipe_choice import RecipeChoice
@@ -139,6 +145,7 @@ class Plan:
                 "largest_micro_batch": largest,
                 "communication_per_step": exchange,
                 "gpu_memory_gib": cluster.gpu.memory_gib,
+                "checkpoint_bytes": checkpoint_bytes(arm, shape, rung.schedule.max_passes),
                 "hours": self.seconds / 3600,
                 "gpu_hours": self.seconds / 3600 * cluster.gpus,
                 "dollars": self.dollars,

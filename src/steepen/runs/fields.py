@@ -13,10 +13,12 @@ from typing import Any
 from steepen.errors import UsageError, nearest
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.hyperparameters import full_name
+from steepen.runs.disk import directory_bytes
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.expression import Condition, parse_condition
+from steepen.utils.series import SeriesRun, split_recipes
 
 # Other names that people use for a field; the paper's codes (GLR, WD, …) are known too.
 ALIASES = {
@@ -31,7 +33,6 @@ ALIASES = {
     "validation_loss": "loss",
     "seconds": "seconds_training",
     "bytes": "disk_bytes",
-    "corpus": "data",
     "size": "parameters",
 }
 _SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
@@ -57,9 +58,15 @@ def run_fields(run: RunDirectory, row: RunRow) -> dict[str, Any]:
     return fields
 
 
-def all_run_fields(store: RunStore, rows: Iterable[RunRow]) -> list[dict[str, Any]]:
-    """The fields of some runs; all rows have the same names in the same order."""
-    found = [run_fields(RunDirectory(store.root / row.run), row) for row in rows]
+def all_run_fields(store: RunStore, rows: Iterable[RunRow], *, disk: bool = True) -> list[dict[str, Any]]:
+    """The fields of some runs; all have the same names in the same order. `disk` adds the bytes of each."""
+    rows = list(rows)
+    recipes = split_recipes([SeriesRun(r.arm, r.corpus, r.recipe, r.depth, r.seed) for r in rows])
+    found: list[dict[str, Any]] = []
+    for row, recipe in zip(rows, recipes, strict=True):
+        run = RunDirectory(store.root / row.run)
+        size = {"disk_bytes": directory_bytes(run.path)} if disk else {}
+        found.append({**run_fields(run, row), "recipe": recipe, **size})
     names = list(dict.fromkeys(name for fields in found for name in fields))
     return [{name: fields.get(name) for name in names} for fields in found]
 
@@ -110,7 +117,7 @@ def sort_by_field(
 def _spec_fields(spec: dict[str, Any]) -> dict[str, Any]:
     shape, data = spec["shape"], spec["data"]
     fields: dict[str, Any] = {
-        "recipe": spec["arm"].get("recipe"),
+        "recipe_arm": spec["arm"].get("recipe"),
         "width": shape.get("width"),
         "context": shape.get("context"),
         "vocabulary": shape.get("vocabulary"),

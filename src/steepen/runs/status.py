@@ -149,6 +149,11 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
     )
 
 
+def is_row_key(key: str) -> bool:
+    """Whether rows can be sorted by a key; other fields need whole records."""
+    return key.removeprefix("-") in SORT_KEYS
+
+
 def sort_rows(rows: Iterable[RunRow], key: str) -> list[RunRow]:
     """Sort rows by one of SORT_KEYS, descending with a leading "-"; rows without a value come last."""
     name = key.removeprefix("-")

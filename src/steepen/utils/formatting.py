@@ -117,6 +117,14 @@ def format_count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def format_bytes(count: float) -> str:
+    """A number of bytes: 1.2 GB, 345 kB."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def wrap_to_terminal(text: str, stream: TextIO) -> str:
     """Break lines at words to the width of the terminal; unchanged if `stream` is a pipe or a file."""
     if not stream.isatty():

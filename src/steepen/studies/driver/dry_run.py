@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
+from steepen.recipe.hardware import checkpoint_bytes
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
@@ -27,6 +28,7 @@ class PlannedRun:
     tokens: int
     flops: float  # remaining, where it has a checkpoint
     seconds: float  # estimated
+    disk_bytes: int = 0  # of its last checkpoint, which it keeps
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class DryRunReport:
         return sum(run.flops for run in self.runs)
 
     @property
+    def disk_bytes(self) -> int:
+        """Bytes of the checkpoints that all runs keep."""
+        return sum(run.disk_bytes for run in self.runs)
+
+    @property
     def machine_seconds(self) -> float:
         """Seconds of all runs together, one after the other."""
         return sum(run.seconds for run in self.runs)
@@ -65,7 +72,10 @@ class DryRunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
-        totals = {name: getattr(self, name) for name in ("flops", "seconds", "machine_seconds", "dollars")}
+        totals = {
+            name: getattr(self, name)
+            for name in ("flops", "seconds", "machine_seconds", "dollars", "disk_bytes")
+        }
         return {**asdict(self), **totals}
 
     @staticmethod
@@ -87,7 +97,11 @@ class DryRunReport:
 def _planned(spec: RunSpec, store: RunStore, speed: Speed) -> PlannedRun:
     flops = remaining_flops(spec, store.run(spec))
     seconds = speed.seconds(spec, flops)
-    return PlannedRun(spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, seconds)
+    saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
+    return PlannedRun(
+        spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, seconds,
+        saved,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,8 @@ def forecast_study(
     `stand_ins` make synthetic records that lead an adaptive study to its later runs.
     """
     slots = settings.make_launcher().slots
+    if settings.gpu is not None and settings.launcher == "local":
+        slots = settings.jobs or 1  # on that GPU; this machine's cores say nothing about it
     speed = settings.speed()
     step = look_ahead(make_study, settings.store, stand_ins, accept_diverged=accept_diverged)
     return DryRunReport.from_step(step, settings.store, speed, slots, dollars_per_hour)

@@ -1,0 +1,75 @@
+"""Disk space of runs, and its release: checkpoints, failed runs, runs that no study requested."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from steepen.runs.store import RunDirectory
+
+What = Literal["checkpoints", "old checkpoints", "run"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something that can be removed from a run directory, with its size in bytes."""
+
+    run: RunDirectory
+    what: What
+    paths: tuple[Path, ...]
+    bytes: int
+
+    def apply(self) -> None:
+        """Remove it; the run's lock is held meanwhile, so that no process starts to train it."""
+        with self.run.lock():
+            for path in self.paths:
+                if path != self.run.path:
+                    shutil.rmtree(path)
+        if self.what == "run":
+            shutil.rmtree(self.run.path)
+
+
+def directory_bytes(path: Path) -> int:
+    """Bytes of the files of a directory and its subdirectories; 0 where there is none."""
+    total = 0
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    total += directory_bytes(Path(entry.path))
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return total
+    return total
+
+
+def removable_checkpoints(run: RunDirectory, *, keep_final: bool = False) -> Removal | None:
+    """The checkpoints of a run, or all but its newest; None where there are none, or it is being trained."""
+    if run.busy():
+        return None
+    try:
+        saved = sorted(path for path in run.checkpoints.iterdir() if path.is_dir())
+    except OSError:
+        return None
+    if keep_final:
+        final = [path for path in saved if path.name.isdigit()][-1:]
+        saved = [path for path in saved if path not in final]
+    if not saved:
+        return None
+    what: What = "old checkpoints" if keep_final else "checkpoints"
+    return Removal(run, what, tuple(saved), sum(map(directory_bytes, saved)))
+
+
+def removable_run(run: RunDirectory) -> Removal | None:
+    """The whole directory of a run; None while it is being trained."""
+    return None if run.busy() else Removal(run, "run", (run.path,), directory_bytes(run.path))
+
+
+def total_bytes(removals: Iterable[Removal]) -> int:
+    """Bytes of all removals together."""
+    return sum(removal.bytes for removal in removals)
