@@ -296,7 +296,9 @@ def gather_evidence(
         },
         bootstraps=resamplings,
         leave_one_out=left_out,
-        separation=separate_hypotheses(fits, own_rule, c0),
+        separation=separate_hypotheses(
+            fits, own_rule, c0, (float(np.median(reference.seeds)), float(np.median(arm.seeds)))
+        ),
         tolerance=mistuning_tolerance(fits, y, own_rule, (reference.arm, arm.arm), c0, lr_regret),
         unit=unit,
     )

@@ -130,8 +130,13 @@ def densify(pair: LadderPair, factor: int) -> LadderPair:
     return LadderPair(np.concatenate(x), np.concatenate(arm), np.concatenate(weights))
 
 
-def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Separation:
-    """What would separate the two hypotheses; the worse case of either being true."""
+def separate_hypotheses(
+    fits: NestedFits, rule: DecisionRule, c0: float, seeds: tuple[float, float] = (1.0, 1.0)
+) -> Separation:
+    """What would separate the two hypotheses; the worse case of either being true.
+
+    `seeds` are the runs of a rung of the reference and of the arm, of which further rungs have as many.
+    """
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
     exponent, irreducible = (fits.solutions[name].theta[0] for name in ("exponent", "irreducible"))
@@ -152,7 +157,7 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
     def separates(points: LadderPair) -> bool:
         return noncentrality(points) >= required(len(points.x))
 
-    seeds = required(len(pair.x)) / max(noncentrality(pair), 1e-12)
+    more_seeds = required(len(pair.x)) / max(noncentrality(pair), 1e-12)
     per_rung = noncentrality(densify(pair, DENSITY_PROBE)) / DENSITY_PROBE
     rungs_factors = (k for k in range(1, MAX_RUNS_FACTOR) if k * per_rung >= required(len(pair.x) * k))
     top = float(pair.x.max())
@@ -170,10 +175,10 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if separates_with(middle) else (middle, high)
-        decades = high * spacing / math.log(10)
+        decades = float(high * spacing / math.log(10))
         longer = extend(pair, decades * 1.001)
         rungs = len(longer.x) - len(pair.x)
-        runs = round(float(longer.weights[len(pair.x) :].sum()))
+        runs = round(float(np.where(longer.arm[len(pair.x) :], seeds[1], seeds[0]).sum()))
 
     # On a fine grid of compute: how much do the predicted gaps between the arms differ?
     line = np.linspace(top, top + MAX_EXTRA_DECADES * math.log(10), 1200)
@@ -188,9 +193,9 @@ def separate_hypotheses(fits: NestedFits, rule: DecisionRule, c0: float) -> Sepa
     noise = math.sqrt(variance) * (float(fits.scale[0]) if rule.log else 1.0)
     far = np.flatnonzero(np.abs(gaps[0] - gaps[1]) >= 3 * noise)
     return Separation(
-        seeds_factor=max(1.0, seeds),
+        seeds_factor=max(1.0, more_seeds),
         rungs_factor=next(rungs_factors, None),
-        top_flops=None if decades is None else c0 * math.exp(top) * 10**decades,
+        top_flops=None if decades is None else float(c0 * math.exp(top) * 10**decades),
         extra_decades=decades,
         extra_rungs=rungs,
         extra_runs=runs,
