@@ -54,6 +54,7 @@ def result(**changes: Any) -> dict[str, Any]:
         "completed_train_steps": 2355,
         "seed": 42,
         "val_loss": 3.2109375,
+        "final_train_loss": 3.25,
         "data_dir": "/data/fineweb",
         **changes,
     }

@@ -1,4 +1,4 @@
-"""`steepen eval` and `steepen eval filter`: evaluate checkpoints, select tasks."""
+"""`steepen eval`: evaluate checkpoints and models of transformers, select tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from steepen.cli.parse_lists import parse_integers, parse_words
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, UsageError
 
 if TYPE_CHECKING:
     from steepen.evaluation.evaluate_run import EvaluationRequest
@@ -41,14 +41,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 )
 def checkpoint(
     path: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="RUN", help="A run directory (its newest checkpoint) or a checkpoint directory."
+            metavar="[RUN]", help="A run directory (its newest checkpoint) or a checkpoint directory."
         ),
-    ],
+    ] = None,
     data: Annotated[
-        Path, typer.Option(help="Prepared data with the run's tokenizer; its validation tokens are used.")
-    ],
+        Path | None,
+        typer.Option(
+            help="Prepared data with the run's tokenizer; its validation tokens are used. With --hf, any "
+            "prepared data: its validation text is encoded with the model's tokenizer."
+        ),
+    ] = None,
+    hf: Annotated[
+        str | None,
+        typer.Option(
+            "--hf",
+            metavar="DIR_OR_NAME",
+            help="Score a causal language model of transformers instead of a run: a folder, or a name on the "
+            "Hugging Face Hub.",
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="With --hf: run modeling code that comes with it.")
+    ] = False,
     core: Annotated[
         Path | None,
         typer.Option(
@@ -132,6 +148,8 @@ def checkpoint(
     resumes.
 
     [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1-8[/bold]
+
+    [bold]steepen eval --hf gpt2 --data data/edu --core eval_bundle[/bold]
     """
     from steepen.distributed.environment import process_environment
     from steepen.evaluation.evaluate_run import evaluate
@@ -151,6 +169,13 @@ def checkpoint(
         validation_tokens=validation_tokens,
         published=published,
     )
+    if hf is not None:
+        if path is not None:
+            raise UsageError("give a run or --hf, not both.")
+        _evaluate_hugging_face(hf, data, request, device, precision, trust_remote_code, as_json)
+        return
+    if path is None or data is None:
+        raise UsageError("give a run directory and --data, or --hf with a model of transformers.")
     try:
         found = evaluate(
             path,
@@ -185,6 +210,69 @@ def checkpoint(
         typer.echo(f"saved in {found.saved}")
     if update_record and not found.in_record:
         raise SteepenError(f"the scores were not added to {found.checkpoint.run / 'record.json'}.")
+
+
+def _evaluate_hugging_face(
+    name: str,
+    data: Path | None,
+    request: EvaluationRequest,
+    device: str,
+    precision: str,
+    trust_remote_code: bool,
+    as_json: bool,
+) -> None:
+    from steepen.evaluation.hf_model import evaluate_hugging_face
+
+    scores = evaluate_hugging_face(
+        name,
+        data,
+        request,
+        device=device,
+        precision=precision,
+        trust_remote_code=trust_remote_code,
+        quiet=as_json,
+    )
+    if as_json:
+        typer.echo(json.dumps(scores, indent=2))
+        return
+    typer.echo(
+        f"{name}: {scores['parameters']:,} parameters, {scores['precision']}, context {scores['context']:,}"
+    )
+    if text := scores.get("validation"):
+        typer.echo(
+            f"validation text: {text['bits_per_byte']:.4f} bits per byte ({text['loss']:.4f} nats per token, "
+            f"{text['tokens']:,} tokens, {text['bytes']:,} bytes)"
+        )
+    if core := scores.get("core"):
+        _print_core(core, {})
+
+
+@app.command("fetch-core")
+def fetch_core(
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("eval_bundle"),
+    address: Annotated[
+        str | None, typer.Option(help="Download the archive from here instead of the public address.")
+    ] = None,
+) -> None:
+    """Download the CORE bundle (22 tasks, 91,037 examples) and verify its content.
+
+    An interrupted download continues when the command is run again. Without a
+    connection, download and unpack it elsewhere.
+
+    [bold]steepen eval fetch-core --out eval_bundle[/bold]
+    """
+    from steepen.evaluation.core.fetch import ADDRESS
+    from steepen.evaluation.core.fetch import fetch_core as fetch
+    from steepen.utils.progress import stage_progress
+
+    with stage_progress(quiet=False) as progress:
+        bundle = fetch(
+            out,
+            address or ADDRESS,
+            progress=lambda done, total: progress("download", done, total or done),
+        )
+    examples = sum(len(task.items) for task in bundle.tasks)
+    typer.echo(f"{bundle.directory}: {len(bundle.tasks)} tasks, {examples:,} examples, verified.")
 
 
 @app.command("filter")

@@ -48,7 +48,7 @@ class AuthorsModel:
     spec: RunSpec
     weights: dict[str, Tensor]
     stored_passes: int
-    record: RunRecord
+    record: RunRecord | None
 
 
 def find_files(path: Path) -> tuple[Path, Path] | None:
@@ -272,14 +272,16 @@ def _hyperparameters(result: Mapping[str, Any]) -> Hyperparameters:
     )
 
 
-def _record(spec: RunSpec, result: Mapping[str, Any]) -> RunRecord:
-    """A record with what the result states; times are the authors'."""
+def _record(spec: RunSpec, result: Mapping[str, Any]) -> RunRecord | None:
+    """A record with what the result states; times are the authors'. None if it does not state the losses."""
+    if result.get("val_loss") is None or result.get("final_train_loss") is None:
+        return None
     arm, shape, schedule = spec.arm, spec.shape, spec.schedule
     flops = run_flops(arm, shape, schedule, spec.steps, spec.batch_tokens)
     first, last = schedule.initial, schedule.max_passes
     active = [compute_active_parameters(arm, shape, passes) for passes in (first, last)]
     stored = stored_parameters(arm, shape, last)
-    loss = float(result.get("val_loss") or float("nan"))
+    loss = float(result["val_loss"])
     seconds = float(result.get("total_training_time_seconds") or 0.0)
     environment: dict[str, Any] = result.get("environment") or {}
     return RunRecord(
@@ -289,7 +291,7 @@ def _record(spec: RunSpec, result: Mapping[str, Any]) -> RunRecord:
         validation_bits_per_byte=None,
         validation_identity="published",
         validation_scores=(ValidationScore(spec.steps, loss, None, schedule.final),),
-        train_loss=float(result.get("final_train_loss") or float("nan")),
+        train_loss=float(result["final_train_loss"]),
         tokens=spec.tokens,
         flops=flops.total,
         flops_by_term=flops.to_dict(),

@@ -12,11 +12,11 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from steepen.data import Tokenizer
 from steepen.data.tokenizer import SPLIT_PATTERN
 from steepen.evaluation.core.bundle import BadBundle, Item, Task
 from steepen.evaluation.core.conventions import AUTHORS, Convention
@@ -24,6 +24,24 @@ from steepen.evaluation.core.prompts import DEMONSTRATION_SEPARATOR, demonstrati
 
 Ids = npt.NDArray[np.int32]
 BLANKS = (" ", "\n", "\t", "\r")  # white space both to Python and to the pattern
+
+
+class TextEncoder(Protocol):
+    """What encoding needs of a tokenizer: ours, or one of transformers (`evaluation.hf_model`)."""
+
+    @property
+    def end_of_text(self) -> int:
+        """The token before every prompt."""
+        ...
+
+    @property
+    def pattern(self) -> str:
+        """The pattern by which texts are split before they are encoded."""
+        ...
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        """The ids of a text."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,7 @@ class TaskEncoder:
     """Encodes the examples of one task for any seed; repeated texts are encoded once."""
 
     def __init__(
-        self, task: Task, tokenizer: Tokenizer, context: int, convention: Convention = AUTHORS
+        self, task: Task, tokenizer: TextEncoder, context: int, convention: Convention = AUTHORS
     ) -> None:
         self.task, self.tokenizer, self.context = task, tokenizer, context
         self.choosing = task.kind != "language_modeling"  # between candidates
@@ -155,14 +173,17 @@ class TaskEncoder:
                 prompts.append(_Prompt(full, shared))
                 continue
             without = self._with_start(stem.strip())
-            if not np.array_equal(without, full[: len(without)]):
+            shared = len(without)
+            if not self.can_cut:  # another tokenizer may merge the end of the prompt with the answer
+                shared = common_prefix([without, full])
+            elif not np.array_equal(without, full[: len(without)]):
                 raise BadBundle(
                     self.task.file,
                     item.line,
                     "the tokens of its prompt are not a prefix of the tokens with the answer; "
                     "the delimiter must end in a blank.",
                 )
-            prompts.append(_Prompt(full, len(without)))
+            prompts.append(_Prompt(full, shared))
         return prompts
 
     def _from_segments(self, index: int, shots: list[int]) -> list[_Prompt] | None:

@@ -11,16 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steepen.data import Tokenizer
 from steepen.distributed.world import World
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle, Task
 from steepen.evaluation.core.conventions import AUTHORS, find_convention
 from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows
-from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder
+from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, TextEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
-from steepen.evaluation.core.scorer import Scorer, supports_attention_mask
-from steepen.model.network import Network
+from steepen.evaluation.core.scorer import ScoredModel, Scorer, supports_attention_mask
 from steepen.utils.files import write_atomically
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
@@ -100,8 +98,8 @@ class _EncodedJob:
 
 
 def evaluate_core(
-    network: Network,
-    tokenizer: Tokenizer,
+    network: ScoredModel,
+    tokenizer: TextEncoder,
     bundle: Bundle,
     options: CoreOptions | None = None,
     *,
@@ -175,7 +173,12 @@ class _JobScorer:
     """Encodes and scores jobs, or this rank's examples of them, with one network."""
 
     def __init__(
-        self, network: Network, tokenizer: Tokenizer, options: CoreOptions, passes: int | None, world: World
+        self,
+        network: ScoredModel,
+        tokenizer: TextEncoder,
+        options: CoreOptions,
+        passes: int | None,
+        world: World,
     ) -> None:
         self.world = world
         self.tokenizer, self.context = tokenizer, network.shape.context

@@ -6,6 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +32,44 @@ class SpanScores:
         return float(self.loss[span] / self.tokens[span]) if self.tokens[span] else float("nan")
 
 
-def supports_attention_mask(network: Network) -> bool:
-    """Whether the network's blocks accept an attention mask; a custom block may not."""
-    return all("mask" in inspect.signature(type(block).forward).parameters for block in network.blocks())
+class ScoredModel(Protocol):
+    """What scoring needs of a model: our `Network`, or one of transformers (`evaluation.hf_model`)."""
+
+    @property
+    def shape(self) -> Any:
+        """An object with `context` and `vocabulary`."""
+        ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """The token embedding; it says where the model is."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """Core passes by default."""
+        ...
+
+    def hidden_states(self, tokens: Tensor, passes: int, *, layout: TokenLayout | None) -> Tensor:
+        """Hidden states (batch, time, …)."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states."""
+        ...
+
+
+def supports_attention_mask(network: ScoredModel) -> bool:
+    """Whether the model accepts the mask of a prefix tree; a custom block or another model may not."""
+    return isinstance(network, Network) and all(
+        "mask" in inspect.signature(type(block).forward).parameters for block in network.blocks()
+    )
 
 
 class Scorer:
     """Scores batches with one network at one number of passes."""
 
-    def __init__(self, network: Network, passes: int | None = None) -> None:
+    def __init__(self, network: ScoredModel, passes: int | None = None) -> None:
         self.network = network
         self.passes = network.passes if passes is None else passes
         self.device = network.embedding.device

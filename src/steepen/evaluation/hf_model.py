@@ -1,0 +1,246 @@
+"""Score a causal language model of transformers: CORE, answer NLL, and validation text in bits per byte.
+
+The model and its tokenizer are given the interface that the scorer of our own networks uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.core.prefix_tree import Row, make_batches
+from steepen.evaluation.core.scorer import Scorer
+from steepen.model.network import TokenLayout
+from steepen.utils.progress import stage_progress
+
+if TYPE_CHECKING:
+    from steepen.data import Dataset
+    from steepen.evaluation.evaluate_run import EvaluationRequest
+
+MAX_CONTEXT = 2048  # of a prompt or window; longer contexts are not used, so that scores are comparable
+PROBE_TOLERANCE = 1e-4  # relative to the largest logit
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the scorer asks about a network's shape."""
+
+    context: int
+    vocabulary: int
+
+
+class HuggingFaceModel:
+    """A causal model of transformers with the methods of `Network` that scoring uses."""
+
+    passes = 1
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()
+        config = model.config
+        longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        self.embedding: Tensor = model.get_input_embeddings().weight
+        self.shape = Sizes(min(longest or MAX_CONTEXT, MAX_CONTEXT), int(config.vocab_size))
+        self.separate_head = self._head_is_separate()
+
+    def hidden_states(
+        self, tokens: Tensor, passes: int | None = None, layout: TokenLayout | None = None
+    ) -> Tensor:
+        """Hidden states before the head; where the logits are more than the head's output, the logits.
+
+        Rows are padded on the right, which causal attention does not see.
+        """
+        assert layout is None
+        if self.separate_head:
+            return self.model.base_model(tokens, use_cache=False).last_hidden_state
+        return self.model(tokens, use_cache=False).logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits in fp32 or wider."""
+        found = self.model.get_output_embeddings()(hidden) if self.separate_head else hidden
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    @torch.no_grad()
+    def _head_is_separate(self) -> bool:
+        """Whether the logits are the output embedding of the base model's last hidden states.
+
+        Logits at a few answer tokens then need no logits of all other tokens. Some models scale or cap them.
+        """
+        head = self.model.get_output_embeddings()
+        if head is None or self.model.base_model is self.model:
+            return False
+        tokens = torch.arange(8, device=self.embedding.device).remainder(self.shape.vocabulary)[None]
+        expected = self.model(tokens, use_cache=False).logits.float()
+        found = head(self.model.base_model(tokens, use_cache=False).last_hidden_state).float()
+        return bool((found - expected).abs().max() <= PROBE_TOLERANCE * expected.abs().max())
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer of transformers with the methods of `Tokenizer` that scoring uses."""
+
+    pattern = ""  # unknown: prompts are encoded whole
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self.tokenizer, self.name = tokenizer, name
+        start = tokenizer.bos_token_id
+        start = tokenizer.eos_token_id if start is None else start
+        if start is None:
+            raise SteepenError(f"the tokenizer of {name} has neither a begin nor an end token for a text.")
+        self.end_of_text = int(start)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        """`encode` as an array."""
+        return np.array(self.encode(text), dtype=np.uint32)
+
+    @cached_property
+    def identity(self) -> str:
+        """Hex SHA-256 of the vocabulary."""
+        words = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
+        return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def load_hugging_face(
+    name: str, *, device: str = "auto", precision: str = "auto", trust_remote_code: bool = False
+) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
+    """Load a model and its tokenizer: a folder, or a name on the Hugging Face Hub."""
+    from steepen.training.device import find_device
+
+    try:
+        from transformers import (  # pyright: ignore[reportMissingImports]
+            AutoModelForCausalLM,
+            AutoTokenizer,
+        )
+    except ImportError as error:
+        raise SteepenError("--hf needs transformers: pip install 'steepen[hf]'.") from error
+    place = find_device(device)
+    if precision not in ("auto", "fp32", "bf16"):
+        raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
+    bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise SteepenError(f"the model {name} cannot be loaded: {reason}") from error
+    return HuggingFaceModel(model.to(place)), HuggingFaceTokenizer(tokenizer, name)
+
+
+def evaluate_hugging_face(
+    name: str,
+    data: str | Path | Dataset | None,
+    request: EvaluationRequest,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    trust_remote_code: bool = False,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Score a model of transformers on the validation text of prepared data, and on CORE if requested."""
+    from steepen.data import Dataset
+    from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core
+
+    if request.kl_depth or request.passes or request.published is not None:
+        raise UsageError(
+            "--hf measures validation text and CORE: leave out --kl-depth, --passes, --published."
+        )
+    if data is None and request.core is None:
+        raise UsageError("--hf needs --data (validation text), --core (a CORE bundle), or both.")
+    dataset = Dataset.open(data) if isinstance(data, str | Path) else data
+    model, tokenizer = load_hugging_face(
+        name, device=device, precision=precision, trust_remote_code=trust_remote_code
+    )
+    scores: dict[str, Any] = {
+        "model": name,
+        "precision": "bf16" if model.embedding.dtype == torch.bfloat16 else "fp32",
+        "context": model.shape.context,
+        "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
+    }
+    with stage_progress(quiet) as progress:
+        if dataset is not None:
+            scores["validation"] = score_text(
+                model,
+                tokenizer,
+                validation_texts(dataset, request.validation_tokens),
+                progress=lambda done, total: progress("validation", done, total),
+            )
+        if request.core is not None:
+            options = request.core_options or CoreOptions()
+            core = evaluate_core(
+                model,
+                tokenizer,
+                request.core,
+                options,
+                progress=lambda now: progress("CORE", now.done, now.total, detail=now.job),
+            ).to_dict()
+            scores["core"] = core | {"bundle": request.core.identity, "examples": options.examples}
+    return scores
+
+
+def validation_texts(dataset: Dataset, tokens: int | None = None) -> list[str]:
+    """The documents of the validation split, up to about `tokens` of the data's own tokens."""
+    tokenizer, stream = dataset.tokenizer(), dataset.tokens("val")
+    count = min(len(stream), tokens or 1_048_576)
+    ids = stream.read(0, count)
+    ends = np.flatnonzero(ids == tokenizer.end_of_text)
+    parts = np.split(ids, ends)
+    texts = [tokenizer.decode(part[part != tokenizer.end_of_text]) for part in parts]
+    return [text for text in texts if text]
+
+
+def score_text(
+    model: HuggingFaceModel,
+    tokenizer: HuggingFaceTokenizer,
+    texts: list[str],
+    progress: Callable[[float, float], None] | None = None,
+) -> dict[str, Any]:
+    """Loss in nats per token and bits per byte of texts, each after the tokenizer's begin token.
+
+    All texts are one sequence, cut into windows that share one token, so that every token is predicted once.
+    """
+    ids = np.concatenate(
+        [np.array([tokenizer.end_of_text, *tokenizer.encode(text)], np.int32) for text in texts]
+    )
+    length = model.shape.context
+    rows = list(_windows(ids, length))
+    scorer = Scorer(model)
+    seen = 0
+
+    def count(tokens: int) -> None:
+        nonlocal seen
+        seen += tokens
+        if progress:
+            progress(seen, len(ids))
+
+    budget = 16_384 if scorer.device.type == "cuda" else max(length, 2048)
+    found = scorer.score(make_batches(rows, budget, 1), 1, count)
+    total_bytes = sum(len(text.encode()) for text in texts)
+    nats, predicted = float(found.loss[0]), int(found.tokens[0])
+    return {
+        "loss": nats / predicted,
+        "bits_per_byte": nats / (math.log(2) * total_bytes),
+        "tokens": predicted,
+        "bytes": total_bytes,
+    }
+
+
+def _windows(ids: npt.NDArray[np.int32], length: int) -> Iterator[Row]:
+    for first in range(0, len(ids) - 1, length):
+        window = ids[first : first + length + 1]
+        positions = np.arange(len(window) - 1, dtype=np.int32)
+        yield Row(window[:-1], positions, window[1:], np.zeros(len(window) - 1, np.int32))

@@ -1,0 +1,173 @@
+"""Models of transformers: the batched scorer gives what one-at-a-time scoring gives, for any tokenizer."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from steepen.cli.app import main
+from steepen.data import Dataset, Tokenizer
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.core.bundle import Bundle
+from steepen.evaluation.core.prompt_encoding import TaskEncoder
+from steepen.evaluation.core.run_suite import CoreOptions
+from steepen.evaluation.evaluate_run import EvaluationRequest
+from steepen.evaluation.hf_model import (
+    HuggingFaceModel,
+    HuggingFaceTokenizer,
+    evaluate_hugging_face,
+    load_hugging_face,
+    validation_texts,
+)
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+MakeModel = Callable[[Path, int], None]
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    from steepen.inference.hf_tokenizer import to_hugging_face
+
+    special = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=to_hugging_face(tokenizer), **special
+    ).save_pretrained(folder)
+
+
+def gpt2(folder: Path, vocabulary: int) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=vocabulary, n_positions=96, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+def llama(folder: Path, vocabulary: int) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=96,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def capped(folder: Path, vocabulary: int) -> None:
+    """Gemma 2 caps its logits, so they are not the head's output."""
+    config = transformers.Gemma2Config(
+        vocab_size=vocabulary,
+        max_position_embeddings=96,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        final_logit_softcapping=2.0,
+        initializer_range=0.3,
+    )
+    transformers.Gemma2ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.fixture(params=[gpt2, llama, capped], ids=["gpt2", "llama", "capped"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    """A small random model with a tokenizer."""
+    torch.manual_seed(0)
+    make: MakeModel = request.param
+    make(tmp_path / "model", tokenizer.size)
+    save_tokenizer(tmp_path / "model", tokenizer)
+    return tmp_path / "model"
+
+
+@torch.no_grad()
+def one_at_a_time(model: Any, ids: list[int], start: int) -> tuple[float, bool]:
+    """Mean loss of the tokens from `start` on (NaN without any), and whether each is the most probable."""
+    if start == len(ids):
+        return math.nan, True
+    logits = model(torch.tensor([ids[:-1]])).logits[0, start - 1 :].double()
+    targets = torch.tensor(ids[start:])
+    return functional.cross_entropy(logits, targets).item(), bool((logits.argmax(-1) == targets).all())
+
+
+def test_core_is_that_of_one_example_at_a_time(folder: Path, bundle: Bundle) -> None:
+    model, tokenizer = load_hugging_face(str(folder), device="cpu")
+    assert model.separate_head == ("Gemma" not in type(model.model).__name__)
+    request = EvaluationRequest(core=bundle, core_options=CoreOptions(seeds=(0,), token_budget=400))
+    core = evaluate_hugging_face(str(folder), None, request, device="cpu")["core"]
+    for task in bundle.tasks:
+        encoder = TaskEncoder(task, tokenizer, model.shape.context)
+        nll: list[float] = []
+        right: list[bool] = []
+        for index in range(len(task.items)):
+            example = encoder.example(index, 0)
+            sequences = [sequence.tolist() for sequence in example.sequences]
+            scored = [one_at_a_time(model.model, sequences[c], start) for c, start in example.spans]
+            choices = [loss for loss, _ in scored[: len(sequences)]]
+            best = min(range(len(choices)), key=lambda c: (not choices[c] <= np.nanmin(choices), c))
+            best = 0 if math.isnan(choices[0]) else best  # comparisons with NaN are false
+            language_modeling = task.kind == "language_modeling"
+            right.append(scored[0][1] if language_modeling else best == example.gold)
+            nll.append(scored[-1][0])
+        found = core["tasks"][task.label]
+        assert found["nll"] == pytest.approx(float(np.mean(nll)), abs=1e-5)
+        assert found["accuracy"] == pytest.approx(float(np.mean(right)), abs=1e-9)
+
+
+def test_bits_per_byte_are_those_of_one_window_at_a_time(folder: Path, dataset: Dataset) -> None:
+    found = evaluate_hugging_face(
+        str(folder), dataset, EvaluationRequest(validation_tokens=600), device="cpu"
+    )["validation"]
+    model, tokenizer = load_hugging_face(str(folder), device="cpu")
+    texts = validation_texts(dataset, 600)
+    ids = [token for text in texts for token in [tokenizer.end_of_text, *tokenizer.encode(text)]]
+    nats = 0.0
+    for first in range(0, len(ids) - 1, 96):
+        window = ids[first : first + 97]
+        nats += one_at_a_time(model.model, window, 1)[0] * (len(window) - 1)
+    size = sum(len(text.encode()) for text in texts)
+    assert found["tokens"] == len(ids) - 1 and found["bytes"] == size
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+
+
+def test_an_exported_run_scores_as_the_run_does(
+    trained: Path, dataset: Dataset, bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), str(tmp_path / "hf")]) == 0
+    words = ["--core", str(bundle.directory), "--data", str(dataset.directory), "--device", "cpu", "--json"]
+    capsys.readouterr()
+    assert main(["eval", str(trained), *words, "--precision", "fp32", "--no-update-record"]) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert main(["eval", "--hf", str(tmp_path / "hf"), "--trust-remote-code", *words]) == 0
+    other = json.loads(capsys.readouterr().out)
+    for label, task in own["core"]["tasks"].items():
+        assert other["core"]["tasks"][label]["nll"] == pytest.approx(task["nll"], abs=1e-4)
+        assert other["core"]["tasks"][label]["accuracy"] == pytest.approx(task["accuracy"], abs=1e-9)
+    assert other["validation"]["bits_per_byte"] == pytest.approx(own["validation"]["bits_per_byte"], rel=0.05)
+
+
+def test_bad_requests_are_refused_in_one_sentence(
+    folder: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="needs --data"):
+        evaluate_hugging_face(str(folder), None, EvaluationRequest())
+    with pytest.raises(UsageError, match="leave out --kl-depth"):
+        evaluate_hugging_face(str(folder), dataset, EvaluationRequest(kl_depth=True))
+    with pytest.raises(SteepenError, match="cannot be loaded"):
+        load_hugging_face(str(tmp_path), device="cpu")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.bos_token = tokenizer.eos_token = None
+    with pytest.raises(SteepenError, match="neither a begin nor an end token"):
+        HuggingFaceTokenizer(tokenizer, "this")
+    assert main(["eval", "--data", "somewhere"]) == 2
+    assert "give a run directory and --data, or --hf" in " ".join(capsys.readouterr().err.split())
+    assert HuggingFaceModel.passes == 1
