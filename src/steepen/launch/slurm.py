@@ -101,7 +101,7 @@ class SlurmLauncher(LauncherBase):
         if several and gpus % self.gpus_on_node:
             raise UsageError(
                 f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {self.gpus_on_node} "
-                "GPUs of a node (--with gpus_on_node=N)."
+                "GPUs of a node (--launcher-option gpus_on_node=N)."
             )
         ranks = 1 if several else gpus
         tasks = [SlurmTask(self.context.train_command(job.spec, environment, gpus=ranks)) for job in jobs]
