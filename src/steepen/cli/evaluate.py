@@ -31,6 +31,7 @@ app = typer.Typer(cls=CheckpointFirst, help="Evaluate a checkpoint: validation l
 # Panels of --help.
 CORE = "CORE"
 DEPTH = "KL effective depth"
+MANY = "Many runs"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -40,10 +41,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
     "checkpoint", epilog="See also: steepen eval filter --help (selecting tasks), steepen forecast --help."
 )
 def checkpoint(
-    path: Annotated[
-        Path | None,
+    paths: Annotated[
+        list[Path] | None,
         typer.Argument(
-            metavar="[RUN]", help="A run directory (its newest checkpoint) or a checkpoint directory."
+            metavar="RUNS...",
+            help="Runs (their newest checkpoints), checkpoint directories, or a directory of runs.",
         ),
     ] = None,
     data: Annotated[
@@ -65,6 +67,19 @@ def checkpoint(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="With --hf: run modeling code that comes with it.")
     ] = False,
+    study: Annotated[
+        str | None, typer.Option(help="Evaluate the runs of this study.", rich_help_panel=MANY)
+    ] = None,
+    studies: Annotated[Path, typer.Option(help="Directory of the studies.", rich_help_panel=MANY)] = Path(
+        "studies"
+    ),
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            help="Only every N-th run from the I-th, as I/N from 0/N, to share many runs out among jobs.",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
     core: Annotated[
         Path | None,
         typer.Option(
@@ -145,7 +160,7 @@ def checkpoint(
 
     The others are CORE, KL effective depth and the loss at other numbers of
     passes. CORE outcomes are saved task by task, so an interrupted evaluation
-    resumes.
+    resumes. Of many runs, those that have the scores already are skipped.
 
     [bold]steepen eval runs/HASH --data data/edu --kl-depth --passes 1-8[/bold]
 
@@ -170,15 +185,26 @@ def checkpoint(
         published=published,
     )
     if hf is not None:
-        if path is not None:
+        if paths or study is not None:
             raise UsageError("give a run or --hf, not both.")
         _evaluate_hugging_face(hf, data, request, device, precision, trust_remote_code, as_json)
         return
-    if path is None or data is None:
-        raise UsageError("give a run directory and --data, or --hf with a model of transformers.")
+    if not (paths or study) or data is None:
+        raise UsageError(
+            "give a run directory and --data, or --hf with a model of transformers (or a study: --study)."
+        )
+    runs = _runs(paths or [], study, studies)
+    if len(runs) != 1 or study is not None or shard is not None:
+        if figures is not None:
+            raise UsageError("--figures draws one run; evaluate the runs first, then draw each.")
+        _evaluate_many(
+            runs, data, request, shard, as_json=as_json, update_record=update_record, device=device,
+            precision=precision,
+        )  # fmt: skip
+        return
     try:
         found = evaluate(
-            path,
+            runs[0],
             data,
             request,
             update_record=update_record,
@@ -273,6 +299,75 @@ def fetch_core(
         )
     examples = sum(len(task.items) for task in bundle.tasks)
     typer.echo(f"{bundle.directory}: {len(bundle.tasks)} tasks, {examples:,} examples, verified.")
+
+
+def _runs(paths: list[Path], study: str | None, studies: Path) -> list[Path]:
+    """The run directories that were named, and those of a study."""
+    from steepen.evaluation.evaluate_many import find_runs
+
+    if study is not None:
+        from steepen.studies.driver.journal import Journal, find_study_folder
+
+        entry = Journal.read(find_study_folder(study, studies)).entry
+        paths = [*paths, *(Path(entry.runs_directory) / run.run for run in entry.runs)]
+    if not paths:
+        raise UsageError("name the runs to evaluate, or a study with --study.")
+    # A single path may also be a checkpoint, or wrong in a way that its evaluation names.
+    return paths if len(paths) == 1 and not any(paths[0].glob("*/record.json")) else find_runs(paths)
+
+
+def _evaluate_many(
+    runs: list[Path],
+    data: Path,
+    request: EvaluationRequest,
+    shard: str | None,
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    from steepen.evaluation.evaluate_many import choose_shard, evaluate_many
+
+    found = evaluate_many(
+        choose_shard(runs, shard), data, request, report=lambda text: typer.echo(text, err=True), quiet=True,
+        **options,
+    )  # fmt: skip
+    counts = {"evaluated": len(found.evaluated), "skipped": len(found.skipped), "failed": len(found.failed)}
+    if as_json:
+        failed = {str(run): why for run, why in found.failed.items()}
+        scores = [one.scores for one in found.evaluated]
+        typer.echo(json.dumps({**counts, "scores": scores, "reasons": failed}, indent=2))
+    else:
+        typer.echo(
+            f"{counts['evaluated']} runs evaluated, {counts['skipped']} had these scores, "
+            f"{counts['failed']} failed."
+        )
+    if found.failed:
+        run, why = next(iter(found.failed.items()))
+        raise SteepenError(f"{len(found.failed)} runs were not evaluated, {run.name} because: {why}")
+
+
+def score_runs(runs: list[Path], data: Path, request: EvaluationRequest, device: str) -> None:
+    """Evaluate the finished runs of a study, with progress on standard error."""
+    finished = [run for run in runs if (run / "record.json").is_file()]
+    from steepen.evaluation.evaluate_many import evaluate_many
+
+    found = evaluate_many(
+        finished, data, request, report=lambda text: typer.echo(text, err=True), device=device, quiet=True
+    )
+    for run, why in found.failed.items():
+        typer.echo(f"{run.name} was not evaluated: {why}", err=True)
+
+
+def score_request(words: list[str], bundle: Path | None) -> EvaluationRequest | None:
+    """What `steepen study --score` asks for: core, nll (both of the CORE bundle) and kl-depth."""
+    known = ("core", "nll", "kl-depth")
+    for word in words:
+        if word not in known:
+            raise UsageError(f"--score {word!r} is not known: use {', '.join(known)}.")
+    wants_core = bool({"core", "nll"} & set(words))
+    if wants_core and bundle is None:
+        raise UsageError("--score core and nll need the CORE tasks: give their directory with --core.")
+    return make_request(bundle if wants_core else None, kl_depth="kl-depth" in words) if words else None
 
 
 @app.command("filter")

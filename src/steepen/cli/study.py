@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import textwrap
@@ -76,6 +77,18 @@ def study(
             help="Tokens per initial stored parameter of every arm, instead of its recipe's.",
             rich_help_panel=SELECTION,
         ),
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="Also evaluate every run of the study, then answer again: core, nll, kl-depth, "
+            "comma-separated.",
+            rich_help_panel=SELECTION,
+        ),
+    ] = None,
+    core: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the CORE bundle, for --score core and nll.", rich_help_panel=FILES),
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -175,6 +188,7 @@ def study(
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
     from steepen.api.study_data import assumed_data, open_data, study_title, write_recipes
+    from steepen.cli.evaluate import score_request, score_runs
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
@@ -197,6 +211,7 @@ def study(
     )
     chosen = _with_sweep_flops(chosen, sweep_flops)
     choice = choose_recipes(recipe or (), tpp)
+    request = score_request(parse_words(score), core)
     check_device(device, launcher, dry_run)  # before data is prepared
     # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
     planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice)
@@ -220,8 +235,8 @@ def study(
         "recipes": sorted(choice.files), **given,
         **_given(recipe=choice.name, tpp=tpp, sweep_flops=sweep_flops, optimizer=optimizer),
     }  # fmt: skip
-    answer: Answer | None = launch_study(
-        lambda: listed.start(context, given),
+    launch = functools.partial(
+        launch_study, lambda: listed.start(context, given),
         name=title, options=options, data=folder, runs=runs, studies=studies, launcher=launcher, jobs=jobs,
         launcher_options=launcher_options,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
@@ -229,8 +244,13 @@ def study(
         retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
         stand_ins=SIMULATED_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
+    answer: Answer | None = launch()
     if answer is None:  # a dry run
         return
+    if request is not None:
+        score_runs([runs / run for run in dict.fromkeys(answer.runs)], folder, request, device=device)
+        answer = launch()  # the same answer, with the scores
+        assert answer is not None
     written = write_recipes(answer, studies / title)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,108 @@
+"""`steepen eval` of many runs: stores, studies, resuming, shards and failures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steepen.cli.app import main
+from steepen.data import Dataset
+from steepen.errors import UsageError
+from steepen.evaluation.evaluate_many import choose_shard
+from steepen.runs.store import RunDirectory
+from steepen.studies.driver.journal import Journal
+
+
+@pytest.fixture
+def many(trained: Path, tmp_path: Path) -> Path:
+    """A store with three copies of a run, one of which has lost its checkpoints."""
+    store = tmp_path / "runs"
+    for name in ("a", "b", "c"):
+        shutil.copytree(trained, store / name)
+    shutil.rmtree(store / "c" / "checkpoints")
+    return store
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> tuple[dict[str, Any], str]:
+    assert main(["eval", *map(str, words), "--device", "cpu", "--json"]) == code
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+def test_store_is_evaluated_once_and_failures_do_not_stop_it(
+    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (many, "--data", dataset.directory)
+    first, said = evaluated(capsys, 1, *asked)
+    assert (first["evaluated"], first["skipped"], first["failed"]) == (2, 0, 1)
+    assert "1/2 untied-grow d3 (a): validation loss" in said and "left" in said
+    assert [Path(run).name for run in first["reasons"]] == ["c"]
+    again, said = evaluated(capsys, 1, *asked)
+    assert (again["evaluated"], again["skipped"], again["failed"]) == (0, 2, 1)
+    assert "2 runs have these scores already" in said
+    # Another request is another evaluation, and both are in the record.
+    deeper, _ = evaluated(capsys, 0, many / "a", many / "b", "--data", dataset.directory, "--kl-depth")
+    assert deeper["evaluated"] == 2
+    record = RunDirectory(many / "a").record()
+    assert record is not None and {"validation", "kl_depth"} <= set(record.evaluation)
+
+
+def test_runs_of_a_study_are_evaluated(
+    many: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = Journal.open(tmp_path / "studies", "mine", {}, many)
+    record = RunDirectory(many / "a").record()
+    assert record is not None
+    shutil.move(many / "a", many / record.run)
+    journal.add_batch([record.spec])
+    found, _ = evaluated(
+        capsys, 0, "--study", "mine", "--studies", tmp_path / "studies", "--data", dataset.directory
+    )
+    assert found["evaluated"] == 1
+
+
+def test_shards_share_out_all_runs() -> None:
+    runs = [Path(str(i)) for i in range(7)]
+    parts = [choose_shard(runs, f"{i}/3") for i in range(3)]
+    assert sorted(run for part in parts for run in part) == runs and choose_shard(runs, None) == runs
+    for wrong in ("3/3", "1", "a/2", "1/0"):
+        with pytest.raises(UsageError, match="--shard"):
+            choose_shard(runs, wrong)
+
+
+def test_study_asks_for_scores_and_answers_with_them(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one_run.py").write_text(
+        "from steepen.model.arms import find_arm\n"
+        "from steepen.studies.answer import Answer\n"
+        "def depth_study(context):\n"
+        "    arm = find_arm('vanilla')\n"
+        "    spec = context.spec(context.recipe(arm).at_budget(arm, 2, context.size_rule, tokens=4096))\n"
+        "    (record,) = yield [spec]\n"
+        "    found = record.evaluation.get('kl_depth', {}).get('executed')\n"
+        "    return Answer(study='depth-study', question='How deep?', section='', findings=(f'{found}',),\n"
+        "                  values={'executed': found}, runs=(spec.hash,))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [
+        "study",
+        "one_run:depth_study",
+        "--preset",
+        "tiny",
+        "--data",
+        str(dataset.directory),
+        "--device",
+        "cpu",
+    ]
+    assert main([*words, "--score", "kl-depth", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["values"]["executed"] == 2
+    assert main([*words, "--score", "kl-depth,beauty"]) == 2
+    assert "--score 'beauty'" in capsys.readouterr().err
+    assert main([*words, "--score", "core"]) == 2
+    assert "--core" in capsys.readouterr().err
