@@ -246,7 +246,7 @@ def test_run_held_out_by_name_takes_no_part_in_forecast_and_crossings(
     for task in record["evaluation"]["core"]["tasks"].values():
         task["nll"] *= 0.7  # had it been fitted, the forecast would be far better
     record["evaluation"]["core"]["core22"] += 0.2
-    file.write_text(json.dumps(record))
+    write_json(file, with_checksum(record))
     again = answer(capsys, *asked, "--figure", tmp_path / "figure.png")
     assert again["forecast"] == honest["forecast"] and again["compute_for"] == honest["compute_for"]
     assert again["hold_out"][0]["miss"] == pytest.approx(honest["hold_out"][0]["miss"] + 0.2)
