@@ -66,6 +66,8 @@ def test_hub_gives_what_the_directory_gives(tmp_path: Path, tree: Path, hub: Hub
         "train_00000.bin",
         "documents_train.bin",
         "documents_val.bin",
+        "blocks_train.bin",
+        "blocks_val.bin",
     }, "downloads are not kept"
 
 

@@ -21,6 +21,7 @@ from steepen.data import Dataset, Tokenizer
 from steepen.data import prepare as prepare_module
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.lock import file_lock, is_locked
 
 WriteJsonl = Callable[[Path, list[str]], Path]
 
@@ -444,3 +445,38 @@ def test_validation_files_without_text_are_refused(tmp_path: Path, corpus: Path)
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UsageError, match="--val-source has no text"):
         prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("place", ["resolve_source", "_lock"])
+def test_second_process_that_is_delayed_uses_what_the_first_prepared(
+    place: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, out = PrepareRequest((str(corpus),), val_tokens=1_000), tmp_path / "out"
+    original = getattr(prepare_module, place)
+
+    def delayed(*words: Any, **options: Any) -> Any:
+        monkeypatch.setattr(prepare_module, place, original)
+        prepare(request, out)  # the other process, meanwhile
+        (tmp_path / "changed").write_text(str((out / "manifest.json").stat().st_mtime_ns))
+        return original(*words, **options)
+
+    monkeypatch.setattr(prepare_module, place, delayed)
+    found = prepare(request, out)
+    assert found.directory == out and not (tmp_path / "out.partial").exists()
+    assert (tmp_path / "changed").read_text() == str((out / "manifest.json").stat().st_mtime_ns)
+
+
+def test_lock_file_that_its_holder_moved_away_is_not_taken_for_the_lock(tmp_path: Path) -> None:
+    path, stale = tmp_path / "lock", tmp_path / "stale"
+    original, opened = Path.open, []
+
+    def open_and_move(self: Path, *words: Any, **options: Any) -> Any:
+        file = original(self, *words, **options)
+        if not opened:  # the holder moves the file between opening and locking
+            opened.append(self.rename(stale))
+        return file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", open_and_move)
+        with file_lock(path) as holder:
+            assert holder is None and is_locked(path) and not is_locked(stale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,16 @@ import numpy as np
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.shards import HEADER, choose_dtype
+from steepen.data.shards import (
+    BLOCK_TOKENS,
+    HEADER,
+    Shard,
+    TokenStream,
+    choose_dtype,
+    header,
+    read_block_sums,
+    write_block_sums,
+)
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
 from steepen.utils.json_io import with_checksum, write_json
@@ -174,3 +184,63 @@ def test_narrowest_dtype_is_chosen() -> None:
     assert choose_dtype(300, "uint32") == "uint32"
     with pytest.raises(UsageError, match="does not fit uint16"):
         choose_dtype(65_537, "uint16")
+
+
+def flip_bits(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("with_blocks", [True, False], ids=["block checksums", "earlier version"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_altered_ids_are_found_when_they_are_first_read(
+    split: str, with_blocks: bool, copy: Path, dataset: Dataset
+) -> None:
+    if not with_blocks:
+        splits = {name: replace(each, blocks_sha256="") for name, each in dataset.manifest.splits.items()}
+        replace(dataset.manifest, splits=splits).write(copy)
+        assert Dataset.open(copy).identity == dataset.identity
+    record = next(shard for shard in dataset.manifest.shards if shard.split == split)
+    flip_bits(copy / record.file, 64 + 2 * (record.tokens - 1))  # the last id of the shard
+    stream = Dataset.open(copy).tokens(split)
+    with pytest.raises(SteepenError, match=f"{record.file} was altered"):
+        stream.read(record.tokens - 3, record.tokens)
+    with pytest.raises(SteepenError, match=f"{record.file} was altered"):  # and again
+        stream.read(record.tokens - 3, record.tokens)
+
+
+def test_only_the_altered_block_is_refused(tmp_path: Path) -> None:
+    ids = np.arange(3 * BLOCK_TOKENS + 5, dtype="<u2")
+    shards: list[Shard] = []
+    for number, part in enumerate((ids[: 2 * BLOCK_TOKENS + 1], ids[2 * BLOCK_TOKENS + 1 :])):
+        shard = Shard(tmp_path / f"train_{number}.bin", "uint16", len(part), 65_536)
+        shard.path.write_bytes(header("uint16", len(part), 65_536) + part.tobytes())
+        shards.append(shard)
+    checksum = write_block_sums(tmp_path, "train", shards)
+    stream = TokenStream(shards, read_block_sums(tmp_path, "train", checksum))
+    assert np.array_equal(stream.read(0, len(ids)), ids)
+    flip_bits(shards[0].path, 64 + 2 * BLOCK_TOKENS)  # the first id of the second block
+    stream = TokenStream(shards, read_block_sums(tmp_path, "train", checksum))
+    assert np.array_equal(stream.read(5, BLOCK_TOKENS), ids[5:BLOCK_TOKENS])
+    assert np.array_equal(stream.read(2 * BLOCK_TOKENS, len(ids)), ids[2 * BLOCK_TOKENS :])
+    with pytest.raises(SteepenError, match=r"train_0\.bin was altered"):
+        stream.read(BLOCK_TOKENS - 1, BLOCK_TOKENS + 1)
+    flip_bits(tmp_path / "blocks_train.bin", 0)
+    with pytest.raises(SteepenError, match=r"blocks_train\.bin was altered"):
+        read_block_sums(tmp_path, "train", checksum)
+
+
+def test_shard_that_shrinks_while_it_is_in_use_gives_an_error(copy: Path, dataset: Dataset) -> None:
+    stream = Dataset.open(copy).tokens("train")
+    stream.read(0, len(stream))
+    path = copy / dataset.manifest.shards[0].file
+    os.truncate(path, 100)
+    with pytest.raises(SteepenError, match="became shorter while it was read"):
+        stream.read(0, len(stream))
+
+
+def test_altered_document_ends_are_found_before_training(copy: Path) -> None:
+    flip_bits(copy / "documents_train.bin", 8)
+    with pytest.raises(SteepenError, match=r"documents_train\.bin was altered"):
+        Dataset.open(copy).document_ends("train")

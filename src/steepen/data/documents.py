@@ -6,6 +6,7 @@ is the tokens [ends[i-1], ends[i]) of the split, with ends[-1] = 0. Its first to
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -61,8 +62,11 @@ def check_document_ends(path: Path, documents: int) -> None:
         )
 
 
-def read_document_ends(path: Path, documents: int) -> npt.NDArray[np.int64]:
-    """The ends of all documents, memory-mapped read-only, int64."""
-    if not documents:
-        return np.zeros(0, np.int64)
-    return np.asarray(np.memmap(path, ENTRY, mode="r", shape=(documents,)))
+def read_document_ends(path: Path, documents: int, sha256: str) -> npt.NDArray[np.int64]:
+    """The ends of all documents, int64, read-only; raises if the file's SHA-256 is another."""
+    content = path.read_bytes() if documents else b""
+    if documents and hashlib.sha256(content).hexdigest() != sha256:
+        raise SteepenError(
+            f"{path} was altered: its SHA-256 is not the manifest's; restore it or prepare the data again."
+        )
+    return np.frombuffer(content, ENTRY)

@@ -38,11 +38,12 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Totals of one split, and the hash of the file with its document ends."""
+    """Totals of one split, and the hashes of the files with its document ends and block checksums."""
 
     documents: int
     tokens: int
     documents_sha256: str
+    blocks_sha256: str = ""  # of the file with the blocks' checksums; empty: prepared by an earlier version
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Manifest:
     def shards_of(self, directory: Path, split: str) -> list[Shard]:
         """The shard files of one split, in order."""
         return [
-            Shard(directory / record.file, self.dtype, record.tokens, self.tokenizer.size)
+            Shard(directory / record.file, self.dtype, record.tokens, self.tokenizer.size, record.sha256)
             for record in self.shards
             if record.split == split
         ]

@@ -62,6 +62,11 @@ def prepare(
         raise UsageError(f"{out} exists and is not prepared data; choose another directory for --out.")
     partial.mkdir(parents=True, exist_ok=True)
     with _lock(partial):
+        if (out / MANIFEST).is_file():  # another process has finished it since
+            shutil.rmtree(partial, ignore_errors=True)
+            return _open_existing(out, identity)
+        for leftover in partial.glob(f".*{TEMPORARY_SUFFIX}"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
         if not (partial / MANIFEST).is_file():
             job = TokenizationJob(
                 request,
@@ -82,10 +87,10 @@ def prepare(
                 raise
         elif _stored_identity(partial) != identity:
             raise _other_preparation(partial)
-    for leftover in (partial / LOCK, *partial.glob(f".*{TEMPORARY_SUFFIX}")):
-        leftover.unlink(missing_ok=True)
-    sync_directory(partial)
-    partial.replace(out)
+        # Renamed while the lock is held: no other process may begin to prepare in between.
+        (partial / LOCK).unlink(missing_ok=True)
+        sync_directory(partial)
+        partial.replace(out)
     sync_directory(out.parent)
     return Dataset.open(out)
 

@@ -1,23 +1,29 @@
-"""Token shards: a 64-byte header and then ids, little-endian uint16 or uint32, read by memory map.
+"""Token shards: a 64-byte header and then ids, little-endian uint16 or uint32.
 
 header: magic "STEEPTOK" | u32 version | u32 bytes per id | u64 number of ids | u64 vocabulary | 32 zero bytes
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import sha256_of_file, write_atomically
 
 MAGIC = b"STEEPTOK"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32x")
+BLOCK_TOKENS = 1 << 15  # ids under one checksum: 64 kB of uint16
+MAX_OPEN_FILES = 256  # shards that are open at a time
 DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -52,6 +58,7 @@ class Shard:
     dtype: str
     tokens: int
     vocabulary: int
+    sha256: str = ""  # of the file; empty: not known
 
     def check(self) -> None:
         """Compare the file's size and header with the manifest; reads 64 bytes."""
@@ -84,13 +91,27 @@ class Shard:
 
 
 class TokenStream:
-    """The shards of one split as one flat sequence of ids."""
+    """The shards of one split as one flat sequence of ids.
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    Ids are read with `pread`, not through a memory map: a shard that is truncated while it is in use gives
+    an error, not SIGBUS. Every block of a shard is compared with its checksum when it is first read; without
+    `sums` (data prepared by an earlier version) a block is a whole shard.
+    """
+
+    def __init__(self, shards: Sequence[Shard], sums: npt.NDArray[np.uint64] | None = None) -> None:
         self._shards = [shard for shard in shards if shard.tokens]
-        self._arrays = [shard.memory_map() for shard in self._shards]
-        self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
+        self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
         self._offsets: list[int] = self._starts.tolist()
+        self._files: dict[int, FileIO] = {}
+        self._sums = sums
+        longest = max((shard.tokens for shard in self._shards), default=1)
+        self._block = longest if sums is None else BLOCK_TOKENS
+        counts = [-(-shard.tokens // self._block) for shard in self._shards]
+        self._first_blocks = np.cumsum([0, *counts])
+        self._unchecked = np.ones(int(self._first_blocks[-1]), bool)
+        self._left = len(self._unchecked)
+        if sums is not None and len(sums) != self._left:
+            raise SteepenError(f"there are {len(sums):,} checksums for {self._left:,} blocks of tokens.")
 
     def __len__(self) -> int:
         return self._offsets[-1]
@@ -106,22 +127,17 @@ class TokenStream:
         )
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.unsignedinteger]:
-        """The ids [start, stop); a view where one shard holds them all."""
+        """The ids [start, stop)."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens [{start}, {stop}) of {len(self)}")
-        chunks: list[npt.NDArray[np.unsignedinteger]] = []
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            offset = self._offsets[shard]
-            end = min(stop, self._offsets[shard + 1])
-            chunks.append(self._arrays[shard][start - offset : end - offset])
-            start, shard = end, shard + 1
-        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks or [np.zeros(0, np.uint16)])
+        out = np.empty(stop - start, self.dtype)
+        self.copy_pieces(np.array([start]), np.array([stop - start]), out)
+        return out
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """The ids' dtype in the shards."""
-        return self._arrays[0].dtype if self._arrays else np.dtype(np.uint16)
+        return DTYPES[self._shards[0].dtype] if self._shards else np.dtype(np.uint16)
 
     def copy_pieces(
         self,
@@ -130,11 +146,113 @@ class TokenStream:
         out: npt.NDArray[np.unsignedinteger],
     ) -> None:
         """Fill the flat `out` with the ids [starts[i], starts[i] + lengths[i]) of each piece, in order."""
+        if not len(out):
+            return
+        if self._left:
+            self._check(starts, lengths)
+        size = self.dtype.itemsize
+        content = out.view(np.uint8)
         shards = np.searchsorted(self._starts, starts, side="right") - 1
         filled = 0
-        for start, length, shard in zip(starts.tolist(), lengths.tolist(), shards.tolist(), strict=True):
-            first = start - self._offsets[shard]
-            ids = self._arrays[shard][first : first + length]
-            end = filled + length
-            out[filled:end] = ids if len(ids) == length else self.read(start, start + length)
-            filled = end
+        for start, length, first in zip(starts.tolist(), lengths.tolist(), shards.tolist(), strict=True):
+            position, shard, stop = start, first, start + length
+            while position < stop:  # a piece may span shards
+                count = min(stop, self._offsets[shard + 1]) - position
+                end = filled + count * size
+                self._read_bytes(shard, (position - self._offsets[shard]) * size, content[filled:end])
+                position, shard, filled = position + count, shard + 1, end
+
+    def _read_bytes(self, number: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill `out` with the bytes from `offset` on that follow a shard's header."""
+        file = self._files.get(number) or self._open(number)
+        done = os.preadv(file.fileno(), [out], HEADER.size + offset)
+        while 0 < done < len(out):
+            more = os.preadv(file.fileno(), [out[done:]], HEADER.size + offset + done)
+            done = done + more if more else 0
+        if done != len(out):
+            raise SteepenError(
+                f"shard {self._shards[number].path} became shorter while it was read; restore it or prepare "
+                "the data again."
+            )
+
+    def _open(self, number: int) -> FileIO:
+        try:
+            file = FileIO(self._shards[number].path)
+        except OSError as error:
+            path = self._shards[number].path
+            raise SteepenError(f"shard {path} cannot be read ({error.strerror}); prepare it again.") from None
+        if len(self._files) >= MAX_OPEN_FILES:
+            # Not closed here: another thread may be reading it. The last reference closes it.
+            self._files.pop(next(iter(self._files)))
+        self._files[number] = file
+        return file
+
+    def _check(self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+        """Compare the blocks of these pieces with their checksums, those that have not been yet."""
+        first, last = self._blocks_at(starts), self._blocks_at(starts + np.maximum(lengths, 1) - 1)
+        if int((last - first).max(initial=0)) > 1:
+            blocks = np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)])
+        else:
+            blocks = np.concatenate([first, last])
+        for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
+            shard = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
+            if self._sums is None:
+                good = self._shards[shard].sha256 in ("", sha256_of_file(self._shards[shard].path))
+            else:
+                good = self._sum(shard, block - int(self._first_blocks[shard])) == int(self._sums[block])
+            path = self._shards[shard].path
+            if not good:
+                raise SteepenError(
+                    f"shard {path} was altered: its content does not match its checksum; check the data with "
+                    f"`steepen data verify {path.parent}`, then restore it or prepare it again."
+                )
+            if self._unchecked[block]:
+                self._unchecked[block] = False
+                self._left -= 1
+
+    def _blocks_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        shards = np.searchsorted(self._starts, positions, side="right") - 1
+        return self._first_blocks[shards] + (positions - self._starts[shards]) // self._block
+
+    def _sum(self, shard: int, block: int) -> int:
+        size = self.dtype.itemsize
+        count = min(self._block, self._shards[shard].tokens - block * self._block)
+        content = np.empty(count * size, np.uint8)
+        self._read_bytes(shard, block * self._block * size, content)
+        return block_sum(content)
+
+
+def block_sum(content: npt.NDArray[np.uint8] | bytes) -> int:
+    """Checksum of a block: the first 64 bits of its SHA-256."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
+
+
+def blocks_file(directory: Path, split: str) -> Path:
+    """The file with the checksums of a split's blocks, one little-endian uint64 each, shard after shard."""
+    return directory / f"blocks_{split}.bin"
+
+
+def write_block_sums(directory: Path, split: str, shards: Sequence[Shard]) -> str:
+    """Write the checksums of all blocks of a split's shards; returns the SHA-256 of the file."""
+    sums: list[int] = []
+    for shard in shards:
+        size = BLOCK_TOKENS * DTYPES[shard.dtype].itemsize
+        with shard.path.open("rb") as stream:
+            stream.seek(HEADER.size)
+            while content := stream.read(size):
+                sums.append(block_sum(content))
+    path = blocks_file(directory, split)
+    write_atomically(path, np.array(sums, "<u8").tobytes())
+    return sha256_of_file(path)
+
+
+def read_block_sums(directory: Path, split: str, sha256: str) -> npt.NDArray[np.uint64]:
+    """The checksums that `write_block_sums` wrote; raises if the file was altered."""
+    path = blocks_file(directory, split)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise SteepenError(f"{path} was altered; restore it or prepare the data again.")
+    return np.frombuffer(content, "<u8")

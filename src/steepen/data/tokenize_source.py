@@ -21,7 +21,7 @@ from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord,
 from steepen.data.parallel_tokenize import Unit, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import ShardWriter
-from steepen.data.shards import choose_dtype
+from steepen.data.shards import Shard, choose_dtype, write_block_sums
 from steepen.data.sources.source import Source, document_hash
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
@@ -230,11 +230,18 @@ class TokenizationJob:
             writer.finish_shard()
         self._write_journal()
         hashes = {name: sha256_of_file(documents_file(self.directory, name)) for name in documents}
+        blocks: dict[str, str] = {}
+        for name, writer in self.writers.items():
+            shards = [
+                Shard(self.directory / each.file, dtype, each.tokens, tokenizer.size)
+                for each in writer.finished
+            ]
+            blocks[name] = write_block_sums(self.directory, name, shards)
         manifest = Manifest(
             dtype=dtype,
             tokenizer=TokenizerRecord(tokenizer.name, tokenizer.size, tokenizer.identity),
             splits={
-                name: SplitRecord(documents[name], writer.tokens, hashes[name])
+                name: SplitRecord(documents[name], writer.tokens, hashes[name], blocks[name])
                 for name, writer in self.writers.items()
             },
             shards=tuple(shard for writer in self.writers.values() for shard in writer.finished),

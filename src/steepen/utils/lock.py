@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import TextIO
 
 GPU_LOCKS_VARIABLE = "STEEPEN_GPU_LOCKS"  # environment: lock files of the runs on one GPU, without suffix
 _ATTEMPTS = 5  # without `wait`: retry, because `is_locked` of another process holds the lock briefly
@@ -26,14 +27,13 @@ def file_lock(
 
     Shared locks exclude exclusive ones, but not each other.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    with path.open("a+") as file:
-        attempts = 0
-        while True:
+    attempts = 0
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8", errors="replace") as file:
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 attempts += 1
                 if wait or attempts < _ATTEMPTS:
@@ -42,11 +42,22 @@ def file_lock(
                 file.seek(0)
                 yield file.read().strip() or "another process"
                 return
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield None
+            if not _is_current(file, path):  # its holder has deleted or moved the file
+                continue
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield None
+            return
+
+
+def _is_current(file: TextIO, path: Path) -> bool:
+    """Whether an open file is still the one that has the name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def is_locked(path: Path) -> bool:
