@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -18,6 +19,24 @@ class UsageError(SteepenError):
     exit_code = 2
 
 
+MAX_SHOWN = 200  # characters of a value in an error sentence
+
+
+def shorten(text: str, limit: int = MAX_SHOWN) -> str:
+    """The text, or its beginning and "…" if it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def show(value: object) -> str:
+    """A value for an error sentence, as repr prints it but bounded in depth, items and length."""
+    return shorten(_repr.repr(value))
+
+
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxdict, _repr.maxlist, _repr.maxtuple = 3, 8, 8, 8
+_repr.maxstring = _repr.maxother = _repr.maxlong = MAX_SHOWN
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a GPU or the host ran out of memory."""
     import torch
@@ -29,6 +48,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> str:
     """Return up to `count` choices similar to `word`, comma-separated, for the end of an error sentence."""
-    options = list(choices)
+    options, word = list(choices), word[:MAX_SHOWN]
     close = difflib.get_close_matches(word, options, n=count, cutoff=0.4)
     return ", ".join(close or options[: 2 * count])

@@ -276,7 +276,7 @@ def test_run_killed_while_removing_an_old_checkpoint_resumes(
     assert not list(broken.run(spec).checkpoints.glob(".*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     number: signal.Signals,
     make_spec: MakeSpec,

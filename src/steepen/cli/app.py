@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -25,7 +27,8 @@ from steepen.cli import (
     study,
     train,
 )
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, shorten
+from steepen.utils.imports import code_from
 
 # Groups of `steepen --help`, in the order in which a project uses them.
 PLAN = "Plan"
@@ -40,7 +43,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Every command takes --debug, which shows the full traceback of an error.",
+    epilog="Every command takes --debug, which shows the full traceback of an error, and --trust-code, with "
+    "which files may name custom code (module:attribute); names on the command line are trusted.",
 )
 
 
@@ -106,14 +110,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` defaults to `sys.argv[1:]`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or os.environ.get("STEEPEN_DEBUG") == "1"
-    words = [word for word in words if word != "--debug"]
+    trust = "--trust-code" in words
+    words = [word for word in words if word not in ("--debug", "--trust-code")]
+    _mend_streams()
     # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    here = str(Path.cwd())
-    if here not in sys.path:  # at the end, so that `my_module:ARM` is found but never shadows another module
-        sys.path.append(here)
+    with contextlib.suppress(FileNotFoundError):  # the current directory was removed
+        here = str(Path.cwd())
+        if here not in sys.path:  # at the end: `my_module:ARM` is found but never shadows another module
+            sys.path.append(here)
     try:
-        app(args=words, prog_name="steepen")
+        with code_from(words, trust_all=trust):
+            app(args=words, prog_name="steepen")
         return 0
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -141,8 +149,24 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        _print_error(f"internal error: {type(error).__name__}: {error} (add --debug for the traceback).")
+        reason = shorten(str(error))
+        _print_error(f"internal error: {type(error).__name__}: {reason} (add --debug for the traceback).")
         return 70
+
+
+def _mend_streams() -> None:
+    """Open closed standard streams on /dev/null, and print � where an encoding lacks a character."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
 
 
 def _print_error(sentence: str) -> None:

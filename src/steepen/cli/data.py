@@ -188,8 +188,9 @@ def _print(dataset: Dataset, as_json: bool) -> None:
         sizes = {"vocabulary": dataset.vocabulary, "padded_vocabulary": dataset.padded_vocabulary}
         typer.echo(json.dumps({**head, **sizes, **asdict(manifest)}))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from steepen.utils.console import SafeConsole
 
     table = Table(title=str(dataset.directory), title_justify="left")
     for name, justify in (
@@ -202,7 +203,7 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     for name, split in manifest.splits.items():
         shards = sum(shard.split == name for shard in manifest.shards)
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", str(shards))
-    console = Console(highlight=False, soft_wrap=True)
+    console = SafeConsole(highlight=False, soft_wrap=True, markup=False)
     console.print(table)
     padded = f"{dataset.vocabulary:,} ids, {dataset.padded_vocabulary:,} padded"
     console.print(f"source     {manifest.source.get('name', '?')}", markup=False)

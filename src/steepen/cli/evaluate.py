@@ -405,7 +405,7 @@ def filter_(
     selected = [label for label, result in results.items() if result.passed]
     runs = len(groups[arm])
     if out is not None:
-        out.write_text("".join(f"{label}\n" for label in selected))
+        out.write_text("".join(f"{label}\n" for label in selected), encoding="utf-8")
     if as_json:
         values = {label: asdict(result) for label, result in results.items()}
         typer.echo(json.dumps({"arm": arm, "runs": runs, "selected": selected, "tasks": values}, indent=2))
@@ -497,8 +497,9 @@ def print_scores(found: dict[str, Any]) -> None:
 
 
 def _print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from steepen.utils.console import SafeConsole
 
     table = Table(title=f"CORE, convention: {core['convention']}", title_justify="left")
     names = ["task", "shots", "examples", "accuracy", "chance", "centred", "answer NLL"]
@@ -511,7 +512,7 @@ def _print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
         numbers = (f"{task[name]:.4f}" for name in ("accuracy", "baseline", "centered", "nll"))
         extra = [_cell(known.get(label, {}).get(name)) for name in ("centered", "nll")] if known else []
         table.add_row(label, str(task["shots"]), f"{task['examples']:,}", *numbers, *extra)
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     console.width = max(console.width, 125 if known else 100)  # so that labels are not truncated
     console.print(table)
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from steepen.utils.console import SafeConsole
 from steepen.utils.formatting import format_flops
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": 
 @contextmanager
 def spinner(text: str, quiet: bool) -> Generator[Callable[[str], None]]:
     """Show a spinner on a terminal and yield a function that changes its text; a no-op elsewhere."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None
         return
@@ -55,7 +55,7 @@ def spinner(text: str, quiet: bool) -> Generator[Callable[[str], None]]:
 
 def print_analysis(analysis: LadderAnalysis) -> None:
     """Print laws, verdicts, predictions, multipliers, hold-outs and warnings."""
-    console = Console()
+    console = SafeConsole()
     for verdict in analysis.verdicts.values():
         console.print(f"[{STYLES[verdict.growth]}]■[/] {escape(verdict.sentence)}", highlight=False)
         for line in verdict.what_would_change:
@@ -86,7 +86,7 @@ def print_analysis(analysis: LadderAnalysis) -> None:
 
 def print_registered(scored: Sequence[ScoredForecast]) -> None:
     """Print registered forecasts, a line each, with their scores where the runs exist."""
-    console = Console()
+    console = SafeConsole()
     for one in scored:
         style = "green" if one.inside else "dim" if one.inside is None else "bold red"
         console.print(f"[{style}]■[/] {escape(one.sentence())}", highlight=False)
@@ -196,7 +196,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 def print_power(result: Power, found: list[CheapestLadder]) -> None:
     """Print the power of the plan and the cheapest ladders."""
-    console = Console()
+    console = SafeConsole()
     plan = result.plan
     console.print(
         f"{_plan_size(plan)} × 2 arms, {format_flops(plan.lowest)} to {format_flops(plan.highest)} FLOPs"

@@ -155,7 +155,11 @@ def _labels(text: str) -> str | list[str]:
     if text in ("core17", "all"):
         return text
     path = Path(text)
-    words = path.read_text().split() if path.is_file() else [word.strip() for word in text.split(",")]
+    words = (
+        path.read_text(encoding="utf-8").split()
+        if path.is_file()
+        else [word.strip() for word in text.split(",")]
+    )
     labels = [word for word in words if word]
     if not labels:
         raise UsageError(f"--tasks {text!r} names no task; name one or more.")

@@ -64,13 +64,14 @@ def arms(
     if as_json:
         print(json.dumps({"depth": depth, "arms": rows}, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from steepen.utils.console import SafeConsole
 
     table = Table(title=f"Arms at d{depth} (width {128 * depth})", box=None, header_style="bold")
     for column in ("arm", "what it is"):
         table.add_column(column, no_wrap=column == "arm")
-    console = Console()
+    console = SafeConsole()
     wide = console.width >= WIDE  # otherwise descriptions would be cut
     for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
         table.add_column(column, justify="right", no_wrap=True)
@@ -212,12 +213,12 @@ def _show_ladders(rows: list[dict[str, Any]]) -> None:
 
 
 def _show(plan: Plan) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from steepen.utils.console import SafeConsole
     from steepen.utils.formatting import format_bytes
 
-    console = Console()
+    console = SafeConsole()
     facts = plan.to_dict()
     rung = plan.rung
 

@@ -73,10 +73,11 @@ def report(
 
 def _with_progress(steps: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
     """Yield the steps, showing a progress bar in a terminal and a line every 5 seconds elsewhere."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from steepen.utils.console import SafeConsole
+
+    console = SafeConsole(stderr=True)
     columns = (TextColumn("drawing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     start = last_line = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

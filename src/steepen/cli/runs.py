@@ -426,7 +426,7 @@ def _print_sizes(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print(table: Any) -> None:
-    from rich.console import Console
+    from steepen.utils.console import SafeConsole
 
     # A pipe or file has no width: print whole lines.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    SafeConsole(width=None if sys.stdout.isatty() else 200, markup=False).print(table)

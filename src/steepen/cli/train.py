@@ -412,6 +412,7 @@ def _train_on_ranks(
     from steepen.distributed.processes import start_processes
     from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
     from steepen.launch.worker import python_path
+    from steepen.runs.spec import code_digest
     from steepen.utils.json_io import write_json
 
     words = [
@@ -430,6 +431,9 @@ def _train_on_ranks(
         if (value := getattr(options, name)) is not None:
             words.append(f"--{name}" if value else f"--no-{name}")
     words += ["--wait"] if options.wait else []
+    if run.code is not None:
+        code_digest(run.arm, run.optimizer)  # refuses code that is not trusted
+        words.append("--trust-code")
     words += [word for tracker in options.trackers for word in ("--track", tracker)]
     with tempfile.TemporaryDirectory(prefix="steepen-") as folder:
         spec_file = Path(folder) / "spec.json"
@@ -441,7 +445,11 @@ def _train_on_ranks(
             command,
             max_restarts=max_restarts,
             say=lambda sentence: print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr),
-            environment={PARENT_PID_VARIABLE: str(os.getpid()), "PYTHONPATH": python_path()},
+            environment={
+                PARENT_PID_VARIABLE: str(os.getpid()),
+                "PYTHONPATH": python_path(),
+                "PYTHONSAFEPATH": "1",
+            },
         )
     if code:
         raise SystemExit(code)

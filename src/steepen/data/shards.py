@@ -165,9 +165,9 @@ class TokenStream:
     def _read_bytes(self, number: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill `out` with the bytes from `offset` on that follow a shard's header."""
         file = self._files.get(number) or self._open(number)
-        done = os.preadv(file.fileno(), [out], HEADER.size + offset)
+        done = os.preadv(file.fileno(), [out.data], HEADER.size + offset)
         while 0 < done < len(out):
-            more = os.preadv(file.fileno(), [out[done:]], HEADER.size + offset + done)
+            more = os.preadv(file.fileno(), [out[done:].data], HEADER.size + offset + done)
             done = done + more if more else 0
         if done != len(out):
             raise SteepenError(
@@ -219,10 +219,10 @@ class TokenStream:
         count = min(self._block, self._shards[shard].tokens - block * self._block)
         content = np.empty(count * size, np.uint8)
         self._read_bytes(shard, block * self._block * size, content)
-        return block_sum(content)
+        return block_sum(content.data)
 
 
-def block_sum(content: npt.NDArray[np.uint8] | bytes) -> int:
+def block_sum(content: memoryview | bytes) -> int:
     """Checksum of a block: the first 64 bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
 

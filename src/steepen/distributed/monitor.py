@@ -176,7 +176,7 @@ def report_fault(sentence: str, exit_code: int, kind: str) -> bool:
     path = Path(folder) / f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}.json"
     text = json.dumps({"sentence": sentence, "exit_code": exit_code, "kind": kind})
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
     return True
 

@@ -87,7 +87,7 @@ class _Faults:
         """Report what is new."""
         for path in sorted(self.folder.glob("*.json")):
             if path.name not in self.said:
-                fault = json.loads(path.read_text())
+                fault = json.loads(path.read_text(encoding="utf-8"))
                 self.said.add(path.name)
                 self.last = int(fault["exit_code"])
                 self.say(fault["sentence"])

@@ -83,7 +83,7 @@ class RayLauncher(LauncherBase):
             "address": self.address,
             "log_to_driver": False,
             "logging_level": "error",
-            "runtime_env": {"env_vars": {"PYTHONPATH": python_path()}},
+            "runtime_env": {"env_vars": {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}},
         }
         if self.address is None:
             # Never fewer CPUs than the jobs asked for need: --jobs is the user's word about this machine.

@@ -32,6 +32,19 @@ _SUBMITIT_OPTIONS = {
 }
 
 
+def _make_private(folder: Path) -> None:
+    """Make a directory that only its owner may write to: submitit's results in it are pickles."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    if state.st_uid != os.geteuid():
+        raise SteepenError(
+            f"{folder} belongs to another user, whose files would run as code; give a folder of your own "
+            "with --launcher-option folder=DIR."
+        )
+    if state.st_mode & 0o022:
+        folder.chmod(state.st_mode & 0o7755)
+
+
 class SlurmTask:
     """The function of a Slurm job: one attempt. At a time limit or preemption it saves and requeues."""
 
@@ -77,7 +90,7 @@ class SlurmLauncher(LauncherBase):
         self.threads = int(options.pop("threads", 1))
         self.gpus_on_node = int(options.pop("gpus_on_node", 8))
         folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_private(folder)
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster)
             self.executor.update_parameters(

@@ -40,7 +40,9 @@ class TrainCommand:
         """The arguments that follow `program`."""
         run = Path(self.run_directory)
         options = ("--spec", str(run / "spec.json"), "--data", self.data, "--runs", str(run.parent), "--wait")
-        return [*options, *self.arguments]
+        # The launcher has imported the custom code of this spec, so it was trusted.
+        trust = () if self.code is None else ("--trust-code",)
+        return [*options, *trust, *self.arguments]
 
     @property
     def argv(self) -> list[str]:
@@ -186,10 +188,11 @@ def python_path() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with OMP_WAIT_POLICY=PASSIVE: spinning threads slow down concurrent runs."""
+    """This environment, without spinning threads (they slow down concurrent runs), and with a safe path."""
     return {
         **os.environ,
         "PYTHONPATH": python_path(),
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # no module of the current directory replaces another
     }

@@ -47,7 +47,7 @@ def run_program(program: list[str], arguments: list[str]) -> int:
 
 def free_resources() -> None:
     """Free what the last run left: its memory, compiled code for its shapes and signal handlers."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     torch: Any = sys.modules.get("torch")
     if "torch._dynamo" in sys.modules:

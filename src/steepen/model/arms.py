@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
-from steepen.utils.imports import import_object
+from steepen.utils.imports import import_object, trust_code
 
 NORM_AND_INJECT = "norm+inject"
 UNSPLIT = AllocationRule(unsplit=True)
@@ -309,6 +309,7 @@ def _from_module(path: str) -> Arm:
         return _from_block(arm)
     if not isinstance(arm, Arm):
         raise UsageError(f"{path!r} is a {type(arm).__name__}, not a steepen.model.arm.Arm.")
+    trust_code(arm.custom_code)
     return arm
 
 

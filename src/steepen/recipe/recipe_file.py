@@ -41,7 +41,7 @@ def write_recipe(path: Path, content: RecipeFile) -> None:
 def read_recipe(path: Path) -> RecipeFile:
     """Read a recipe file (YAML or JSON); a wrong field is refused by name."""
     try:
-        value: Any = load_yaml(path.read_text())
+        value: Any = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error

@@ -34,8 +34,17 @@ def to_csv(table: Table) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([[_raw(value) for value in row] for row in table.rows])
+    writer.writerows([[_raw(_no_formula(value)) for value in row] for row in table.rows])
     return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula, with an apostrophe before it."""
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def to_markdown(table: Table) -> str:

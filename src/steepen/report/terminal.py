@@ -14,6 +14,7 @@ from steepen.report.groups import ladder_title
 from steepen.report.select_verdicts import primary_verdicts
 from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.studies.answer import Answer, Table
+from steepen.utils.console import SafeConsole
 
 MAX_ROWS = 20  # rows of a table; the report has them all
 GROWTH_STYLES: dict[Growth, str] = {
@@ -30,7 +31,7 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
 
     Tables with a row per run are left to the report. Brackets in names and sentences are not markup.
     """
-    console = console or Console()
+    console = console or SafeConsole()
     _print(console, Text(answer.question, style="bold"))
     console.print()
     for judged in primary_verdicts(answer):

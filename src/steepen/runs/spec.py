@@ -211,7 +211,7 @@ def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
 def read_spec(path: Path) -> RunSpec:
     """Read a spec from a JSON or YAML file."""
     try:
-        value = load_yaml(path.read_text())
+        value = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"the spec file {path} could not be read: {reason}.") from error

@@ -105,6 +105,10 @@ def run_row(run: RunDirectory, *, validate: bool = True) -> RunRow | None:
 def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
     # From JSON values: decoding the whole record takes four times as long (benchmarks/runs_store.py).
     spec = record["spec"]
+    numbers = (spec["shape"]["depth"], spec["seed"], record["tokens"], record["flops"])
+    numbers = (*numbers, record["validation_loss"], record["tokens_per_second"])
+    if not (all(map(is_number, numbers)) and isinstance(spec["arm"]["name"], str)):
+        raise TypeError("a field has a wrong type")
     return RunRow(
         run=name,
         arm=spec["arm"]["name"],

@@ -176,7 +176,7 @@ def load_preset(name: str) -> Preset:
     if not path.is_file():
         raise UsageError(f"there is no preset {name!r}; use {', '.join(preset_names())}, or a YAML file.")
     try:
-        value: Any = load_yaml(path.read_text())
+        value: Any = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the preset {path} could not be read: {str(error).splitlines()[0]}.") from error
     if isinstance(value, dict):

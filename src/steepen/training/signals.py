@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, and stop; a second Ctrl-C stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save, and stop; a second Ctrl-C stops at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Interrupted(SteepenError):
 
 
 class StopSignals:
-    """Records SIGINT or SIGTERM, for the trainer to stop after the current step."""
+    """Records SIGINT, SIGTERM or SIGHUP, for the trainer to stop after the current step."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -32,9 +32,10 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        # A terminal that closes sends SIGHUP, which nohup has the process ignore.
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn, TypeVar, Union
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, shorten, show
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
@@ -55,7 +55,10 @@ def _decoder(kind: Any) -> Decoder:
         return _dataclass(kind)
     if origin is Literal:
         accepted = f"one of {', '.join(map(repr, arguments))}"
-        return lambda value: value if value in arguments else _refuse(value, accepted)
+        # Only text and numbers are compared: a list is never one of them, and `in` would walk through it.
+        return lambda value: (
+            value if isinstance(value, str | int) and value in arguments else _refuse(value, accepted)
+        )
     if origin in (Union, types.UnionType):
         return _union(arguments)
     if origin is tuple:
@@ -116,7 +119,9 @@ def _dataclass(kind: type) -> Decoder:
             value = _without_aliases(value, aliases)
         for name in value:
             if name not in known:
-                raise _InvalidValue(f"has no field {name!r}; the nearest are {nearest(str(name), names)}.")
+                raise _InvalidValue(
+                    f"has no field {show(name)}; the nearest are {nearest(str(name), names)}."
+                )
         arguments: dict[str, Any] = {}
         name = ""
         try:
@@ -140,7 +145,7 @@ def _without_aliases(value: dict[str, Any], aliases: dict[str, str]) -> dict[str
     for name, item in value.items():
         own = aliases.get(str(name).lower(), name)
         if own in found:
-            raise _InvalidValue(f"has {own!r} twice, once as {name!r}.")
+            raise _InvalidValue(f"has {own!r} twice, once as {show(name)}.")
         found[own] = item
     return found
 
@@ -195,7 +200,7 @@ def _dict(decoder: Decoder) -> Decoder:
             for key, item in value.items():
                 items[key] = decoder(item)
         except _InvalidValue as invalid:
-            invalid.path = f".{key}{invalid.path}"
+            invalid.path = f".{shorten(str(key))}{invalid.path}"
             raise
         return items
 
@@ -203,4 +208,4 @@ def _dict(decoder: Decoder) -> Decoder:
 
 
 def _refuse(value: Any, accepted: str) -> NoReturn:
-    raise _InvalidValue(f"= {value!r} is not valid: it must be {accepted}.")
+    raise _InvalidValue(f"= {show(value)} is not valid: it must be {accepted}.")

@@ -125,8 +125,18 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
+# Control characters except newline and tab, and marks that change the direction of text.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """The text with � for every character that could control a terminal or cannot be encoded."""
+    return _UNPRINTABLE.sub("�", text)
+
+
 def wrap_to_terminal(text: str, stream: TextIO) -> str:
-    """Break lines at words to the width of the terminal; unchanged if `stream` is a pipe or a file."""
+    """Break lines at words to the width of the terminal, if `stream` is one; control characters become �."""
+    text = printable(text)
     if not stream.isatty():
         return text
     wrapper = textwrap.TextWrapper(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-from steepen.utils.formatting import format_clock
+from steepen.utils.formatting import format_clock, printable
 
 MIN_BAR, MAX_BAR = 6, 24  # columns of a bar
 LINE_SECONDS = 10.0  # between lines where standard error is not a terminal
@@ -62,10 +62,11 @@ class ProgressDisplay:
         if quiet:
             return
         if sys.stderr.isatty():
-            from rich.console import Console
             from rich.live import Live
 
-            self._console = Console(stderr=True)
+            from steepen.utils.console import SafeConsole
+
+            self._console = SafeConsole(stderr=True)
             self._live = Live(
                 console=self._console,
                 get_renderable=self._render,
@@ -82,9 +83,9 @@ class ProgressDisplay:
         if self.quiet:
             return
         if self._live is not None:
-            self._live.console.print(message, highlight=False, markup=False)
+            self._live.console.print(printable(message), highlight=False, markup=False)
         else:
-            print(message, file=sys.stderr, flush=True)
+            print(printable(message), file=sys.stderr, flush=True)
 
     def update(self, progress: Progress, *, final: bool = False) -> None:
         """Show this state; without a terminal, print its line if the last is old enough or if `final`."""
@@ -122,7 +123,8 @@ class ProgressDisplay:
         grid = Table.grid(padding=(0, 1))
         free = self._console.width - 2 - max((len(r.title) + len(r.text) for r in progress.rows), default=0)
         for row in progress.rows:
-            title, text = Text(row.title, style="bold", no_wrap=True), Text(row.text, no_wrap=True)
+            title = Text(printable(row.title), style="bold", no_wrap=True)
+            text = Text(printable(row.text), no_wrap=True)
             if free < MIN_BAR:  # a narrow terminal: one line of text without a bar
                 grid.add_row(title, Text(" ".join(row.text.split()), no_wrap=True, overflow="ellipsis"))
             else:

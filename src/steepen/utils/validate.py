@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-from steepen.errors import UsageError
+from steepen.errors import UsageError, show
 
 
 def require(holds: bool, owner: str, field: str, value: object, accepted: str) -> None:
     """Raise UsageError unless `holds`: "owner.field = value is not valid: it must be …"."""
     if not holds:
-        raise UsageError(f"{owner}.{field} = {value!r} is not valid: it must be {accepted}.")
+        raise UsageError(f"{owner}.{field} = {show(value)} is not valid: it must be {accepted}.")
 
 
 def require_positive(instance: object, names: tuple[str, ...]) -> None:

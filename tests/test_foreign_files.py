@@ -1,0 +1,197 @@
+"""Files written by others: their names run no code without consent and cannot control the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fake_trainer import record_of
+from run_fixtures import make_spec
+from steepen.cli.app import main
+from steepen.errors import UsageError, show
+from steepen.launch.worker import TrainCommand, TrainProcess
+from steepen.report.table_files import to_csv
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.studies.answer import Table
+from steepen.utils.formatting import printable
+from steepen.utils.imports import code_from, import_object, trust_code
+from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.yaml_io import load_yaml
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12)
+)
+
+
+@pytest.fixture
+def foreign_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current directory that leaves a file when it is imported."""
+    name = f"foreign_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nARM = None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_name_in_a_file_runs_no_code_without_consent(foreign_module: str, tmp_path: Path) -> None:
+    with code_from(["study", "--preset", "p.yaml"]), pytest.raises(UsageError, match="--trust-code"):
+        import_object(f"{foreign_module}:ARM", "arm")
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize("how", ["named", "in a list", "as a value", "--trust-code", "by trusted code"])
+def test_names_on_the_command_line_and_consent_are_enough(
+    how: str, foreign_module: str, tmp_path: Path
+) -> None:
+    name = f"{foreign_module}:ARM"
+    words = {"named": [name], "in a list": [f"--arms=vanilla,{name}"], "as a value": [f"optimizer={name}"]}
+    with code_from(words.get(how, []), trust_all=how == "--trust-code"):
+        if how == "by trusted code":
+            trust_code([name])
+        assert import_object(name, "arm") is None
+    assert (tmp_path / "imported").exists()
+
+
+def test_preset_and_spec_from_elsewhere_run_no_code(
+    foreign_module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = Path(__file__).parents[1] / "src/steepen/studies/presets/tiny.yaml"
+    preset = {**load_yaml(shipped.read_text(encoding="utf-8")), "arms": [f"{foreign_module}:ARM"]}
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(preset))
+    assert main(["study", "ladder", "--preset", "p.yaml", "--dry-run"]) == 2
+    assert "--trust-code" in capsys.readouterr().err
+    assert not (tmp_path / "imported").exists()
+
+
+def test_worker_does_not_import_modules_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("yaml", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\n")
+    script = tmp_path / "elsewhere" / "program.py"
+    script.parent.mkdir()
+    script.write_text("import json, yaml; yaml.safe_load('a')\n")
+    monkeypatch.chdir(tmp_path)
+    command = TrainCommand(str(tmp_path / "run"), "data", program=(str(script),))
+    process = TrainProcess(command)
+    assert process.wait().exit_code == 0
+    process.worker.close()
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "text", [BOMB, "a: " + "[" * 3000 + "]" * 3000, "&a [*a]", "a: 2000-99-99", "? [a]\n: b"]
+)
+def test_absurd_yaml_is_refused_at_once(text: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(yaml.YAMLError):
+        load_yaml(text)
+    assert time.monotonic() - began < 5
+
+
+def test_error_sentences_are_short_whatever_the_value() -> None:
+    nested: list[object] = []
+    for _ in range(500):
+        nested = [nested, "x" * 100]
+    for value in ("x" * 10**6, [0] * 10**6, {i: i for i in range(1000)}, nested, 10**4000):
+        assert len(show(value)) <= 201
+    with pytest.raises(UsageError) as error:
+        RunSpec.from_dict({"arm": "x" * 10**6, "y" * 10**6: 1})
+    assert len(str(error.value)) < 1000
+
+
+EVIL_NAMES = ["[/red]", "[link=http://x]y[/link]", "\x1b[2J\x1b]0;owned\x07", "a\rb", "\u202eevil", "[bold]"]
+
+
+@pytest.mark.parametrize("name", EVIL_NAMES)
+def test_name_of_an_arm_cannot_hide_runs_or_control_the_terminal(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = RunStore(tmp_path / "runs")
+    for seed in (1, 2):
+        spec = make_spec(seed)
+        value = record_of(spec, 3.5).to_dict()
+        if seed == 1:
+            value["spec"]["arm"]["name"] = name
+        write_json(store.run(spec).record_file, with_checksum(value))
+    assert main(["runs", "--runs", str(store.root)]) == 0
+    out = capsys.readouterr().out
+    assert make_spec(1).hash in out and make_spec(2).hash in out
+    assert printable(out) == out and "\r" not in out
+
+
+def test_cells_of_a_csv_file_are_no_formulas() -> None:
+    rows = (("=cmd()", -1.5), ("+1", 2), ("@x", 3), ("vanilla", 4))
+    found = list(csv.reader(io.StringIO(to_csv(Table("runs", ("arm", "loss"), rows)))))[1:]
+    assert found == [["'=cmd()", "-1.5"], ["'+1", "2"], ["'@x", "3"], ["vanilla", "4"]]
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+@pytest.mark.parametrize("words", [["arms"], ["--help"]])
+def test_output_degrades_where_the_encoding_lacks_characters(
+    words: list[str], settings_: dict[str, str], tmp_path: Path
+) -> None:
+    command, environment = [sys.executable, "-m", "steepen", *words], {**os.environ, **settings_}
+    done = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_closed_output_and_removed_directory_give_no_traceback(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; {sys.executable} -m steepen runs --runs {tmp_path} >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(value=st.dictionaries(st.text(), json_values, max_size=6))
+@settings(max_examples=50, deadline=None)
+def test_checksum_survives_json_and_notices_a_change(value: dict[str, object]) -> None:
+    value.pop("checksum", None)
+    stored = parse_json(json.dumps(with_checksum(value)))
+    assert without_checksum(stored) == value
+    with pytest.raises(ValueError, match="checksum"):
+        without_checksum({**stored, "added": 1, "more": len(value)})
+
+
+@given(text=st.text(alphabet="[]{}:&*!-?'\"\n ,#|>%@ab1.e", max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_read_as_yaml_or_refused(text: str) -> None:
+    try:
+        load_yaml(text)
+    except yaml.YAMLError:
+        return
+
+
+@given(value=json_values)
+@settings(max_examples=100, deadline=None)
+def test_any_value_is_read_as_a_spec_or_refused(value: object) -> None:
+    with pytest.raises(UsageError):
+        RunSpec.from_dict(value)
+
+
+@given(text=st.text())
+def test_printable_text_has_no_control_characters(text: str) -> None:
+    found = printable(text)
+    assert "\x1b" not in found and len(found) == len(text) and printable(found) == found
