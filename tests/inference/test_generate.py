@@ -196,3 +196,14 @@ def test_a_run_without_a_tokenizer_is_refused(trained: Path, tmp_path: Path) -> 
 def test_a_network_without_a_core_runs_one_pass(make_network: Callable[..., Network]) -> None:
     with pytest.raises(UsageError, match="vanilla has no core to repeat"):
         continue_tokens(make_network("vanilla"), PROMPTS, 3, passes=2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, 0.9, seed=4)], ids=["greedy", "sampled"])
+def test_tokens_of_cuda_graphs_equal_uncached_tokens(
+    sampling: Sampling, make_network: Callable[..., Network]
+) -> None:
+    network = make_network("loop-2", dtype=torch.float64, context=600).cuda()
+    network.reset_rotary()
+    found = [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling)]  # two graphs
+    assert found == [each.tokens for each in continue_tokens(network, PROMPTS, 400, sampling, cache=False)]

@@ -1,0 +1,91 @@
+"""Runs as models of the LM Evaluation Harness (lm-eval), under the name `steepen`.
+
+python -m steepen.inference.lm_eval_model --model steepen --model_args run=runs/HASH --tasks TASK
+
+The module runs lm-eval's own command line after registering the model. The package also declares it as an
+entry point of the group `lm_eval.models`, for versions of lm-eval that read entry points (0.4.13 does not).
+"""
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUntypedClassDecorator=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from transformers import PreTrainedTokenizerFast
+
+from steepen.data.tokenizer import END_OF_TEXT
+from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.load import LoadedRun, load
+from steepen.inference.export import network_config
+from steepen.inference.hf_tokenizer import to_hugging_face
+from steepen.inference.modeling_steepen import SteepenConfig, SteepenForCausalLM
+from steepen.inference.weights import network_weights
+from steepen.inference.weights import to_hugging_face as hugging_face_weights
+
+
+def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any]:
+    """The network of a run as a model of transformers, and its tokenizer."""
+    if run.spec.arm.custom_code:
+        raise UsageError(f"the arm {run.spec.arm.name} has custom code, which transformers does not know.")
+    if run.tokenizer is None:
+        raise SteepenError(f"{run.checkpoint.run} has no tokenizer.json: it is a run of an earlier version.")
+    end = run.tokenizer.end_of_text
+    config: dict[str, Any] = {**network_config(run), "bos_token_id": end, "eos_token_id": end}
+    if passes is not None:
+        config["passes"] = int(passes)
+    model = SteepenForCausalLM(SteepenConfig(**config, pad_token_id=end))
+    model.load_state_dict(hugging_face_weights(network_weights(run.network)))
+    model = model.to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=to_hugging_face(run.tokenizer),
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=run.spec.shape.context,
+    )
+    return model.eval(), tokenizer
+
+
+@register_model("steepen")
+class SteepenLM(HFLM):
+    """lm-eval's class for transformers with a run: `run=DIR[,passes=K,precision=bf16,device=cuda]`.
+
+    Every text is preceded by <|endoftext|>, as in training.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        passes: int | None = None,
+        precision: str = "auto",
+        device: str | None = None,
+        batch_size: int | str | None = 1,
+        max_batch_size: int | None = 64,
+        **kwargs: Any,
+    ) -> None:
+        loaded = load(run, device=device or "auto", precision=precision)
+        model, tokenizer = as_transformers(loaded, passes)
+        super().__init__(
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            max_length=loaded.spec.shape.context,
+            batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            add_bos_token=True,
+            **kwargs,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self.model.device
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
