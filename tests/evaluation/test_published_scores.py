@@ -131,3 +131,11 @@ def test_every_published_checkpoint_is_found(reference_data: Callable[[str], Pat
         assert scores["validation_loss"] == float(loss)
         found += 1
     assert found == 74
+    for table in ("effective_depth.csv", "passes_at_test_time.csv"):
+        for arm, depth in {
+            tuple(row.split(",")[:2]) for row in (folder / table).read_text().splitlines()[1:]
+        }:
+            scores, reason = find_published(folder, *full_size(arm, int(depth)), FINEWEB)
+            assert scores is not None, reason
+            value = scores["kl_depth" if "depth" in table else "test_time_passes"]
+            assert value is not None, (arm, depth)

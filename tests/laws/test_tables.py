@@ -31,7 +31,7 @@ COLUMNS = {name: [record[name] for record in RECORDS] for name in ("arm", "flops
         CSV.replace(",", "|").encode(),
         GERMAN.encode(),
         ("\n\n" + CSV.replace("\n", "\r\n")).encode(),
-        gzip.compress(CSV.encode()),
+        gzip.compress(CSV.encode(), mtime=0),
         json.dumps(RECORDS).encode(),
         json.dumps(RECORDS, indent=2).encode(),
         json.dumps(COLUMNS).encode(),

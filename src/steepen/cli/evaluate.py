@@ -466,7 +466,7 @@ def print_scores(found: dict[str, Any]) -> None:
         f"{validation['tokens']:,} tokens)"
     )
     published = found.get("published") or {}
-    if published:
+    if published.get("validation_loss") is not None:
         typer.echo(
             f"published {published['arm']} d{published['depth']} on {published['corpus']} "
             f"({published['flops']:.3e} FLOPs): validation loss {published['validation_loss']:.4f}"

@@ -62,7 +62,10 @@ def shard_network(
     """
     mesh = mesh or init_device_mesh(world.device.type, (world.size,))
     wide = torch.float64 if world.device.type == "cpu" else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype or wide)
+    # Inputs of blocks keep their dtype: the residual stream may be wider than the weights.
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=reduce_dtype or wide, cast_forward_inputs=False
+    )
 
     def place(parameter: nn.Parameter) -> Shard:
         return Shard(shard_dimension(parameter.shape, world.size))

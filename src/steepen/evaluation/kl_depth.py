@@ -93,7 +93,7 @@ def measure_kl_depth(
     # One sequence at a time, because the hidden states of every block are in memory at once.
     for done, (inputs, _) in enumerate(tensor_batches(validation, rows=1), start=1):
         tokens = inputs.to(device)
-        hidden = [network.embed(tokens, network.compute_dtype or network.embedding.dtype)]
+        hidden = [network.embed(tokens, network.stream_dtype)]
         network.hidden_states(tokens, passes, visit=hidden.append)
         assert len(hidden) == 1 + len(stages)
         total += _kl_to_final(network, hidden, direction)

@@ -22,6 +22,7 @@ DEPTH_TABLE, PASSES_TABLE = "effective_depth.csv", "passes_at_test_time.csv"
 CORPORA = {"HuggingFaceFW/fineweb": "fineweb", "HuggingFaceFW/fineweb-edu": "fineweb-edu"}
 # The published networks: width 128 per unit of depth, GPT-2's vocabulary padded, context 2,048.
 WIDTH_PER_DEPTH, VOCABULARY, CONTEXT = 128, 50_304, 2_048
+MEASURED_CORPUS = "fineweb"  # of the tables of KL depth and test-time passes
 
 
 def find_published(
@@ -38,46 +39,58 @@ def find_published(
     corpus = CORPORA.get(str(source.get("repository")))
     if corpus is None:
         return None, "the data was not prepared from fineweb or fineweb-edu"
+    depth = str(shape.depth)
     found = [
-        row
-        for row in _read(folder / CORE_TABLE)
-        if (row["corpus"], row["arm"], row["depth"]) == (corpus, arm.name, str(shape.depth))
+        row for row in _read(folder / CORE_TABLE) if row["corpus"] == corpus and _matches(row, arm, depth)
     ]
-    if not found:
+    tables = (DEPTH_TABLE, PASSES_TABLE) if corpus == MEASURED_CORPUS else ()
+    if not found and not any(_matches(row, arm, depth) for table in tables for row in _read(folder / table)):
         return None, f"there is no published {arm.name} d{shape.depth} on {corpus}"
     published_shape = (WIDTH_PER_DEPTH * shape.depth, VOCABULARY, CONTEXT)
     if (shape.width, shape.vocabulary, shape.context) != published_shape or find_arm(arm.name) != arm:
         return None, f"the run's network is not the published {arm.name} d{shape.depth}"
-    return _scores(folder, found[0], corpus, arm.name, str(shape.depth)), ""
+    return _scores(folder, found[0] if found else {}, corpus, arm, depth), ""
 
 
-def _scores(folder: Path, row: Mapping[str, str], corpus: str, arm: str, depth: str) -> dict[str, Any]:
+def _matches(row: Mapping[str, str], arm: Arm, depth: str) -> bool:
+    """Whether a row of a table is of this arm and depth."""
+    if row["depth"] != depth:
+        return False
+    from steepen.model.arms import find_arm
+
+    try:
+        return find_arm(row["arm"]).name == arm.name  # the tables use the paper's names too
+    except UsageError:
+        return False
+
+
+def _scores(folder: Path, row: Mapping[str, str], corpus: str, arm: Arm, depth: str) -> dict[str, Any]:
     tasks = {
         task["task"]: {"nll": _number(task["answer_nll"]), "centered": _number(task["centered_accuracy"])}
         for task in _read(folder / TASK_TABLE)
-        if (task["corpus"], task["arm"], task["depth"]) == (corpus, arm, depth)
+        if task["corpus"] == corpus and _matches(task, arm, depth)
     }
     scores: dict[str, Any] = {
         "corpus": corpus,
-        "arm": arm,
+        "arm": arm.name,
         "depth": int(depth),
-        "flops": _number(row["compute_flops"]),
-        "validation_loss": _number(row["val_loss"]),
-        "core22": _number(row["core_accuracy"]),
-        "core22_seed_sd": _number(row["core_accuracy_std"]),
-        "core17": _number(row["core17_accuracy"]),
-        "core17_seed_sd": _number(row["core17_accuracy_std"]),
-        "nll22": _number(row["answer_nll"]),
+        "flops": _number(row.get("compute_flops", "")),
+        "validation_loss": _number(row.get("val_loss", "")),
+        "core22": _number(row.get("core_accuracy", "")),
+        "core22_seed_sd": _number(row.get("core_accuracy_std", "")),
+        "core17": _number(row.get("core17_accuracy", "")),
+        "core17_seed_sd": _number(row.get("core17_accuracy_std", "")),
+        "nll22": _number(row.get("answer_nll", "")),
         "tasks": tasks,
         "kl_depth": None,
         "test_time_passes": None,
     }
-    if corpus != "fineweb":  # the other two tables are of the FineWeb runs
+    if corpus != MEASURED_CORPUS:
         return scores
     for one in _read(folder / DEPTH_TABLE):
-        if (one["arm"], one["depth"]) == (arm, depth):
+        if _matches(one, arm, depth):
             scores["kl_depth"] = _number(one["effective_depth"])
-    curve = [one for one in _read(folder / PASSES_TABLE) if (one["arm"], one["depth"]) == (arm, depth)]
+    curve = [one for one in _read(folder / PASSES_TABLE) if _matches(one, arm, depth)]
     if curve:
         losses = {int(one["eval_passes"]): float(one["val_loss"]) for one in curve}
         trained = int(curve[0]["trained_passes"])

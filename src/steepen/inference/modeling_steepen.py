@@ -49,7 +49,7 @@ class SteepenConfig(PretrainedConfig):
         rope_table: str = "fp32",
         qk_scale: float = 1.0,
         softcap: float | None = None,
-        residual_stream: str = "bf16",
+        residual_stream: str = "fp32",
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:

@@ -168,7 +168,7 @@ class Arm:
 
     name: str
     title: str = ""
-    core_boundary: str = "identity"  # φ, before each core pass
+    core_boundary: str = "identity"  # φ, between two core passes
     coda_boundary: str = "identity"  # ρ, before the coda
     tied: bool = True
     passes: PassSchedule = field(default_factory=PassSchedule)

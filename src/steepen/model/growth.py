@@ -1,8 +1,8 @@
 """Growth: more core passes from some step on.
 
 Tied growth changes only the number of passes. Untied growth stacks copies of the trained cores: core k of
-the grown network starts as core (k mod K₀) of the old one (Algorithm 1). `steepen.optim.state` copies the
-optimizer state of the new cores.
+the grown network starts as core (k mod K₀) of the old one (Algorithm 1). Their
+optimizer state is zero, or copied too (`OptimizerConfig.growth_state`).
 """
 
 from __future__ import annotations
