@@ -25,6 +25,7 @@ from steepen.recipe.hardware import find_accelerator, largest_micro_batch, train
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import BASE, INITIAL, PAPER, recipe_of
 from steepen.recipe.planner import make_plan
+from steepen.recipe.recipe import ScalingRule
 
 KEYS = {
     "arm", "depth", "width", "heads", "allocation", "stored_parameters", "initial_stored_parameters",
@@ -337,6 +338,29 @@ def test_growth_fraction_of_a_budget_follows_its_own_tokens_per_parameter(name: 
     tpp = twice.flops.total / matrix / twice.initial_stored_parameters
     assert twice.rho == pytest.approx(recipe.growth_law.rho(arm, twice.shape, tpp), rel=1e-3)
     assert twice.rho is not None and usual.rho is not None and twice.rho != pytest.approx(usual.rho, rel=0.02)
+
+
+def test_any_hyperparameter_can_scale_with_size() -> None:
+    arm = find_arm("vanilla")
+    rules = (
+        ScalingRule("WD", -0.5),
+        ScalingRule("output_multiplier", -1.0, "width"),
+        ScalingRule("warmdown_fraction", 3.0),
+    )
+    recipe = replace(recipe_of(arm), scaling=rules)
+    plain, at_base, large = (
+        recipe_of(arm).base,
+        recipe.hyperparameters(arm, 8),
+        recipe.hyperparameters(arm, 16),
+    )
+    assert at_base == recipe_of(arm).hyperparameters(arm, 8)
+    ratio = make_plan(arm, depth=16).rung.stored_parameters / make_plan(arm, depth=8).rung.stored_parameters
+    assert large.weight_decay == pytest.approx(plain.weight_decay * ratio**-0.5)
+    assert large.output_multiplier == pytest.approx(plain.output_multiplier / 2)
+    assert large.warmdown_fraction == 1.0
+    assert large.learning_rate == recipe_of(arm).hyperparameters(arm, 16).learning_rate
+    with pytest.raises(UsageError, match="hyperparameter"):
+        ScalingRule("beta1", 0.5)
 
 
 def test_schedule_with_fixed_growth_times_needs_no_growth_law() -> None:

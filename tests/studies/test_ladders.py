@@ -324,6 +324,20 @@ def test_other_optimizer_is_tuned_before_its_ladder_is_compared(tiny: StudyConte
     assert any(table.title.endswith("Recipes of the optimizers") for table in answer.tables)
 
 
+def test_scaled_hyperparameters_have_ladders_of_their_own(paper: StudyContext) -> None:
+    formula = Formula(lambda spec: 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11)
+    answer = formula.answer(ablations(paper, parts=["hyperparameters"], rungs=[6, 8, 10, 12]))
+    judged = answer.values["hyperparameters"]["flops"]
+    assert judged["reference"] == "vanilla"
+    assert len(judged["arms"]) == 7 and "vanilla (muP output)" in judged["arms"]
+    at_12 = {spec.hyperparameters.output_multiplier for spec in formula.specs if spec.shape.depth == 12}
+    base = BASE["vanilla"].output_multiplier
+    assert min(at_12) == pytest.approx(base * 8 / 12) and len(at_12) == 3
+    # At the base size every scaled recipe is the same run.
+    at_8 = {spec.hash for spec in formula.specs if spec.shape.depth == 8}
+    assert len(at_8) == 2  # and one with a longer warm-down
+
+
 def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:
     def flat(spec: RunSpec) -> float:
         return 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11

@@ -339,6 +339,24 @@ def test_screen_part_sweeps_every_hyperparameter(paper: StudyContext) -> None:
     }
 
 
+def test_screen_sweeps_schedule_and_adam_over_listed_values(paper: StudyContext) -> None:
+    def surface(spec: RunSpec) -> float:
+        h = spec.hyperparameters
+        return 3.0 + 0.5 * (h.beta2 - 0.98) ** 2 + 0.05 * (h.warmdown_fraction - 0.6) ** 2
+
+    formula = Formula(surface)
+    answer = formula.answer(lr_rule(paper, parts=["screen"]))
+    tried = {name: {getattr(s.hyperparameters, name) for s in formula.specs} for name in DISCRETE}
+    assert tried["warmdown_fraction"] >= {0.2, 0.6, 0.8, 1.0} and tried["warmup_steps"] >= {0, 5, 10, 20}
+    assert tried["beta2"] >= {0.90, 0.98, 0.99} and tried["adam_eps"] >= {1e-8, 1e-6}
+    panel = next(panel for panel in answer.panels if panel.title.endswith(": warmdown_fraction"))
+    points = next(series for series in panel.series if series.kind == "points")
+    assert set(points.x) >= {0.2, 0.6, 0.8, 1.0}
+    best = min(zip(points.y, points.x, strict=True))
+    assert best[1] == 0.6
+    assert "warmdown_fraction" in answer.findings[0]
+
+
 def whole_surface(context: StudyContext):
     """All four stages at once: every optimum is known."""
     base = context.stored_parameters(find_arm("untied-2"), 8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
@@ -17,8 +19,33 @@ from steepen.recipe.accounting import (
     stored_parameters,
 )
 from steepen.recipe.growth_law import GrowthLaw
-from steepen.recipe.hyperparameters import Hyperparameters
+from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.utils.validate import require, require_positive
+
+# What a rule may scale: numbers that keep their meaning when multiplied.
+SCALABLE = (
+    "embedding_lr_multiplier", "head_lr_multiplier", "residual_multiplier", "output_multiplier",
+    "injection_weight", "weight_decay", "embedding_init_std", "init_scale", "warmdown_fraction",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """A hyperparameter as a power of size: base·(size/size at the base depth)^exponent.
+
+    `by` is "parameters" (stored at the start) or "width"; muP's output multiplier has exponent −1 by width.
+    """
+
+    hyperparameter: str
+    exponent: float
+    by: Literal["parameters", "width"] = "parameters"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hyperparameter", full_name(self.hyperparameter))
+        known = self.hyperparameter in SCALABLE
+        require(known, "ScalingRule", "hyperparameter", self.hyperparameter, f"one of {', '.join(SCALABLE)}")
+        require(math.isfinite(self.exponent), "ScalingRule", "exponent", self.exponent, "a finite number")
+        require(self.by in ("parameters", "width"), "ScalingRule", "by", self.by, "parameters or width")
 
 
 @dataclass(frozen=True)
@@ -41,6 +68,9 @@ class Recipe:
     growth_law: GrowthLaw | None = None  # law that gives rho at every other size and budget
     batch_tokens: int = 524_288
     measured: tuple[int, int] | None = None  # the depths its ladder was measured at
+    scaling: tuple[
+        ScalingRule, ...
+    ] = ()  # of other hyperparameters than the learning rate; none in the paper
 
     def __post_init__(self) -> None:
         require_positive(self, ("base_depth", "batch_tokens"))
@@ -59,8 +89,18 @@ class Recipe:
         return anchor * (base / size) ** -self.learning_rate_exponent  # the authors' order of operations
 
     def hyperparameters(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> Hyperparameters:
-        """The base values with the learning rate of this depth."""
-        return replace(self.base, learning_rate=self.learning_rate(arm, depth, size_rule))
+        """The base values with the learning rate of this depth, and what else scales with size."""
+        scaled = {rule.hyperparameter: self._scaled(rule, arm, depth, size_rule) for rule in self.scaling}
+        return replace(self.base, learning_rate=self.learning_rate(arm, depth, size_rule), **scaled)
+
+    def _scaled(self, rule: ScalingRule, arm: Arm, depth: int, size_rule: SizeRule | None) -> float:
+        shapes = arm.shape(depth, size_rule), arm.shape(self.base_depth, size_rule)
+        if rule.by == "width":
+            size, base = (float(shape.width) for shape in shapes)
+        else:
+            size, base = (float(stored_parameters(arm, shape, arm.passes.initial)) for shape in shapes)
+        value = getattr(self.base, rule.hyperparameter) * (size / base) ** rule.exponent
+        return min(1.0, value) if rule.hyperparameter == "warmdown_fraction" else value
 
     def with_tpp(self, tpp: float) -> Recipe:
         """The recipe at other tokens per parameter; ρ listed for its own no longer applies."""

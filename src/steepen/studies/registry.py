@@ -105,7 +105,7 @@ STUDIES: dict[str, StudyEntry] = {
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
             "Which design choices account for the gains?", adaptive=True,
             parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
-                   "constant"),
+                   "hyperparameters", "constant"),
         ),
         StudyEntry(
             "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",

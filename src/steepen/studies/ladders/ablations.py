@@ -9,6 +9,7 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
+from steepen.recipe.recipe import ScalingRule
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
@@ -54,10 +55,19 @@ ABLATION_GROUPS = (
     AblationGroup("optimizer", "Does Muon's gain over other optimizers persist with scale?", ()),
     AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     AblationGroup(
+        "hyperparameters", "Does scaling more than the learning rate change Vanilla's law?", ("vanilla",)
+    ),
+    AblationGroup(
         "constant", "How do the arms compare under constant recipes?",
         ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow"),
     ),
 )  # fmt: skip
+# Vanilla's drift around its scaled rate in the paper's table, to one decimal, and muP's rule for the output.
+VANILLA_SCALINGS: dict[str, tuple[ScalingRule, ...]] = {
+    "output multiplier N^+0.5": (ScalingRule("output_multiplier", 0.5),),
+    "weight decay N^-0.1": (ScalingRule("weight_decay", -0.1),),
+    "muP output": (ScalingRule("output_multiplier", -1.0, "width"),),
+}
 PARTS = tuple(group.part for group in ABLATION_GROUPS)
 
 
@@ -97,6 +107,16 @@ def _judged(
 
 def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) -> list[LadderSpec]:
     ladders = [ladder_spec(context, find_arm(name), rungs) for name in group.arms]
+    if group.part == "hyperparameters":
+        (own,) = ladders
+        flat = replace(own.recipe, learning_rate_exponent=0.0)
+        recipes = {
+            **{name: replace(own.recipe, scaling=rules) for name, rules in VANILLA_SCALINGS.items()},
+            "warm-down 1": replace(own.recipe, base=replace(own.recipe.base, warmdown_fraction=1.0)),
+            "constant": flat,
+            "constant, muP output": replace(flat, scaling=VANILLA_SCALINGS["muP output"]),
+        }
+        ladders += [replace(own, recipe=recipe, variant=name) for name, recipe in recipes.items()]
     if group.part == "constant":
         ladders = [
             replace(ladder, recipe=replace(ladder.recipe, learning_rate_exponent=0.0)) for ladder in ladders

@@ -18,6 +18,7 @@ from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Study
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
+from steepen.studies.stages.chain_tuning import DISCRETE
 from steepen.studies.stages.lr_rule_report import HyperparameterSweeps, LearningRateRule, lr_rule_answer
 
 PARTS = ("drift", "screen")
@@ -32,6 +33,10 @@ SCREENED = (
     "embedding_init_std",
     "init_scale",
 )
+# Schedule and Adam settings have listed values (those of chain tuning) instead of multiples.
+LISTED: dict[str, tuple[float, ...]] = {
+    name: values for settings in DISCRETE.values() for name, values in settings.items()
+}
 
 
 Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], HyperparameterSweeps]
@@ -70,7 +75,7 @@ def sweep_arms(
         if "screen" in parts:
             names = [
                 name for name in SCREENED if name != "injection_weight" or arm.core_boundary != "identity"
-            ]
+            ] + list(LISTED)
             depths = context.preset.grids.lr_rule.screen_depths
             recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
             works.append(_listed(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
@@ -168,10 +173,7 @@ def sweep_hyperparameters(
     for depth in depths:
         rung = recipe.at(arm, depth, context.size_rule)
         for name in names:
-            for multiple in sorted(multiples):
-                value = getattr(rung.hyperparameters, name) * multiple
-                if not value and multiple != 1.0:
-                    continue  # a base value of zero has no multiples
+            for multiple, value in swept_values(name, getattr(rung.hyperparameters, name), multiples):
                 changed = replace(rung.hyperparameters, **{name: value})
                 keys.append((name, depth, multiple))
                 specs.append(context.spec(replace(rung, hyperparameters=changed)))
@@ -182,6 +184,8 @@ def sweep_hyperparameters(
         rows[name].append((depth, multiple, loss, run))
     drifts: dict[str, Drift] = {}
     for name in names:
+        if name in LISTED:
+            continue  # listed values are compared, without a parabola of their logarithms
         slices: list[HyperparameterSweep] = []
         for depth in depths:
             own = [(m, loss) for d, m, loss, _ in rows[name] if d == depth and math.isfinite(loss)]
@@ -198,8 +202,19 @@ def sweep_hyperparameters(
         drifts=drifts,
         rows=rows,
         base_losses={depth: table[first, depth, 1.0][0] for depth in depths},
+        listed=tuple(name for name in names if name in LISTED),
         tokens={depth: recipe.at(arm, depth, context.size_rule).tokens for depth in depths},
     )
+
+
+def swept_values(name: str, base: float, multiples: Sequence[float]) -> list[tuple[float, float]]:
+    """(x, value) to try: multiples of the base, or the listed values of schedule and Adam settings."""
+    if name in LISTED:
+        typed = int if name == "warmup_steps" else float
+        values = sorted({typed(value) for value in (base, *LISTED[name])})
+        return [(value, value) for value in values]
+    # A base value of zero has no multiples.
+    return [(multiple, base * multiple) for multiple in sorted(multiples) if base or multiple == 1.0]
 
 
 def _recipe_words(kind: str, recipe: Recipe) -> str:

@@ -37,6 +37,7 @@ class HyperparameterSweeps:
     rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
     base_losses: dict[int, float]  # loss at the base values, by depth
     tokens: dict[int, int]
+    listed: tuple[str, ...] = ()  # hyperparameters swept over listed values, not multiples of the base
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,13 @@ def _exponent(law: PowerLawFit) -> str:
 
 
 def _screened(one: HyperparameterSweeps) -> str:
-    ranked = sorted(((d.span or 0.0, name) for name, d in one.drifts.items()), reverse=True)
+    spans = {name: d.span or 0.0 for name, d in one.drifts.items()}
+    for name in one.listed:  # at the largest size, as for the others
+        top = max((row[0] for row in one.rows[name]), default=0)
+        losses = [row[2] for row in one.rows[name] if row[0] == top and math.isfinite(row[2])]
+        if len(losses) > 1:
+            spans[name] = max(losses) - min(losses)
+    ranked = sorted(((span, name) for name, span in spans.items()), reverse=True)
     if not ranked:
         return f"{one.arm}, screened: too few runs finished for a single sweep."
     words = ", ".join(f"{name} {span:.4f}" for span, name in ranked[:4])
@@ -253,6 +260,19 @@ def _panels(one: HyperparameterSweeps) -> list[Panel]:
                 vertex = by_size[depths.index(depth)]
                 series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **curve)
                 series.append(optimum_star(f"d{depth}", vertex, **curve))
+        if name in one.listed:
+            for depth in depths:
+                own = sorted((row[1], row[2]) for row in rows if row[0] == depth and math.isfinite(row[2]))
+                series.append(line(f"d{depth}", [r[0] for r in own], [r[1] for r in own], level=shade[depth]))
+            panels.append(
+                Panel(
+                    f"{one.arm}, {one.recipe}: {name}",
+                    Axis(name),
+                    Axis("validation loss", "log"),
+                    tuple(series),
+                )
+            )
+            continue
         panels.append(
             Panel(
                 f"{one.arm}, {one.recipe}: {name}", Axis(f"{name} (× base)", "log"),
