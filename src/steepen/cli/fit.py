@@ -287,6 +287,7 @@ def _fit_compute(
     from steepen.laws.ladder import read_ladders
     from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
     from steepen.laws.table_fits import analyse_table, choose_reference
+    from steepen.utils.processes import usable_cores
 
     arms = read_ladders(data)
     request = AnalysisRequest(reference=choose_reference(arms, reference), **options)
@@ -297,7 +298,7 @@ def _fit_compute(
             done.append(arm)
             update(f"judged {len(done)} of {len(arms) - 1} arms (last: {arm})")
 
-        analysis, ladders = analyse_table(data, request, hold_out, arm_done)
+        analysis, ladders = analyse_table(data, request, hold_out, arm_done, usable_cores())
     if figure is not None:
         from steepen.report.law_figures import draw_compute
 

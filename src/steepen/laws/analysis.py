@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,7 @@ from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
-from steepen.laws.verdict.judge import compare, judge_arm
+from steepen.laws.verdict.judge import Comparison, compare, judge_arm
 from steepen.laws.verdict.multipliers import (
     INTERPOLATIONS,
     Interpolate,
@@ -32,6 +33,7 @@ from steepen.laws.verdict.multipliers import (
     fitted_multipliers,
     interpolated_multipliers,
 )
+from steepen.utils.processes import map_in_processes
 
 MethodChoice = Literal["both", "joint", "paper"]
 
@@ -174,10 +176,12 @@ def analyse(
     request: AnalysisRequest,
     hold_out: dict[str, Ladder] | None = None,
     progress: Callable[[str], None] | None = None,
+    workers: int = 1,
 ) -> LadderAnalysis:
     """Fit the laws, judge every arm against the reference, and score the held-out rungs.
 
-    `progress` is called with an arm's name when its verdict is done.
+    `progress` is called with an arm's name when its verdict is done. `workers` processes judge the arms; the
+    results do not depend on it.
     """
     methods = ("joint", "paper") if request.method == "both" else (request.method,)
     base = FitSettings(
@@ -197,29 +201,19 @@ def analyse(
             not_fitted.append(f"the paper's method is left out. {error}")
     primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
-    compared = {
-        name: compare(reference, ladder, base, request.rule)
-        for name, ladder in ladders.items()
-        if name != request.reference
-    }
+    others = [ladder for name, ladder in ladders.items() if name != request.reference]
+    comparing = partial(_compare, reference=reference, settings=base, rule=request.rule)
+    compared = {one.arm.arm: one for one in map_in_processes(comparing, others, workers)}
     levels = [request.level] * len(compared)
     if request.adjust:
         levels = holm_levels([one.tests for one in compared.values()], request.rule)
     verdicts: dict[str, Verdict] = {}
     multipliers: dict[str, tuple[Multiplier, ...]] = {}
-    for (name, comparison), level in zip(compared.items(), levels, strict=True):
+    judging = partial(_judge, request=request, settings=base, arms=len(compared) if request.adjust else 1)
+    judged = map_in_processes(judging, list(zip(compared.values(), levels, strict=True)), workers)
+    for name, verdict in zip(compared, judged, strict=True):
         ladder = ladders[name]
-        verdicts[name] = judge_arm(
-            comparison,
-            base,
-            level=level,
-            arms=len(compared) if request.adjust else 1,
-            draws=request.draws,
-            seed=request.seed,
-            budget=request.budget,
-            lr_regret=request.lr_regret,
-            unit=request.unit,
-        )
+        verdicts[name] = verdict
         found = interpolated_multipliers(
             reference,
             ladder,
@@ -253,6 +247,27 @@ def analyse(
         p_lack_of_fit=p_lack_of_fit,
         shared_irreducible_loss=shared,
         warnings=(*not_fitted, *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level)),
+    )
+
+
+def _compare(arm: Ladder, reference: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
+    return compare(reference, arm, settings, rule)
+
+
+def _judge(
+    task: tuple[Comparison, float], request: AnalysisRequest, settings: FitSettings, arms: int
+) -> Verdict:
+    comparison, level = task
+    return judge_arm(
+        comparison,
+        settings,
+        level=level,
+        arms=arms,
+        draws=request.draws,
+        seed=request.seed,
+        budget=request.budget,
+        lr_regret=request.lr_regret,
+        unit=request.unit,
     )
 
 

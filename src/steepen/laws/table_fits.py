@@ -42,10 +42,11 @@ def analyse_table(
     request: AnalysisRequest,
     hold_out: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
+    workers: int = 1,
 ) -> tuple[LadderAnalysis, dict[str, Ladder]]:
     """Analyse a table with columns arm, flops, loss (and seed); also return the ladders that were fitted."""
     ladders, held_out = hold_out_rungs(read_ladders(table), hold_out)
-    return analyse(ladders, request, held_out or None, progress=progress), ladders
+    return analyse(ladders, request, held_out or None, progress, workers), ladders
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The joint method: one E and every arm's A and γ fitted to all losses at once by least squares.
 
 Every number has two intervals: conditional on E, and unconditional by profile likelihood. The unconditional
-interval is often ten times wider.
+interval is often ten times wider. With many arms it is from the covariance, which covers as often.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_interv
 from steepen.laws.fits.solver import Array, Design, jacobian, one_hot, solve_multistart, unscaled_covariance
 from steepen.laws.ladder import Ladder
 
+MAX_PROFILED_ARMS = 16  # a profile refits every arm at every step of every interval
+
 
 def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     """Fit one E and every arm's A and γ to all losses at once by least squares."""
@@ -43,25 +45,33 @@ def fit_joint(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     quantile = float(t_quantile((1 + settings.confidence) / 2, np.array(df)))
     covariance = unscaled_covariance(design, x, theta, weights=weights, log=settings.fits_log_loss)[0]
     fit = LeastSquaresFit(design, x, y, weights, theta, rss, variance, settings.fits_log_loss)
-    wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
+    if len(names) <= MAX_PROFILED_ARMS:
+        wide = profile_intervals(fit, list(range(design.n_parameters)), covariance, quantile)
+    else:
+        errors = np.sqrt(np.maximum(np.diag(covariance) * variance, 0.0))
+        wide = [symmetric_interval(float(t), quantile * float(s)) for t, s in zip(theta, errors, strict=True)]
+        wide[0] = (max(0.0, wide[0][0]), wide[0][1])
+    j = jacobian(design, x, theta[None], settings.fits_log_loss)[0]
 
-    def conditional(index: int, held: list[int]) -> Interval:
+    def conditional(held: list[int]) -> dict[int, Interval]:
+        """Intervals of all other parameters, with these held at their estimates."""
         free = [i for i in range(design.n_parameters) if i not in held]
-        j = jacobian(design, x, theta[None], settings.fits_log_loss)[0][:, free]
-        block = np.linalg.pinv((j * weights[:, None]).T @ j, hermitian=True)
-        error = math.sqrt(max(block[free.index(index), free.index(index)] * variance, 0.0))
-        return symmetric_interval(float(theta[index]), quantile * error)
+        part = j[:, free]
+        block = np.linalg.pinv((part * weights[:, None]).T @ part, hermitian=True)
+        reach = quantile * np.sqrt(np.maximum(np.diag(block) * variance, 0.0))
+        return {i: symmetric_interval(float(theta[i]), float(r)) for i, r in zip(free, reach, strict=True)}
 
     gammas = [1 + len(names) + i for i in range(len(names))]
-    e = Estimate(float(theta[0]), conditional(0, gammas), wide[0])
+    given_e = conditional([0])
+    e = Estimate(float(theta[0]), conditional(gammas)[0], wide[0])
     arms: dict[str, ArmLaw] = {}
     for i, name in enumerate(names):
         a, g = 1 + i, gammas[i]
-        given = conditional(g, [0])
+        given = given_e[g]
         arms[name] = ArmLaw(
             arm=name,
             gamma=Estimate(float(theta[g]), given, wide[g]),
-            log_a=Estimate(float(theta[a]), conditional(a, [0]), wide[a]),
+            log_a=Estimate(float(theta[a]), given_e[a], wide[a]),
             e=e,
             slope_standard_error=(given[1] - given[0]) / (2 * quantile),
             residual_sd=root_mean_square((y - design.predict(theta, x))[group == i]),
