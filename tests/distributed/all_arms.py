@@ -37,8 +37,8 @@ TOLERANCE = 5e-7
 def make_spec(name: str, steps: int, data: Dataset) -> RunSpec:
     """A tiny run of an arm; half of it is grown where the arm grows."""
     arm = ARMS[name]
-    recipe = replace(recipe_of(arm), batch_tokens=256, base_depth=4)
-    rung = recipe.at_budget(arm, 4, SCALE, tokens=256 * steps, rho=0.5 if arm.passes.grows else None)
+    recipe = replace(recipe_of(arm), batch_tokens=256, base_depth=6)
+    rung = recipe.at_budget(arm, 6, SCALE, tokens=256 * steps, rho=0.5 if arm.passes.grows else None)
     return RunSpec.of(rung, DataConfig(data.identity, epochs=100), validation_tokens=512)
 
 
