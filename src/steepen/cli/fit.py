@@ -159,10 +159,16 @@ def fit(
     draws: Annotated[
         int,
         typer.Option(
-            help="Bootstrap resamples per arm (chinchilla: at most 500).", rich_help_panel=INTERVALS
+            help="Bootstrap resamples per arm (chinchilla: at most 500).",
+            min=0,
+            max=1_000_000,
+            rich_help_panel=INTERVALS,
         ),
     ] = 2000,
-    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.", rich_help_panel=INTERVALS)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Random seed of the bootstrap.", min=0, max=2**32 - 1, rich_help_panel=INTERVALS),
+    ] = 0,
     delta: Annotated[
         float, typer.Option(help="Huber width of log losses.", rich_help_panel=CHINCHILLA)
     ] = 1e-3,
@@ -225,6 +231,8 @@ def fit(
     from steepen.laws.read_table import read_table
     from steepen.laws.table import parse_columns
 
+    if not 0 < confidence < 1:
+        raise UsageError(f"--confidence {confidence} is not valid: it must be between 0 and 1.")
     if law not in LAWS:
         raise UsageError(f"law is {law!r}; choose one of {', '.join(LAWS)}.")
     if figure is not None and figure.suffix.lower() not in (".pdf", ".png", ".svg"):

@@ -67,7 +67,10 @@ def power(
         bool,
         typer.Option("--search/--no-search", help="Search for the cheapest ladder.", rich_help_panel=TESTS),
     ] = True,
-    draws: Annotated[int, typer.Option(help="Simulated pairs of ladders.", rich_help_panel=TESTS)] = 2000,
+    draws: Annotated[
+        int,
+        typer.Option(help="Simulated pairs of ladders.", min=1, max=1_000_000, rich_help_panel=TESTS),
+    ] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Estimate the power of a planned ladder, and find the cheapest one.

@@ -54,7 +54,7 @@ class PrepareRequest:
         for name, value, minimum in (
             ("val_tokens", self.val_tokens, 0),
             ("max_tokens", self.max_tokens, 1),
-            ("shard_tokens", self.shard_tokens, 1),
+            ("shard_tokens", self.shard_tokens, 256),
             ("dedup_tokens", self.dedup_tokens, 1),
         ):
             if value is not None and value < minimum:

@@ -199,12 +199,17 @@ class Tokenizer:
         return cls(name=f"bpe:{size}", tokens=tokens)
 
 
+MAX_BPE = 1_000_000
+
+
 def check_trainable(size: int) -> None:
-    """Raise if `size` is too small for a byte-level BPE."""
+    """Raise if `size` is too small for a byte-level BPE, or absurdly large."""
     if size <= BYTES + 1:
         raise UsageError(
             f"tokenizer bpe:{size} is too small: 256 bytes and {END_OF_TEXT} need bpe:258 or more."
         )
+    if size > MAX_BPE:
+        raise UsageError(f"tokenizer bpe:{size} is too large: at most bpe:{MAX_BPE} can be trained.")
 
 
 def parse_tokenizer(name: str) -> int | None:

@@ -17,6 +17,9 @@ BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
 BLOCKS = ("transformer",)
 
 
+MAX_PASSES = 10_000  # of the core
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage of training with one rule for the number of core passes.
@@ -29,8 +32,8 @@ class Stage:
     start: float | None = 0.0
 
     def __post_init__(self) -> None:
-        valid = bool(self.passes) and all(isinstance(k, int) and k >= 1 for k in self.passes)
-        require(valid, "Stage", "passes", self.passes, "one or more whole numbers of at least 1")
+        valid = bool(self.passes) and all(isinstance(k, int) and 1 <= k <= MAX_PASSES for k in self.passes)
+        require(valid, "Stage", "passes", self.passes, f"one or more whole numbers from 1 to {MAX_PASSES:,}")
         inside = self.start is None or 0.0 <= self.start < 1.0
         require(
             inside, "Stage", "start", self.start, "a fraction of tokens in [0, 1), or None for the recipe's"

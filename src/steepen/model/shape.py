@@ -15,6 +15,10 @@ KEEP_ACTIVATION_MAX_WIDTH = 1536
 GPT2_PADDING = {50_304: 50_257}  # padded → real vocabulary
 
 
+MAX_SIZE = 10**8  # of widths, context and vocabulary
+MAX_BLOCKS = 100_000
+
+
 @dataclass(frozen=True)
 class BlockAllocation:
     """Blocks in the prelude, the core (one pass of it) and the coda; written P/C/D."""
@@ -27,11 +31,11 @@ class BlockAllocation:
         for field in fields(self):
             value = getattr(self, field.name)
             require(
-                isinstance(value, int) and value >= 0,
+                isinstance(value, int) and 0 <= value <= MAX_BLOCKS,
                 "BlockAllocation",
                 field.name,
                 value,
-                "a whole number ≥ 0",
+                f"a whole number from 0 to {MAX_BLOCKS:,}",
             )
         require(self.blocks >= 1, "BlockAllocation", "blocks", self.blocks, "at least one block in all")
 
@@ -66,7 +70,8 @@ class SizeRule:
     real_vocabulary: int | None = None  # ids of the tokenizer; None: 50,257 of 50,304, else all
 
     def __post_init__(self) -> None:
-        require_positive(self, tuple(field.name for field in fields(self) if field.name != "real_vocabulary"))
+        counts = tuple(field.name for field in fields(self) if field.name != "real_vocabulary")
+        require_positive(self, counts, MAX_SIZE)
         require(self.head_dim % 2 == 0, "SizeRule", "head_dim", self.head_dim, "even (RoPE rotates pairs)")
 
     def width(self, depth: int) -> int:
@@ -97,7 +102,7 @@ class Shape:
         require(valid, "Shape", "real_vocabulary", real, f"from 1 to the vocabulary ({self.vocabulary})")
         if real == self.vocabulary:  # one way to say that nothing is padding
             object.__setattr__(self, "real_vocabulary", None)
-        require_positive(self, ("depth", "width", "heads", "mlp_width", "context", "vocabulary"))
+        require_positive(self, ("depth", "width", "heads", "mlp_width", "context", "vocabulary"), MAX_SIZE)
         divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
         require(
             divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"

@@ -122,7 +122,8 @@ class OptimizerConfig:
         for name, choices in (("variance_reduction", VarianceReduction), ("cautious_decay", CautiousDecay)):
             value = getattr(self, name)
             require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
-        require_positive(self, ("orthogonalization_steps", "momentum_warmup_steps"))
+        require_positive(self, ("momentum_warmup_steps",))
+        require_positive(self, ("orthogonalization_steps",), 1000)
         require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
 
     @staticmethod

@@ -62,6 +62,7 @@ class Hyperparameters:
             value = getattr(self, field.name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             require(number, "Hyperparameters", field.name, value, "a finite number")
+            require(abs(value) <= 1e9, "Hyperparameters", field.name, value, "at most 1e9 in magnitude")
         for name in ("learning_rate", "adam_eps"):
             self._require(name, getattr(self, name) > 0, "positive")
         for name in (

@@ -74,6 +74,16 @@ class RecipeChoice:
         """The recipe at the chosen tokens per parameter, if any were."""
         return recipe if self.tpp is None else recipe.with_tpp(self.tpp)
 
+    def require_arms(self, arms: Sequence[Arm]) -> None:
+        """Raise UsageError if a recipe file is for an arm that is not among these."""
+        known = {arm.name for arm in arms}
+        for name in self.files:
+            if name not in known and ":" not in name:
+                arms_given = ", ".join(sorted(known))
+                raise UsageError(
+                    f"the recipe given is for {name}, which is not among the arms: {arms_given}."
+                )
+
     def require_file_for(self, arm: Arm) -> None:
         """Raise UsageError if files were given, but none of them is for this arm."""
         if self.files and arm.name not in self.files and self.name is None:

@@ -13,17 +13,17 @@ def require(holds: bool, owner: str, field: str, value: object, accepted: str) -
         raise UsageError(f"{owner}.{field} = {show(value)} is not valid: it must be {accepted}.")
 
 
-def require_positive(instance: object, names: tuple[str, ...]) -> None:
-    """Require every named field of a dataclass to be an integer of at least 1."""
+MAX_WHOLE = 10**15  # of any count in a spec: tokens, steps, widths
+
+
+def require_positive(instance: object, names: tuple[str, ...], maximum: int = MAX_WHOLE) -> None:
+    """Require every named field of a dataclass to be an integer from 1 to `maximum`."""
     for name in names:
         value = getattr(instance, name)
-        require(
-            is_whole(value) and value >= 1,
-            type(instance).__name__,
-            name,
-            value,
-            "a whole number of at least 1",
-        )
+        good = is_whole(value) and 1 <= value <= maximum
+        too_large = is_whole(value) and value > maximum
+        accepted = f"a whole number {f'from 1 to {maximum:,}' if too_large else 'of at least 1'}"
+        require(good, type(instance).__name__, name, value, accepted)
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -1,0 +1,80 @@
+"""Absurd numbers are refused at once, with the limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_fixtures import make_spec
+from steepen.cli.app import main
+from steepen.data.prepare import PrepareRequest
+from steepen.errors import UsageError
+from steepen.model.arm import Stage
+from steepen.model.shape import BlockAllocation
+from steepen.recipe.paper_tables import PAPER
+from steepen.recipe.recipe_file import RecipeFile, write_recipe
+from steepen.runs.spec import RunSpec
+
+COMMANDS = [
+    "study ladder --preset tiny --rungs 1-999999999 --dry-run",
+    "study ladder --preset tiny --seeds 0-999999999 --dry-run",
+    "power --rungs 4 --draws 10000000000",
+    "fit paper:fineweb --law isoflop --confidence 7",
+    "fit paper:fineweb --seed -1",
+    "fit paper:fineweb --draws -99999999999",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_absurd_option_is_refused_at_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert main(command.split()) == 2
+    assert time.monotonic() - began < 10
+    assert "internal error" not in capsys.readouterr().err
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "depth": lambda spec: spec["shape"].update(depth=1e30),
+    "width": lambda spec: spec["shape"].update(width=10**30),
+    "vocabulary": lambda spec: spec["shape"].update(vocabulary=1e30),
+    "passes": lambda spec: spec["schedule"]["stages"][0].update(passes=[10**9]),
+    "epochs": lambda spec: spec["data"].update(epochs=1e308),
+    "steps": lambda spec: spec.update(steps=10**30),
+    "learning rate": lambda spec: spec["hyperparameters"].update(learning_rate=1e308),
+    "orthogonalization": lambda spec: spec["optimizer"].update(orthogonalization_steps=10**9),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_absurd_field_of_a_spec_is_refused(change: str) -> None:
+    value = make_spec().to_dict()
+    CHANGES[change](value)
+    with pytest.raises(UsageError, match="must be"):
+        RunSpec.from_dict(value)
+
+
+@pytest.mark.parametrize("options", [{"tokenizer": "bpe:999999999"}, {"shard_tokens": 1}])
+def test_absurd_preparation_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        PrepareRequest(("tiny",), **options)
+
+
+def test_absurd_blocks_and_passes_are_refused() -> None:
+    with pytest.raises(UsageError, match="from 0 to 100,000"):
+        BlockAllocation(1, 10**7, 1)
+    with pytest.raises(UsageError, match="from 1 to 10,000"):
+        Stage((10**9,))
+
+
+def test_recipe_for_an_arm_that_is_not_in_the_ladder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(tmp_path / "r.yaml", RecipeFile("untied-grow", replace(PAPER["untied-grow"]), "tiny"))
+    words = ["study", "ladder", "--preset", "tiny", "--arms", "vanilla,operator-1", "--dry-run"]
+    assert main([*words, "--recipe", str(tmp_path / "r.yaml")]) == 2
+    assert "not among the arms" in capsys.readouterr().err
