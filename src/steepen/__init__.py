@@ -7,6 +7,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
 - `ladder`, `study`, `forecast_study`, `open_study`, `report`: a question with all its runs, and its page
 - `open_runs`: the runs of a directory, filtered, as a frame
+- `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
 - `Arm`, `PassSchedule`: what a custom arm is made of
 
 Results print a summary, have a short repr and HTML in notebooks, and `to_frame()`, `to_latex()`, `plot(ax=)`.
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steepen.api.fits import fit as fit
     from steepen.api.fits import power as power
+    from steepen.api.pack import pack as pack
+    from steepen.api.pack import unpack as unpack
     from steepen.api.plans import arms as arms
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from steepen.api.training import train as train
     from steepen.errors import SteepenError as SteepenError
     from steepen.errors import UsageError as UsageError
+    from steepen.inference.export import export as export
     from steepen.inference.generate import generate as generate
+    from steepen.inference.import_model import import_model as import_model
     from steepen.model.arm import Arm as Arm
     from steepen.model.arm import PassSchedule as PassSchedule
 
@@ -46,6 +51,9 @@ _LAZY = {
     **dict.fromkeys(("ladder", "study", "forecast_study", "open_study"), "steepen.api.studies"),
     "open_runs": "steepen.api.runs",
     "generate": "steepen.inference.generate",
+    "export": "steepen.inference.export",
+    "import_model": "steepen.inference.import_model",
+    **dict.fromkeys(("pack", "unpack"), "steepen.api.pack"),
     **dict.fromkeys(("Arm", "PassSchedule"), "steepen.model.arm"),
     **dict.fromkeys(("SteepenError", "UsageError"), "steepen.errors"),
 }
@@ -59,12 +67,16 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "train",
     "evaluate",
     "generate",
+    "export",
+    "import_model",
     "ladder",
     "study",
     "forecast_study",
     "open_study",
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",
+    "pack",
+    "unpack",
     "Arm",
     "PassSchedule",
     "SteepenError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import steepen
+from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
@@ -94,6 +96,32 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
     planned = steepen.forecast_study("ladder", arms=["vanilla", "untied-2"], data=folder, epochs=10_000,
                                      options={"rungs": [2, 3, 4, 5]})  # fmt: skip
     assert planned.finished == 4 and {run.arm for run in planned.runs} == {"untied-2"}
+
+
+def test_a_pack_holds_the_study_and_is_checked(
+    launcher: type, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steepen.ladder(["vanilla", "operator-1"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
+                   launcher=launcher, device="cpu", label="pair")  # fmt: skip
+    assert main(["pack", "pair", "--out", "pair.tar.gz"]) == 0 and "8 runs" in capsys.readouterr().out
+    assert main(["unpack", "pair.tar.gz", "--out", "moved"]) == 0
+    (tmp_path / "runs").rename(tmp_path / "gone")
+    capsys.readouterr()
+    assert main(["status", "pair", "--studies", "moved/studies"]) == 0
+    assert "finished" in (text := capsys.readouterr().out) and "8 finished" in text and ", 0 left" in text
+    assert steepen.open_study("pair", "moved/studies").report("page", formats="png").is_file()
+    assert (tmp_path / "moved" / "report" / "pair" / "report.html").is_file()
+    assert main(["unpack", "pair.tar.gz", "--out", "moved"]) == 0  # the same content
+    record = next((tmp_path / "moved" / "runs").glob("*/record.json"))
+    record.write_text("{}")
+    assert main(["unpack", "pair.tar.gz", "--out", "moved"]) == 2
+    assert "another content" in capsys.readouterr().err
+    data = gzip.decompress((tmp_path / "pair.tar.gz").read_bytes())
+    (tmp_path / "bad.tar.gz").write_bytes(
+        gzip.compress(data.replace(b'"validation_loss": ', b'"validation_loss":9', 1))
+    )
+    assert main(["unpack", "bad.tar.gz", "--out", "elsewhere"]) == 1
+    assert "does not have the checksum" in capsys.readouterr().err and not (tmp_path / "elsewhere").exists()
 
 
 def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp_path: Path) -> None:

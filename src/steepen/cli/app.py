@@ -19,6 +19,7 @@ from steepen.cli import (
     fit,
     forecast,
     generate,
+    pack,
     plan,
     power,
     report,
@@ -82,6 +83,10 @@ app.add_typer(
     runs.app, name="runs", rich_help_panel=INSPECT, short_help="List, show, compare and clean runs."
 )
 app.command("status", rich_help_panel=INSPECT, short_help="Show the progress of a study.")(status.status)
+app.command("pack", rich_help_panel=INSPECT, short_help="Pack a study into one file, to share or move it.")(
+    pack.pack
+)
+app.command("unpack", rich_help_panel=INSPECT, short_help="Unpack a study.")(pack.unpack)
 app.add_typer(
     evaluate.app,
     name="eval",
