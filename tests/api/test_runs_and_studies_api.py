@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import steepen
+from steepen.api.study_data import open_data, tokenizer_note
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
+from steepen.studies.preset import load_preset
 
 LAUNCHER = '''
 from fake_trainer import record_of
@@ -122,6 +125,14 @@ def test_a_pack_holds_the_study_and_is_checked(
     )
     assert main(["unpack", "bad.tar.gz", "--out", "elsewhere"]) == 1
     assert "does not have the checksum" in capsys.readouterr().err and not (tmp_path / "elsewhere").exists()
+
+
+def test_another_tokenizer_than_the_presets_is_said_with_its_cost(tiny_data: Dataset) -> None:
+    preset = load_preset("mini")
+    folder, facts = open_data(preset, tiny_data.directory, Path("runs"), dry_run=True)
+    note = tokenizer_note(preset, folder, facts)
+    assert note is not None and "bpe:8192" in note and "times the preset's FLOPs" in note
+    assert tokenizer_note(preset, folder, replace(facts, vocabulary=8192)) is None
 
 
 def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp_path: Path) -> None:

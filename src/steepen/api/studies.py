@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ def _choose(
     *,
     dry_run: bool,
 ) -> _Chosen:
-    from steepen.api.study_data import assumed_data, open_data
+    from steepen.api.study_data import assumed_data, open_data, tokenizer_note
     from steepen.model.arms import find_arm
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext
@@ -185,6 +186,8 @@ def _choose(
     # Refuse wrong options before data is prepared.
     next(entry.start(StudyContext(found, assumed_data(found), epochs=epochs, choice=choice), given))
     folder, facts = open_data(found, None if data is None else Path(data), runs, dry_run)
+    if (note := tokenizer_note(found, folder, facts)) is not None:
+        print(f"note: {note}", file=sys.stderr)
     context = StudyContext(found, facts, epochs=epochs, choice=choice)
     # A name that was given stays as given in the journal, as on the command line.
     names = [arm if isinstance(arm, str) else found_arm.name

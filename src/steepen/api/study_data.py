@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.data import Dataset
 from steepen.errors import UsageError
+from steepen.model.arms import find_arm
 from steepen.recipe.recipe_file import write_recipe
-from steepen.studies.context import DatasetInfo
+from steepen.studies.context import DatasetInfo, StudyContext
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
@@ -83,3 +84,27 @@ def write_recipes(answer: Answer, folder: Path) -> list[Path]:
         write_recipe(folder / name, file)
         written.append(folder / name)
     return written
+
+
+def tokenizer_note(preset: Preset, folder: Path, facts: DatasetInfo) -> str | None:
+    """What another tokenizer than the preset's changes: the cost of the reference's ladder, and the loss."""
+    if not (folder / "manifest.json").is_file():  # a dry run without data
+        return None
+    own = Dataset.open(folder).manifest.tokenizer
+    expected = assumed_data(preset)
+    if facts.vocabulary == expected.vocabulary:
+        return None
+    arm = find_arm(preset.reference)
+
+    def cost(info: DatasetInfo) -> float:
+        context = StudyContext(preset, info)
+        recipe = context.recipe(arm)
+        return sum(recipe.at(arm, depth, context.size_rule).flops.total for depth in preset.depths(arm))
+
+    ratio = cost(facts) / cost(expected)
+    return (
+        f"the tokenizer of {folder} is {own.name} ({own.size:,} tokens), that of the preset {preset.name} is "
+        f"{preset.tokenizer}: the ladder of {arm.name} takes {ratio:.2g} times the preset's FLOPs, and "
+        "losses do not compare with the preset's own; `steepen data prepare SOURCE --tokenizer "
+        f"{preset.tokenizer}` prepares data for it."
+    )

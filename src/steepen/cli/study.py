@@ -30,6 +30,7 @@ from steepen.cli.launch_options import (
 from steepen.cli.parse_lists import parse_integers, parse_words
 from steepen.errors import UsageError
 from steepen.studies.registry import STUDIES
+from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
@@ -187,7 +188,7 @@ def study(
     ] = False,
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
-    from steepen.api.study_data import assumed_data, open_data, study_title, write_recipes
+    from steepen.api.study_data import assumed_data, open_data, study_title, tokenizer_note, write_recipes
     from steepen.cli.evaluate import score_request, score_runs
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
@@ -219,6 +220,8 @@ def study(
     folder, facts = open_data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
     next(listed.start(context, given))  # refuses wrong options before a journal is written
+    if (note := tokenizer_note(chosen, folder, facts)) is not None:
+        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     wanted = whole_validation_tokens(
         chosen.validation_tokens, sys.maxsize, chosen.context, chosen.batch_tokens
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,8 @@ BF16_ON_CPU = (
     "this run uses bf16, the default, which is about 10 times slower than fp32 on a CPU without bf16 "
     "instructions; --precision fp32 trains another run (its own hash)."
 )
+
+SMALL_RUN_FLOPS = 1e14  # some minutes on one core
 
 # Panels of --help.
 RUN = "Run"
@@ -329,6 +332,7 @@ def train(
         from steepen.cli.evaluate import make_request
 
         wanted = make_request(core, kl_depth=kl_depth, passes=passes, examples=core_examples)
+    from steepen.runs.spec import expected_flops
     from steepen.runs.store import RunStore
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
@@ -337,8 +341,9 @@ def train(
     place = process_environment()
     if gpus is not None and place.size > 1:
         raise UsageError("--gpus starts the processes itself: leave it out under torchrun or srun.")
-    for note in notes if place.is_main else ():
-        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
+    small = expected_flops(run) < SMALL_RUN_FLOPS  # done in a moment: its result comes first
+    if place.is_main and not small:
+        _print_notes(notes)
     store = RunStore(runs)
     if on_cpu and place.is_main and run.precision == "bf16" and store.record(run) is None:
         given = _was_given(context_, "precision") or any("precision" in text for text in settings or ())
@@ -382,6 +387,14 @@ def train(
         f"{record.tokens:,} tokens and {record.flops:.3e} FLOPs; {record.seconds_training:.1f} s of "
         f"training, {record.tokens_per_second:,.0f} tokens/s{mfu}.\n{runs / run.hash}"
     )
+    if small:
+        _print_notes(notes)
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    sys.stdout.flush()
+    for note in notes:
+        print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
 
 
 def _check_gpus(gpus: int, device: str, sequences: int) -> None:

@@ -104,6 +104,14 @@ def judged_ladders(
     unused = sorted({*context.recipes, *context.choice.files} - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
+    borrowed = _borrowed_recipes(context, possible)
+    if borrowed:
+        arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())
+        first = next(iter(borrowed))
+        warnings.append(
+            f"without a recipe of their own: {arms}. A mistuned arm looks worse than it is; `steepen study "
+            f"fit-recipe --arms {first} --preset {context.preset.name}` fits one (--dry-run counts its cost)"
+        )
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
     own = next(ladder for ladder in possible if ladder.label == reference)
     judged = judge_ladders(measured, reference, noise=noise, c0=c0 or _tuned_compute(context, own))
@@ -126,6 +134,9 @@ def judged_ladders(
         warnings += [f"per second: {note}" for note in timed.analysis.warnings]
         warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
+    recipes = "at their own recipes"
+    if borrowed:
+        recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"
     low, high = analysis.primary_fit.arms[reference].flops_range
     seed_count = len({record.spec.seed for record in records})
     return Answer(
@@ -140,7 +151,7 @@ def judged_ladders(
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),
         method=(
-            f"{len(records)} runs: {len(measured)} ladders at their own recipes, {seed_count} "
+            f"{len(records)} runs: {len(measured)} ladders {recipes}, {seed_count} "
             f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
             "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
             "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
@@ -149,6 +160,13 @@ def judged_ladders(
         ),
         runs=tuple(record.run for record in records),
     )
+
+
+def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> dict[str, str]:
+    """Arms that are trained with the recipe of another arm, by name."""
+    own = {*context.recipes, *context.choice.files}
+    arms = [ladder.arm for ladder in ladders]
+    return {arm.name: arm.recipe for arm in arms if arm.recipe != arm.name and arm.name not in own}
 
 
 def _time_warnings(records: Sequence[RunRecord]) -> list[str]:
