@@ -26,6 +26,10 @@ COMMANDS = [
     "power --rungs 4 --draws 10000000000",
     "fit paper:fineweb --law isoflop --confidence 7",
     "fit paper:fineweb --seed -1",
+    "study ladder --preset tiny --dry-run --jobs 99999999999",
+    "study ladder --preset tiny --dry-run --launcher-option threads=x",
+    "study ladder --preset tiny --dry-run --launcher-option threads=[1]",
+    "study ladder --preset tiny --dry-run --launcher-option threads={",
     "fit paper:fineweb --draws -99999999999",
 ]
 

@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import yaml
+
 from steepen.errors import UsageError, nearest
 from steepen.launch.base import LaunchContext, Launcher
 from steepen.utils.imports import import_object, object_name
 from steepen.utils.yaml_io import load_yaml
 
+MAX_JOBS = 10_000
 LAUNCHERS = {
     "local": "steepen.launch.local:LocalLauncher",
     "slurm": "steepen.launch.slurm:SlurmLauncher",
@@ -35,8 +38,9 @@ def make_launcher(
             f"--launcher {name!r} is not known: use {', '.join(LAUNCHERS)} or, for a custom launcher, "
             '"module:attribute".'
         )
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs} is not valid: it must be at least 1.")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        limit = "at least 1" if jobs < 1 else f"at most {MAX_JOBS:,}"
+        raise UsageError(f"--jobs {jobs} is not valid: it must be {limit}.")
     factory = import_object(LAUNCHERS.get(name, name), "launcher")
     if not callable(factory):
         raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")
@@ -61,4 +65,10 @@ def _parse_option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"--launcher-option {text!r} is not valid: write it as KEY=VALUE, e.g. threads=4.")
-    return name.strip().replace("-", "_"), load_yaml(value)
+    try:
+        found = load_yaml(value)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--launcher-option {text!r} is not valid: its value cannot be read.") from error
+    if isinstance(found, dict | list):
+        raise UsageError(f"--launcher-option {text!r} is not valid: its value must be a number or text.")
+    return name.strip().replace("-", "_"), found
