@@ -354,11 +354,15 @@ class CheckpointWriter:
         if wait:
             self.wait()
 
-    def wait(self) -> None:
-        """Wait for the save under way; raises its error."""
+    def join(self) -> None:
+        """Wait for the save under way; its error is kept for `wait`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def wait(self) -> None:
+        """Wait for the save under way; raises its error."""
+        self.join()
         error, self._error = self._error, None
         if error is not None:
             raise error

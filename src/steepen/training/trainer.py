@@ -257,6 +257,10 @@ class Trainer:
                     self._loop()
                 record = self._finish()
             finally:
+                if (
+                    world.size == 1
+                ):  # other ranks may be gone; alone, nothing is written after the lock is free
+                    self.writer.join()
                 self.metrics.close()
                 self.trackers.close()
         return record
