@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from functools import partial
 from typing import Any
@@ -36,7 +37,13 @@ Row = dict[str, Any]
 
 def profile(args: Any) -> list[Row]:
     """Milliseconds per micro-batch and fraction of the total of each group."""
-    network = build("vanilla", args.depth, args.scale, DEVICE, "random")
+    network = build(
+        "vanilla",
+        args.depth,
+        args.scale,
+        DEVICE,
+        argparse.Namespace(weights="random", residual_stream="fp32"),
+    )
     network.compute_dtype = torch.bfloat16
     install_fused_gpu(network, partial(FusedLinear, dtype=torch.bfloat16))
     batch, size = args.micro_batches * args.rows, args.shape.context

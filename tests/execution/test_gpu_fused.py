@@ -179,14 +179,18 @@ class WithGain(TransformerBlock):
         super().__init__(*words)  # type: ignore[arg-type]
         self.gain = nn.Parameter(torch.empty(self.out.shape[0]))
 
-    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a custom block may have no cache)
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return self.gain * super().forward(x, rotary, mask)
 
 
 class ChannelMajor(TransformerBlock):
     """A block whose output is channel-major in memory."""
 
-    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a custom block may have no cache)
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         return super().forward(x, rotary, mask).mT.contiguous().mT
 
 
@@ -231,7 +235,9 @@ class Recorder(TransformerBlock):
 
     seen: ClassVar[list[torch.dtype]] = []
 
-    def forward(self, x: Tensor, rotary: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (a custom block may have no cache)
+        self, x: Tensor, rotary: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         self.seen.extend([x.dtype, (x @ self.out.t()).dtype])
         return super().forward(x, rotary, mask)
 
