@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ def test_an_exported_run_scores_as_the_run_does(
     assert main(["export", str(trained), str(tmp_path / "hf")]) == 0
     words = ["--core", str(bundle.directory), "--data", str(dataset.directory), "--device", "cpu", "--json"]
     capsys.readouterr()
-    assert main(["eval", str(trained), *words, "--precision", "fp32", "--no-update-record"]) == 0
+    run = shutil.copytree(trained, tmp_path / "runs" / trained.name)
+    assert main(["eval", str(run), *words, "--precision", "fp32", "--no-update-record"]) == 0
     own = json.loads(capsys.readouterr().out)
     assert main(["eval", "--hf", str(tmp_path / "hf"), "--trust-remote-code", *words]) == 0
     other = json.loads(capsys.readouterr().out)

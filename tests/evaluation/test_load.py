@@ -90,7 +90,7 @@ def test_bad_path_or_precision_is_refused(trained: Path, tmp_path: Path) -> None
         load(trained, precision="fp8")
     copy = Path(shutil.copytree(trained, tmp_path / trained.name))
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(SteepenError, match="has no checkpoint yet"):
+    with pytest.raises(SteepenError, match="its checkpoints were removed"):
         load(copy)
 
 

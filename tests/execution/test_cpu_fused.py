@@ -130,7 +130,8 @@ def test_masks_low_precision_and_large_scores_run_the_reference_block() -> None:
     tokens = torch.randint(17, (2, 8), generator=torch.Generator().manual_seed(0))
     visible = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) < 0.5
     tree = TokenLayout(torch.arange(8).expand(2, 8), visible | torch.eye(8, dtype=torch.bool))
-    low_precision, large_scores = build("vanilla").bfloat16(), build("vanilla", qk_scale=1e4)
+    low_precision = build("vanilla", residual_stream="bf16").bfloat16()
+    large_scores = build("vanilla", qk_scale=1e4)
     fp32_stream = build("vanilla", residual_stream="fp32").bfloat16()
     masked, others = build("vanilla"), (low_precision, large_scores, fp32_stream)
     with torch.no_grad():

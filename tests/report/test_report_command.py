@@ -16,7 +16,7 @@ from steepen.cli import main
 from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
 from steepen.runs.store import RunStore
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import with_checksum, write_json
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -99,7 +99,7 @@ def test_invalid_input_gives_a_one_sentence_error(
 
     def write(name: str, **journal: object) -> None:
         file = simulated.write_study(tmp_path, name, answer) / "study.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **journal}))
+        file.write_text(json.dumps(with_checksum({**json.loads(file.read_text()), **journal})))
 
     write("unfinished", answer=None, status="stopped", message="the budget was spent.")
     write("running", answer=None, status="running")
@@ -119,7 +119,7 @@ def test_runs_option_finds_moved_runs(
 ) -> None:
     journal = json.loads((workshop / "studies" / "ladder" / "study.json").read_text())
     (tmp_path / "here").mkdir()
-    text = json.dumps({**journal, "runs_directory": "/nowhere/runs"})
+    text = json.dumps(with_checksum({**journal, "runs_directory": "/nowhere/runs"}))
     (tmp_path / "here" / "study.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "here", "--out", "a", "--format", "png"]) == 1
