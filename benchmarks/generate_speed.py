@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -138,9 +138,13 @@ def measure(args: argparse.Namespace, arm: str, depth: int, folder: Path) -> lis
         args.device
     )
     ids = torch.tensor(rows[:1], device=args.device)
-    theirs = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, eos_token_id=None
-    )[0, args.prompt :].tolist()
+    theirs = (
+        cast("Any", model)
+        .generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, eos_token_id=None
+        )[0, args.prompt :]
+        .tolist()
+    )
     ours = continue_tokens(run.network, rows[:1], 32, Sampling(temperature=0), passes=run.passes)[0].tokens
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     del run, model

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.modules["steepen"] = None  # type: ignore[assignment]  # importing it fails, even where it is installed
 
@@ -49,13 +49,17 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     if "ragged" in request:
         for name, use_cache in (("greedy", True), ("greedy without cache", False)):
             everything = torch.ones_like(tokens)
-            made = model.generate(tokens, attention_mask=everything, use_cache=use_cache, **GREEDY)
+            made = cast("Any", model).generate(
+                tokens, attention_mask=everything, use_cache=use_cache, **GREEDY
+            )
             results[name] = made[:, PROMPT:]
         rows: list[list[int]] = request["ragged"]
         width = max(map(len, rows))
         padded = torch.tensor([[model.config.pad_token_id] * (width - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        results["greedy padded"] = model.generate(padded, attention_mask=mask, **GREEDY)[:, width:]
+        results["greedy padded"] = cast("Any", model).generate(padded, attention_mask=mask, **GREEDY)[
+            :, width:
+        ]
     if "passes" in request:
         other = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float64, passes=request["passes"], trust_remote_code=True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ def load_hugging_face(
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise SteepenError(f"the model {name} cannot be loaded: {reason}") from error
-    return HuggingFaceModel(model.to(place)), HuggingFaceTokenizer(tokenizer, name)
+    return HuggingFaceModel(cast("Any", model).to(place)), HuggingFaceTokenizer(tokenizer, name)
 
 
 def evaluate_hugging_face(

@@ -9,7 +9,7 @@ entry point of the group `lm_eval.models`, for versions of lm-eval that read ent
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lm_eval.api.registry import register_model
@@ -38,7 +38,7 @@ def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any
         config["passes"] = int(passes)
     model = SteepenForCausalLM(SteepenConfig(**config, pad_token_id=end))
     model.load_state_dict(hugging_face_weights(network_weights(run.network)))
-    model = model.to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
+    model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=to_hugging_face(run.tokenizer),
         bos_token=END_OF_TEXT,

@@ -5,6 +5,7 @@ keys and values differ from pass to pass, so every executed block is a layer of 
 (`config.num_hidden_layers`). The file needs torch and transformers only.
 """
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
