@@ -130,6 +130,9 @@ def test_failed_noise_check_makes_the_word_undecided_and_says_so() -> None:
     assert found.to_dict()["arms"]["arm"]["growth"] == "undecided"
     (failed,) = [check for check in verdict.noise_checks if check.consequence == "undecided"]
     assert failed.kind == verdict.demoted.kind and failed.p_value < 0.05
+    # Nothing "would make the verdict undecided", which it is, and no rung was left out under such noise.
+    advice = " ".join(verdict.what_would_change)
+    assert "make the verdict" not in advice and "leaving out" not in advice
 
 
 def test_stated_noise_far_below_the_scatter_is_not_used() -> None:

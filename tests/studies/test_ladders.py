@@ -75,7 +75,8 @@ def test_constants_are_quoted_at_the_references_tuned_compute_or_at_c0(tiny: Stu
 
 def test_noise_makes_a_small_difference_undecided(tiny: StudyContext) -> None:
     def noisy(spec: RunSpec) -> float:
-        rng = np.random.default_rng(int(spec.hash[:8], 16))
+        key = f"{spec.arm.name} d{spec.shape.depth} seed {spec.seed}"
+        rng = np.random.default_rng(zlib.crc32(key.encode()))
         return 2.0 + 2.0 * (expected_flops(spec) / 1e11) ** -0.2 + 0.03 * rng.standard_normal()
 
     answer = Formula(noisy).answer(ladder(tiny))

@@ -211,7 +211,9 @@ def what_would_change(evidence: Evidence) -> list[str]:
         if tolerance.shape == "top rung":
             lines += _top_rung(v, tolerance)
     lines += _drift(v)
-    changed = [] if v.demoted else [out for out in v.leave_one_out if out.verdict != v.word]
+    if v.demoted is not None:  # single rungs and penalties were tried on the word that the noise took away
+        return lines
+    changed = [out for out in v.leave_one_out if out.verdict != v.word]
     if changed:
         each = "; ".join(f"without {o.arm} at {format_flops(o.flops, 2)}: {o.verdict}" for o in changed[:4])
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
@@ -226,7 +228,7 @@ def _top_rung(v: Evidence, tolerance: MistuningTolerance) -> list[str]:
     lines: list[str] = []
     rung = f"top rung of {tolerance.ladder} ({format_flops(tolerance.flops, 2)} {v.unit})"
     penalty = tolerance.penalty_changing_verdict
-    if penalty is not None:
+    if penalty is not None and v.demoted is None:
         factor = _lr_factor(tolerance.lr_factor_changing_verdict)
         lines.append(
             f"re-sweep the learning rate at the {rung}: a loss {penalty:.4f} too high there"
@@ -249,7 +251,7 @@ def _drift(v: Evidence) -> list[str]:
     """What a penalty that grows along a ladder would change: the smallest that does, one line each."""
     smooth = [tolerance for tolerance in v.tolerance if tolerance.shape != "top rung"]
     lines: list[str] = []
-    changing = [t for t in smooth if t.penalty_changing_verdict is not None]
+    changing = [t for t in smooth if t.penalty_changing_verdict is not None and v.demoted is None]
     if changing:
         t = min(changing, key=lambda t: t.penalty_changing_verdict or math.inf)
         lines.append(
@@ -260,9 +262,10 @@ def _drift(v: Evidence) -> list[str]:
     explaining = [t for t in smooth if t.penalty_explaining_slope is not None]
     if explaining:
         t = min(explaining, key=lambda t: t.penalty_explaining_slope or math.inf)
+        subject = "one" if lines else "a recipe"
         lines.append(
-            f"one that gets worse {DRIFT_WORDS[t.shape]} to {t.penalty_explaining_slope:.4f} at the top rung"
-            f" of {t.ladder}{_lr_factor(t.lr_factor_explaining_slope)} would by itself explain the"
+            f"{subject} that gets worse {DRIFT_WORDS[t.shape]} to {t.penalty_explaining_slope:.4f} at the top"
+            f" rung of {t.ladder}{_lr_factor(t.lr_factor_explaining_slope)} would by itself explain the"
             " difference in slope"
         )
     return lines
