@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from steepen.laws.fits.compute_law import FitSettings
 from steepen.laws.hypotheses.nested_models import DecisionRule, Growth
 from steepen.laws.ladder import Ladder, make_ladder
+from steepen.laws.verdict.compare import compare
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.judge import compare, judge_arm
+from steepen.laws.verdict.judge import judge_arm
 from steepen.model.arms import find_arm
 from steepen.recipe.accounting import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of

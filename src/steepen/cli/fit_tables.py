@@ -18,7 +18,7 @@ from steepen.utils.formatting import format_flops
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
-    from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
+    from steepen.laws.hypotheses.nested_models import Growth
     from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
     from steepen.laws.registered_forecasts import ScoredForecast
     from steepen.laws.verdict.evidence import Prediction
@@ -29,11 +29,6 @@ STYLES: dict[Growth, str] = {
     "shrinks": "bold red",
     "worse": "red",
     "undecided": "yellow",
-}
-HYPOTHESIS_TITLES: dict[Hypothesis, str] = {
-    "exponent": "exponent",
-    "irreducible": "irreducible loss",
-    "free": "free E and γ",
 }
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
@@ -143,6 +138,8 @@ def _shared_level(analysis: LadderAnalysis) -> str:
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:
+    from steepen.laws.hypotheses.nested_models import HYPOTHESIS_NAMES
+
     places = next(iter(analysis.verdicts.values())).hypotheses["exponent"].predictions
     table = _table(
         "extrapolated multipliers of every hypothesis that is not rejected",
@@ -151,7 +148,7 @@ def _predictions(analysis: LadderAnalysis) -> Table:
     for v in analysis.verdicts.values():
         for i, name in enumerate(v.tenable):
             cells = [_times(place) for place in v.hypotheses[name].predictions]
-            table.add_row("" if i else escape(v.arm), HYPOTHESIS_TITLES[name], *cells)
+            table.add_row("" if i else escape(v.arm), HYPOTHESIS_NAMES[name], *cells)
     return table
 
 

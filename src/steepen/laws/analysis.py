@@ -23,9 +23,10 @@ from steepen.laws.hypotheses.diagnostics import (
 from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_word
 from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
+from steepen.laws.verdict.compare import Comparison, compare
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
-from steepen.laws.verdict.judge import Comparison, compare, judge_arm
+from steepen.laws.verdict.judge import judge_arm
 from steepen.laws.verdict.multipliers import (
     INTERPOLATIONS,
     Interpolate,

@@ -80,17 +80,14 @@ def residual_draws(
         of_run = np.bincount(clusters, leverage)[clusters]
         sign = rng.choice([-1.0, 1.0], size=(draws, int(clusters.max()) + 1))
         noise = residual / np.sqrt(np.maximum(1 - of_run, 0.1)) * sign[:, clusters]
-        return predicted * np.exp(noise) if rule.log else predicted + noise
-    scaled -= scaled.mean()
-    if fits.pair.partners is not None:
-        # Partners keep a common error: both take the residuals of the same pair.
-        first, second = fits.pair.partners
+    else:
         drawn = rng.integers(len(x), size=(draws, len(x)))
-        pairs = rng.integers(len(first), size=(draws, len(first)))
-        drawn[:, first], drawn[:, second] = first[pairs], second[pairs]
-        noise = scaled[drawn] / np.sqrt(weights)
-        return predicted * np.exp(noise) if rule.log else predicted + noise
-    noise = scaled[rng.integers(len(x), size=(draws, len(x)))] / np.sqrt(weights)
+        if fits.pair.partners is not None:
+            # Partners keep a common error: both take the residuals of the same pair.
+            first, second = fits.pair.partners
+            pairs = rng.integers(len(first), size=(draws, len(first)))
+            drawn[:, first], drawn[:, second] = first[pairs], second[pairs]
+        noise = (scaled - scaled.mean())[drawn] / np.sqrt(weights)
     return predicted * np.exp(noise) if rule.log else predicted + noise
 
 

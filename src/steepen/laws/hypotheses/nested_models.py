@@ -54,6 +54,11 @@ VerdictWord = Literal[
 ]
 
 HYPOTHESES: tuple[Hypothesis, ...] = ("same", "constant", "exponent", "irreducible", "free")
+HYPOTHESIS_NAMES: dict[Hypothesis, str] = {  # of those that may be extrapolated
+    "exponent": "exponent",
+    "irreducible": "irreducible loss",
+    "free": "free E and γ",
+}
 GROWTH: tuple[Growth, ...] = get_args(Growth)
 BY_WHAT: tuple[ByWhat, ...] = get_args(ByWhat)
 VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
@@ -80,7 +85,7 @@ class LadderPair:
 
     `clusters` numbers the training run of each point where runs have several; None: each has its own.
     `partners` are the (reference, arm) points whose errors are correlated, as runs with the same seed and
-    data order are; tests then rest on the differences of partners (`paired_tests`).
+    data order are; tests then rest on the differences of partners (`_paired_tests`).
     """
 
     x: Array
@@ -245,14 +250,14 @@ def _restart_from_nested(
 
 def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
     """F-tests of nested models."""
+    if fits.pair.partners is not None:
+        return _paired_tests(fits, rule)
     free = fits.solutions["free"].theta
     exponent = fits.solutions["exponent"].theta
     covariance = unscaled_covariance(
         fits.designs["exponent"], fits.pair.x, exponent, weights=fits.weights, log=rule.log
     )
     variance = fits.variance("exponent", rule)
-    if fits.pair.partners is not None:
-        return _paired_tests(fits, rule)
     return FTests(
         p_difference=_p_value(fits, "same", "exponent", rule),
         p_shift=_p_value(fits, "same", "constant", rule),
