@@ -26,7 +26,7 @@ from typing import Any
 
 from steepen.model.arms import ARMS
 from steepen.recipe.hardware import training_memory
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.runs.record import RunRecord
 
 TINY = {"aspect": 16, "head-dim": 16, "mlp-multiple": 16, "context": 32, "batch-tokens": 256}
@@ -86,7 +86,7 @@ class Runs:
 def planned_memory(record: RunRecord, ranks: int, micro_batch: int, shard: Any) -> float:
     """The planner's estimate of the peak memory of a run, in GiB."""
     spec = record.spec
-    rung = Rung(
+    rung = PlannedRun(
         spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
     )
     estimate = training_memory(

@@ -74,7 +74,7 @@ def compare(args: argparse.Namespace, dataset: Dataset, store: RunStore) -> None
     )
     tokens = args.steps * args.batch_tokens
     recipe = replace(recipe_of(arm), batch_tokens=args.batch_tokens)
-    rung = make_plan(arm, depth=args.depth, size_rule=scale, tokens=tokens, recipe=recipe).rung
+    rung = make_plan(arm, depth=args.depth, size_rule=scale, tokens=tokens, recipe=recipe).run
     data = DataConfig(dataset.identity, epochs=1 + tokens // len(dataset.tokens("train")))
     available = len(dataset.tokens("val")) // (args.context + 1) * args.context
     options = TrainOptions(device=args.device, quiet=True, checkpoint_every=args.steps)
@@ -85,7 +85,7 @@ def compare(args: argparse.Namespace, dataset: Dataset, store: RunStore) -> None
     print(f"{'seed':<6}{'precision':<11}{'train':>9}{'validation':>12}{'tokens/s':>12}{'seconds':>9}")
     for seed in range(args.seeds):
         for precision in (base, other):
-            spec = RunSpec.of(
+            spec = RunSpec.from_plan(
                 rung, data, seed=seed, precision=precision, validation_tokens=min(1_048_576, available)
             )
             begun = time.perf_counter()

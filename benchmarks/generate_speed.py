@@ -45,7 +45,7 @@ def make_run(folder: Path, arm: str, depth: int, tiny: bool) -> Path:
     rung = recipe_of(found).at_budget(
         found, depth, rule, tokens=2**19 * 8, rho=0.5 if found.passes.grows else None
     )
-    spec = RunSpec.of(rung, DataConfig("random"), precision="bf16")
+    spec = RunSpec.from_plan(rung, DataConfig("random"), precision="bf16")
     passes = spec.schedule.max_passes
     generator = torch.Generator().manual_seed(0)
     weights = {

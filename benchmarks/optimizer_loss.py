@@ -116,7 +116,7 @@ class Comparison:
 
     def spec(self, arm: str, name: str, rate: float, seed: int) -> RunSpec:
         found = find_arm(arm)
-        rung = self.context.base_rung(found, self.context.recipe(found), learning_rate=rate)
+        rung = self.context.base_run(found, self.context.recipe(found), learning_rate=rate)
         optimizer, schedule = SETTINGS[name]
         if name == "authors":
             schedule = replace(schedule, rewarm_steps=self.options.rewarm)

@@ -67,7 +67,7 @@ def record_of(arm_name: str, depth: int, seed: int = 0) -> RunRecord:
     # Seeded by the run, so that a run in two studies has one loss.
     noise = np.random.default_rng([7, list(LAWS).index(arm_name), depth, seed])
     rung = recipe_of(arm).at(arm, depth)
-    spec = RunSpec.of(rung, DataConfig("simulated"), seed=seed)
+    spec = RunSpec.from_plan(rung, DataConfig("simulated"), seed=seed)
     flops = rung.flops.total
     loss = float(loss_of(arm_name, np.array(flops)) + noise.normal(0, 2e-3))
     first, last = arm.passes.initial, arm.passes.final

@@ -31,7 +31,7 @@ ARMS = ("vanilla", "operator-1", "loop-2", "untied-2", "loop-grow", "untied-grow
 def make_record(arm: str, depth: int, seed: int, learning_rate: float) -> RunRecord:
     """A record as training writes it, with a random loss."""
     found_arm = find_arm(arm)
-    spec = RunSpec.of(recipe_of(found_arm).at(found_arm, depth), DataConfig("0" * 64), seed=seed)
+    spec = RunSpec.from_plan(recipe_of(found_arm).at(found_arm, depth), DataConfig("0" * 64), seed=seed)
     spec = replace(spec, hyperparameters=replace(spec.hyperparameters, learning_rate=learning_rate))
     flops = expected_flops(spec)
     passes = spec.schedule.final

@@ -38,7 +38,7 @@ def make_spec(
     recipe = replace(recipe_of(found), batch_tokens=256, base_depth=depth)
     scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=32, vocabulary=384)
     rung = recipe.at_budget(found, depth, scale, tokens=256 * steps, rho=0.5 if found.passes.grows else None)
-    spec = RunSpec.of(rung, DataConfig(identity), validation_tokens=256, seed=seed)
+    spec = RunSpec.from_plan(rung, DataConfig(identity), validation_tokens=256, seed=seed)
     return replace(spec, **changes)
 
 

@@ -43,7 +43,7 @@ def make_spec(tiny_data: Dataset) -> Callable[..., RunSpec]:
         rho = 0.5 if found.passes.grows else None
         rung = recipe.at_budget(found, depth, SCALE, tokens=256 * steps, rho=rho)
         rung = replace(rung, hyperparameters=replace(rung.hyperparameters, warmup_steps=2))
-        spec = RunSpec.of(rung, DataConfig(tiny_data.identity), validation_tokens=512)
+        spec = RunSpec.from_plan(rung, DataConfig(tiny_data.identity), validation_tokens=512)
         return replace(spec, **changes)
 
     return make

@@ -171,7 +171,7 @@ def test_the_class_of_a_block_is_an_arm(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     module = __import__("blocks_of_mine")
     planned = steepen.plan(module.WideNorm, 4)
-    arm = planned.plan.rung.arm
+    arm = planned.plan.run.arm
     assert (arm.name, arm.block, arm.about) == ("wide-norm", "blocks_of_mine:WideNorm", "A test block.")
     assert steepen.arms()["blocks_of_mine:WideNorm"] == arm
 

@@ -39,7 +39,7 @@ def make_spec(name: str, steps: int, data: Dataset) -> RunSpec:
     arm = ARMS[name]
     recipe = replace(recipe_of(arm), batch_tokens=256, base_depth=6)
     rung = recipe.at_budget(arm, 6, SCALE, tokens=256 * steps, rho=0.5 if arm.passes.grows else None)
-    return RunSpec.of(rung, DataConfig(data.identity, epochs=100), validation_tokens=512)
+    return RunSpec.from_plan(rung, DataConfig(data.identity, epochs=100), validation_tokens=512)
 
 
 def losses(world: World, specs: list[RunSpec], data: Dataset, store: Path, options: TrainOptions) -> None:

@@ -58,7 +58,7 @@ def make_spec(data: Dataset, steps: int, seed: int) -> RunSpec:
     arm = find_arm("untied-grow")
     recipe = replace(recipe_of(arm), batch_tokens=256, base_depth=3)
     rung = recipe.at_budget(arm, 3, SCALE, tokens=256 * steps, rho=0.5)
-    spec = RunSpec.of(rung, DataConfig(data.identity, epochs=1000), validation_tokens=512)
+    spec = RunSpec.from_plan(rung, DataConfig(data.identity, epochs=1000), validation_tokens=512)
     return replace(spec, seed=seed)
 
 

@@ -32,7 +32,7 @@ from steepen.model.arms import find_arm
 from steepen.model.network import Network
 from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard, communication, parameter_shapes, state_memory
 
 CONTEXT = 64  # of the dry run: activations are left out, so a short one will do
@@ -88,17 +88,17 @@ def fake_world() -> Generator[None]:
     dist.destroy_process_group()
 
 
-def rung_of(depth: int) -> Rung:
+def rung_of(depth: int) -> PlannedRun:
     arm = find_arm("untied-grow")
     return recipe_of(arm).at(arm, depth)
 
 
-def busiest_rank(rung: Rung, ranks: int) -> int:
+def busiest_rank(rung: PlannedRun, ranks: int) -> int:
     pieces = assign_owners(parameter_shapes(rung.arm, rung.shape, rung.schedule.max_passes), ranks)
     return max(range(ranks), key=lambda rank: sum(p.elements for p in owned_by(pieces, rank).values()))
 
 
-def dry_run(rung: Rung, ranks: int, shard: Shard) -> Measured:
+def dry_run(rung: PlannedRun, ranks: int, shard: Shard) -> Measured:
     """One step of the grown network on the busiest rank."""
     world = World(ProcessEnvironment(busiest_rank(rung, ranks), ranks))
     world.backend = "fake"
@@ -154,7 +154,7 @@ def dry_run(rung: Rung, ranks: int, shard: Shard) -> Measured:
     return Measured(memory, halves["reduce_scatter"] + sent["gather"], halves["allgather"] + sent["scatter"])
 
 
-def planned(rung: Rung, ranks: int, shard: Shard) -> Measured:
+def planned(rung: PlannedRun, ranks: int, shard: Shard) -> Measured:
     """The planner's numbers."""
     held = state_memory(rung, ranks, shard, OptimizerConfig().state_bytes)
     rows = rung.batch_tokens // rung.shape.context // ranks

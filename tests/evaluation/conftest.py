@@ -148,7 +148,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     scale = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=64, vocabulary=dataset.padded_vocabulary)
     recipe = replace(recipe_of(arm), batch_tokens=256)
     plan = make_plan(arm, depth=3, size_rule=scale, recipe=recipe, tokens=256 * 8)
-    spec = RunSpec.of(plan.rung, DataConfig(dataset.identity), validation_tokens=1024)
+    spec = RunSpec.from_plan(plan.run, DataConfig(dataset.identity), validation_tokens=1024)
     store = RunStore(tmp_path_factory.mktemp("runs"))
     train(spec, dataset, store, TrainOptions(device="cpu", quiet=True, checkpoint_every=2, keep_every=2))
     return store.run(spec).path

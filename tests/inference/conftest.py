@@ -73,7 +73,7 @@ def random_run(tmp_path_factory: pytest.TempPathFactory, tiny_data: Dataset) -> 
         recipe = replace(recipe_of(found), batch_tokens=192, base_depth=6)
         rung = recipe.at_budget(found, 6, rule, tokens=192 * 8, rho=rho)
         data = DataConfig(tiny_data.identity)
-        spec = RunSpec.of(rung, data, options=ModelOptions(**options), validation_tokens=192)
+        spec = RunSpec.from_plan(rung, data, options=ModelOptions(**options), validation_tokens=192)
         passes = spec.schedule.stages[-1].max_passes
         generator = torch.Generator().manual_seed(0)
         weights = {

@@ -24,7 +24,7 @@ Spec = Callable[..., RunSpec]
 
 def paper_spec(depth: int) -> RunSpec:
     arm = find_arm("untied-grow")
-    return RunSpec.of(recipe_of(arm).at(arm, depth), DataConfig("d"), precision="bf16")
+    return RunSpec.from_plan(recipe_of(arm).at(arm, depth), DataConfig("d"), precision="bf16")
 
 
 def test_auto_takes_the_fewest_gpus_that_suffice() -> None:

@@ -120,7 +120,7 @@ def test_custom_optimizer_is_part_of_the_run_hash(mylab: Any) -> None:
     from steepen.recipe.paper_tables import recipe_of
 
     arm = find_arm("vanilla")
-    spec = RunSpec.of(recipe_of(arm).at(arm, 8), DataConfig("x"))
+    spec = RunSpec.from_plan(recipe_of(arm).at(arm, 8), DataConfig("x"))
     custom = override(spec, ["optimizer.kind=mylab:lion"])
     assert spec.code is None and custom.code == code_digest(arm, OptimizerConfig(mylab.lion))
     assert custom.hash != spec.hash

@@ -41,7 +41,7 @@ def make_spec(name: str) -> RunSpec:
     rung = recipe_of(arm).at(arm, 4, SCALE)
     hyper = replace(rung.hyperparameters, warmup_steps=WARMUP, warmdown_fraction=WARMDOWN)
     schedule = PassSchedule.staged((0, 2), (GROWTH / STEPS, 4)) if arm.passes.grows else rung.schedule
-    spec = RunSpec.of(rung, DataConfig("d" * 64), optimizer=CONFIG)
+    spec = RunSpec.from_plan(rung, DataConfig("d" * 64), optimizer=CONFIG)
     return replace(
         spec,
         hyperparameters=hyper,
@@ -54,7 +54,7 @@ def make_spec(name: str) -> RunSpec:
 def make_default(name: str) -> RunSpec:
     """A spec that names neither optimizer nor schedule."""
     arm = find_arm(name)
-    return RunSpec.of(recipe_of(arm).at(arm, 8), DataConfig("d" * 64))
+    return RunSpec.from_plan(recipe_of(arm).at(arm, 8), DataConfig("d" * 64))
 
 
 def make_network(spec: RunSpec) -> Network:

@@ -68,7 +68,7 @@ def make_spec(name: str, dataset: Dataset) -> RunSpec:
     if not arm.passes.grows:  # a warm-up of 40 steps would be all of the run
         warmup = min(rung.hyperparameters.warmup_steps, 5)
         rung = replace(rung, hyperparameters=replace(rung.hyperparameters, warmup_steps=warmup))
-    return RunSpec.of(rung, DataConfig(dataset.identity), validation_tokens=SCALE.context)
+    return RunSpec.from_plan(rung, DataConfig(dataset.identity), validation_tokens=SCALE.context)
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_base_table_has_14_columns_and_growth_arms_inherit_it() -> None:
 def test_flops_budget_is_spent_exactly_at_the_nearest_depth(name: str, exponent: float) -> None:
     flops = 10.0**exponent
     plan = make_plan(ARMS[name], flops=flops)
-    rung = plan.rung
+    rung = plan.run
     assert rung.flops.total == pytest.approx(flops, rel=max(2e-3, 2 / rung.steps))
     recipe = recipe_of(ARMS[name])
 
@@ -171,7 +171,7 @@ def test_run_of_any_size_can_be_planned(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_growth_fraction_of_one_equals_the_grown_network() -> None:
-    rung = make_plan(ARMS["untied-grow"], depth=8, rho=1.0).rung
+    rung = make_plan(ARMS["untied-grow"], depth=8, rho=1.0).run
     assert rung.initial_stored_parameters == rung.stored_parameters
     assert rung.growth_step is None
 
@@ -323,7 +323,7 @@ def test_arm_in_the_working_directory_is_found(
 def test_staged_arm_at_its_recipes_budget_has_no_warning() -> None:
     arm = replace(find_arm("loop-grow"), passes=PassSchedule.staged((0, 2), (0.3, 4), (0.6, 8)))
     assert make_plan(arm, depth=10).warnings == ()
-    fewer = make_plan(arm, depth=10, tokens=0.5 * make_plan(arm, depth=10).rung.tokens)
+    fewer = make_plan(arm, depth=10, tokens=0.5 * make_plan(arm, depth=10).run.tokens)
     assert any("over 25%" in warning for warning in fewer.warnings)
 
 
@@ -332,8 +332,8 @@ def test_growth_fraction_of_a_budget_follows_its_own_tokens_per_parameter(name: 
     arm = find_arm(name)
     recipe = recipe_of(arm)
     assert recipe.growth_law is not None
-    usual = make_plan(arm, depth=9).rung
-    twice = make_plan(arm, depth=9, flops=2 * usual.flops.total).rung
+    usual = make_plan(arm, depth=9).run
+    twice = make_plan(arm, depth=9, flops=2 * usual.flops.total).run
     matrix = flops_per_token(arm, twice.shape, arm.passes.initial).total
     tpp = twice.flops.total / matrix / twice.initial_stored_parameters
     assert twice.rho == pytest.approx(recipe.growth_law.rho(arm, twice.shape, tpp), rel=1e-3)
@@ -354,7 +354,7 @@ def test_any_hyperparameter_can_scale_with_size() -> None:
         recipe.hyperparameters(arm, 16),
     )
     assert at_base == recipe_of(arm).hyperparameters(arm, 8)
-    ratio = make_plan(arm, depth=16).rung.stored_parameters / make_plan(arm, depth=8).rung.stored_parameters
+    ratio = make_plan(arm, depth=16).run.stored_parameters / make_plan(arm, depth=8).run.stored_parameters
     assert large.weight_decay == pytest.approx(plain.weight_decay * ratio**-0.5)
     assert large.output_multiplier == pytest.approx(plain.output_multiplier / 2)
     assert large.warmdown_fraction == 1.0

@@ -13,7 +13,7 @@ from steepen.model.arms import ARMS
 from steepen.model.shape import SizeRule
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import BASE, INITIAL, recipe_of
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 
 Find = Callable[[str], Path]
 
@@ -23,7 +23,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def planned(arm: str, depth: int) -> Rung:
+def planned(arm: str, depth: int) -> PlannedRun:
     return recipe_of(ARMS[arm]).at(ARMS[arm], depth)
 
 

@@ -26,7 +26,7 @@ DATA = DataConfig("d" * 64)
 
 def paper_spec(arm: str = "vanilla", depth: int = 8, **changes: Any) -> RunSpec:
     found = find_arm(arm)
-    return RunSpec.of(recipe_of(found).at(found, depth), **{"data": DATA, **changes})
+    return RunSpec.from_plan(recipe_of(found).at(found, depth), **{"data": DATA, **changes})
 
 
 def test_loader_and_spec_accept_the_same_names() -> None:

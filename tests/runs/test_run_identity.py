@@ -28,7 +28,9 @@ DATA = DataConfig("d" * 64)
 
 def paper_spec(arm: str, depth: int = 8, **changes: Any) -> RunSpec:
     found = find_arm(arm)
-    return RunSpec.of(recipe_of(found).at(found, depth), **{"data": DATA, "precision": "bf16", **changes})
+    return RunSpec.from_plan(
+        recipe_of(found).at(found, depth), **{"data": DATA, "precision": "bf16", **changes}
+    )
 
 
 def pinned() -> dict[str, RunSpec]:

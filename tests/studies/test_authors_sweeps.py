@@ -79,7 +79,7 @@ def test_growth_sweeps_have_the_published_steps(paper: StudyContext, reference_d
         depth, rho = int(row["depth"]), float(row["rho"])
         recipe = paper.recipe(arm).with_tpp(6.0)
         budget = paper.flops_at_tpp(arm, depth, 6.0)
-        assert paper.rung_at_flops(recipe, arm, depth, budget, rho).steps == int(row["steps"])
+        assert paper.run_at_flops(recipe, arm, depth, budget, rho).steps == int(row["steps"])
         checked += 1
     assert checked == 24
     assert {spec.shape.depth for spec in next(growth_fraction(paper))} == {8, 9, 10}

@@ -64,7 +64,7 @@ def make_spec(
         wanted = load_preset("paper").validation_tokens
         available = len(dataset.tokens("val"))
         validation_tokens = whole_validation_tokens(wanted, available, size.context, changed.batch_tokens)
-    run = RunSpec.of(plan.rung, run_data, validation_tokens=validation_tokens, **rest)
+    run = RunSpec.from_plan(plan.run, run_data, validation_tokens=validation_tokens, **rest)
     return override(run, settings), plan.warnings
 
 

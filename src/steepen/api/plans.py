@@ -161,10 +161,10 @@ class PlanResult(Result):
         """Arm, depth, tokens, FLOPs and time."""
         from steepen.utils.formatting import format_count, format_duration
 
-        rung = self.plan.rung
+        planned = self.plan.run
         return (
-            f"{rung.arm.name} d{rung.shape.depth}: {format_count(rung.stored_parameters)} parameters, "
-            f"{format_count(rung.tokens)} tokens, {rung.flops.total:.3g} FLOPs, about "
+            f"{planned.arm.name} d{planned.shape.depth}: {format_count(planned.stored_parameters)} "
+            f"parameters, {format_count(planned.tokens)} tokens, {planned.flops.total:.3g} FLOPs, about "
             f"{format_duration(self.plan.seconds)} on {self.plan.cluster.gpus} × {self.plan.cluster.gpu.name}"
         )
 

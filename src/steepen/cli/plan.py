@@ -173,7 +173,7 @@ def plan(
     if arm is None:
         if recipe is None or any(value is not None for value in (depth, flops, tokens, rho)):
             raise UsageError("give --arm, or --recipe alone for the whole ladders of a recipe.")
-        rows = [ladder_row(rung) for rung in plan_ladders(choice, size, **changes)]
+        rows = [ladder_row(planned) for planned in plan_ladders(choice, size, **changes)]
         if as_json:
             print(json.dumps({"recipe": recipe, "runs": rows}, indent=2))
         else:
@@ -220,7 +220,7 @@ def _show(plan: Plan) -> None:
 
     console = SafeConsole()
     facts = plan.to_dict()
-    rung = plan.rung
+    planned = plan.run
 
     def table(title: str, rows: list[tuple[str, str]]) -> None:
         grid = Table(title=title, title_justify="left", box=None, show_header=False, title_style="bold")
@@ -236,9 +236,12 @@ def _show(plan: Plan) -> None:
         _exact(facts["initial_compute_active_parameters"]), _exact(facts["compute_active_parameters"])
     )
     table(
-        f"{rung.arm.title} d{rung.shape.depth}",
+        f"{planned.arm.title} d{planned.shape.depth}",
         [
-            ("width, heads, MLP width", f"{rung.shape.width}, {rung.shape.heads}, {rung.shape.mlp_width}"),
+            (
+                "width, heads, MLP width",
+                f"{planned.shape.width}, {planned.shape.heads}, {planned.shape.mlp_width}",
+            ),
             ("prelude/core/coda", facts["allocation"]),
             ("executed depth", executed),
             ("stored parameters", stored),
@@ -248,13 +251,13 @@ def _show(plan: Plan) -> None:
     rows = [
         (
             "tokens",
-            f"{_exact(rung.tokens)} ({facts['tokens_per_parameter']:.2f} per initial stored parameter)",
+            f"{_exact(planned.tokens)} ({facts['tokens_per_parameter']:.2f} per initial stored parameter)",
         ),
-        ("steps", f"{_exact(rung.steps)} of {_exact(rung.batch_tokens)} tokens"),
+        ("steps", f"{_exact(planned.steps)} of {_exact(planned.batch_tokens)} tokens"),
     ]
-    if rung.growth_step is not None:
-        fraction = f" (ρ = {rung.rho:.4f} of the tokens after it)" if rung.rho is not None else ""
-        rows.append(("growth after step", f"{_exact(rung.growth_step)}{fraction}"))
+    if planned.growth_step is not None:
+        fraction = f" (ρ = {planned.rho:.4f} of the tokens after it)" if planned.rho is not None else ""
+        rows.append(("growth after step", f"{_exact(planned.growth_step)}{fraction}"))
     rows.append(("total FLOPs", f"{facts['flops']:.4e}"))
     for phase in facts["phases"]:
         terms = phase["flops_per_token"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from steepen.errors import SteepenError, UsageError
 from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec, expected_flops
 
 MAX_HOURS = 24.0  # `auto` takes more GPUs for a run that would train for longer
@@ -47,12 +47,12 @@ class GpusPerRun:
                 )
             return self.count
         gpu = self.gpu or find_accelerator("h100")
-        rung = Rung(
+        planned = PlannedRun(
             spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
         )
         gpus, fits = 1, 0
         while gpus <= min(MAX_GPUS, spec.batch_sequences) and spec.batch_sequences % gpus == 0:
-            if largest_micro_batch(rung, gpus, gpu) >= 1:
+            if largest_micro_batch(planned, gpus, gpu) >= 1:
                 fits = gpus
                 if expected_flops(spec) / (gpus * gpu.peak_flops * MFU) <= 3600 * MAX_HOURS:
                     return gpus

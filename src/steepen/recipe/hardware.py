@@ -11,7 +11,7 @@ from steepen.model.config import ModelOptions
 from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH, Shape
 from steepen.optim.config import STATE_BYTES, OptimizerConfig
 from steepen.recipe.accounting import stored_parameters
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard, StateMemory, state_memory
 
 
@@ -68,7 +68,7 @@ class Memory:
 
 
 def training_memory(
-    rung: Rung,
+    planned: PlannedRun,
     gpus: int,
     micro_batch: int,
     *,
@@ -88,21 +88,21 @@ def training_memory(
     and 0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
     docs/performance.md.
     """
-    shape, passes = rung.shape, rung.schedule.max_passes
+    shape, passes = planned.shape, planned.schedule.max_passes
     embedding_and_head = 2 * shape.vocabulary * shape.width
-    blocks = rung.stored_parameters - embedding_and_head
+    blocks = planned.stored_parameters - embedding_and_head
     matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
     tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
     saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
-    operators = (passes - 1) * (rung.arm.core_boundary == "norm+inject")
-    operators += rung.arm.coda_boundary == "norm+inject"
+    operators = (passes - 1) * (planned.arm.core_boundary == "norm+inject")
+    operators += planned.arm.coda_boundary == "norm+inject"
     stream_bytes = 4 if (options or ModelOptions()).residual_stream == "fp32" else 2
     held = StateMemory(
         state=(8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * embedding_and_head,
         compute_weights=2 * (blocks + embedding_and_head),
     )
     if gpus > 1:
-        held = state_memory(rung, gpus, shard or "optimizer", matrix_bytes)
+        held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
     return Memory(
         state=held.state,
         compute_weights=held.compute_weights,
@@ -119,11 +119,13 @@ def checkpoint_bytes(arm: Arm, shape: Shape, passes: int, optimizer: OptimizerCo
     return (4 + matrix_bytes) * blocks + (4 + STATE_BYTES["adamw"]) * embedding_and_head
 
 
-def largest_micro_batch(rung: Rung, gpus: int, gpu: Accelerator, *, shard: Shard | None = None) -> int:
+def largest_micro_batch(
+    planned: PlannedRun, gpus: int, gpu: Accelerator, *, shard: Shard | None = None
+) -> int:
     """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none."""
     available = 0.9 * gpu.memory_gib * 2**30
 
     def needed(micro_batch: int) -> float:
-        return training_memory(rung, gpus, micro_batch, shard=shard).total
+        return training_memory(planned, gpus, micro_batch, shard=shard).total
 
     return max(0, bisect.bisect_right(range(2**20), available, key=needed) - 1)

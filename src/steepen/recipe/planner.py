@@ -19,7 +19,7 @@ from steepen.recipe.hardware import (
     training_memory,
 )
 from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
-from steepen.recipe.recipe import Recipe, Rung
+from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.recipe.sharding import SHARDS, Shard, communication
 
@@ -49,9 +49,9 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned run: its rung, recipe, cluster and warnings."""
+    """A planned run with its recipe, cluster and warnings."""
 
-    rung: Rung
+    run: PlannedRun
     recipe: Recipe
     cluster: Cluster
     warnings: tuple[str, ...]
@@ -60,7 +60,7 @@ class Plan:
     def seconds(self) -> float:
         """Training time at the cluster's assumed MFU."""
         cluster = self.cluster
-        return self.rung.flops.total / (cluster.gpus * cluster.gpu.peak_flops * cluster.mfu)
+        return self.run.flops.total / (cluster.gpus * cluster.gpu.peak_flops * cluster.mfu)
 
     @property
     def dollars(self) -> float | None:
@@ -70,22 +70,22 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        rung, shape, arm = self.rung, self.rung.shape, self.rung.arm
-        flops = rung.flops
-        initial, final = rung.schedule.initial, rung.schedule.final
-        ends = [*rung.starts[1:], rung.steps]
+        planned, shape, arm = self.run, self.run.shape, self.run.arm
+        flops = planned.flops
+        initial, final = planned.schedule.initial, planned.schedule.final
+        ends = [*planned.starts[1:], planned.steps]
         phases = [
             {
                 "passes": list(stage.passes),
                 "first_step": start,
                 "steps": end - start,
-                "tokens": (end - start) * rung.batch_tokens,
+                "tokens": (end - start) * planned.batch_tokens,
                 "executed_depth": shape.allocation.executed(stage.max_passes),
                 "compute_active_parameters": compute_active_parameters(arm, shape, stage.max_passes),
                 "flops_per_token": per_token.to_dict(),
             }
             for stage, start, end, per_token in zip(
-                rung.schedule.stages, rung.starts, ends, rung.stage_flops, strict=True
+                planned.schedule.stages, planned.starts, ends, planned.stage_flops, strict=True
             )
         ]
         cluster = self.cluster
@@ -94,17 +94,17 @@ class Plan:
         if cluster.gpus > 1:
             kinds = {f"shard {shard}": shard for shard in SHARDS}
         memory = {
-            kind: training_memory(rung, cluster.gpus, cluster.micro_batch, shard=shard).to_dict()
+            kind: training_memory(planned, cluster.gpus, cluster.micro_batch, shard=shard).to_dict()
             for kind, shard in kinds.items()
         }
         largest = {
-            kind: largest_micro_batch(rung, cluster.gpus, cluster.gpu, shard=shard)
+            kind: largest_micro_batch(planned, cluster.gpus, cluster.gpu, shard=shard)
             for kind, shard in kinds.items()
         }
-        step_seconds = self.seconds / rung.steps
+        step_seconds = self.seconds / planned.steps
         exchange = {
             kind: communication(
-                rung, cluster.gpus, shard, micro_batch=cluster.micro_batch, step_seconds=step_seconds
+                planned, cluster.gpus, shard, micro_batch=cluster.micro_batch, step_seconds=step_seconds
             ).to_dict()
             for kind, shard in kinds.items()
             if shard is not None
@@ -120,22 +120,22 @@ class Plan:
             "allocation": str(shape.allocation),
             "executed_depth": shape.allocation.executed(final),
             "initial_executed_depth": shape.allocation.executed(initial),
-            "stored_parameters": rung.stored_parameters,
-            "initial_stored_parameters": rung.initial_stored_parameters,
+            "stored_parameters": planned.stored_parameters,
+            "initial_stored_parameters": planned.initial_stored_parameters,
             "compute_active_parameters": compute_active_parameters(arm, shape, final),
             "initial_compute_active_parameters": compute_active_parameters(arm, shape, initial),
-            "flops_per_token": (flops * (1 / rung.tokens)).to_dict(),
+            "flops_per_token": (flops * (1 / planned.tokens)).to_dict(),
             "phases": phases,
-            "tokens": rung.tokens,
-            "tokens_per_parameter": rung.tokens / rung.initial_stored_parameters,
-            "batch_tokens": rung.batch_tokens,
-            "steps": rung.steps,
-            "growth_step": rung.growth_step,
-            "rho": rung.rho,
+            "tokens": planned.tokens,
+            "tokens_per_parameter": planned.tokens / planned.initial_stored_parameters,
+            "batch_tokens": planned.batch_tokens,
+            "steps": planned.steps,
+            "growth_step": planned.growth_step,
+            "rho": planned.rho,
             "flops": flops.total,
             "matrix_flops": flops.matrix,
             "flops_by_term": flops.to_dict(),
-            "hyperparameters": rung.hyperparameters.to_dict(),
+            "hyperparameters": planned.hyperparameters.to_dict(),
             "cluster": {
                 "gpus": cluster.gpus,
                 "gpu": cluster.gpu.name,
@@ -145,7 +145,7 @@ class Plan:
                 "largest_micro_batch": largest,
                 "communication_per_step": exchange,
                 "gpu_memory_gib": cluster.gpu.memory_gib,
-                "checkpoint_bytes": checkpoint_bytes(arm, shape, rung.schedule.max_passes),
+                "checkpoint_bytes": checkpoint_bytes(arm, shape, planned.schedule.max_passes),
                 "hours": self.seconds / 3600,
                 "gpu_hours": self.seconds / 3600 * cluster.gpus,
                 "dollars": self.dollars,
@@ -192,48 +192,50 @@ def make_plan(
         if value is not None and value > limit:
             raise UsageError(f"--{name} {value:g} exceeds the planner's limit of {limit:g}.")
     if flops is None and tokens is None:
-        rung = recipe.at(arm, depth, size_rule, rho=rho)
+        planned = recipe.at(arm, depth, size_rule, rho=rho)
     else:
-        rung = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
+        planned = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
-    return Plan(rung, recipe, cluster, tuple(_warnings(rung, recipe, size_rule or SizeRule(), flops, rho)))
+    return Plan(
+        planned, recipe, cluster, tuple(_warnings(planned, recipe, size_rule or SizeRule(), flops, rho))
+    )
 
 
-def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **changes: int) -> list[Rung]:
+def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **changes: int) -> list[PlannedRun]:
     """The runs of whole ladders: of the arms that have a recipe file, or of the paper's arms.
 
     Depths are those of the paper's ladders, or all at which a file's recipe was measured. `changes` replace
     fields of every recipe, e.g. `batch_tokens`.
     """
-    rungs: list[Rung] = []
+    planned_runs: list[PlannedRun] = []
     for name in choice.files or PAPER:
         arm = find_arm(name)
         recipe = replace(choice.of(arm), **changes)
         depths = LADDER_DEPTHS.get(arm.recipe, LADDER_DEPTHS["vanilla"])
         if name in choice.files and recipe.measured is not None:
             depths = range(recipe.measured[0], recipe.measured[1] + 1)
-        rungs += [recipe.at(arm, depth, size_rule) for depth in depths]
-    return rungs
+        planned_runs += [recipe.at(arm, depth, size_rule) for depth in depths]
+    return planned_runs
 
 
-def ladder_row(rung: Rung) -> dict[str, Any]:
+def ladder_row(planned: PlannedRun) -> dict[str, Any]:
     """One run of a ladder in numbers: length, growth, learning rates, parameters and FLOPs."""
     return {
-        "arm": rung.arm.name,
-        "depth": rung.shape.depth,
-        "width": rung.shape.width,
-        "steps": rung.steps,
-        "growth_step": rung.growth_step,
-        "rho": rung.rho,
-        "tokens": rung.tokens,
-        "learning_rate": rung.hyperparameters.learning_rate,
-        "embedding_lr": rung.hyperparameters.embedding_lr,
-        "head_lr": rung.hyperparameters.head_lr,
-        "initial_stored_parameters": rung.initial_stored_parameters,
-        "stored_parameters": rung.stored_parameters,
-        "flops": rung.flops.total,
-        "matrix_flops": rung.flops.matrix,
-        "hyperparameters": rung.hyperparameters.to_dict(),
+        "arm": planned.arm.name,
+        "depth": planned.shape.depth,
+        "width": planned.shape.width,
+        "steps": planned.steps,
+        "growth_step": planned.growth_step,
+        "rho": planned.rho,
+        "tokens": planned.tokens,
+        "learning_rate": planned.hyperparameters.learning_rate,
+        "embedding_lr": planned.hyperparameters.embedding_lr,
+        "head_lr": planned.hyperparameters.head_lr,
+        "initial_stored_parameters": planned.initial_stored_parameters,
+        "stored_parameters": planned.stored_parameters,
+        "flops": planned.flops.total,
+        "matrix_flops": planned.flops.matrix,
+        "hyperparameters": planned.hyperparameters.to_dict(),
     }
 
 
@@ -248,8 +250,10 @@ def nearest_depth(
     """The depth whose compute-optimal run is nearest to a budget, by ratio."""
 
     def distance(depth: int) -> float:
-        rung = recipe.at(arm, depth, size_rule)
-        return abs(math.log(rung.flops.total / flops) if flops else math.log(rung.tokens / (tokens or 1)))
+        planned = recipe.at(arm, depth, size_rule)
+        return abs(
+            math.log(planned.flops.total / flops) if flops else math.log(planned.tokens / (tokens or 1))
+        )
 
     best: tuple[float, int] | None = None
     for depth in range(1, MAX_DEPTH + 1):
@@ -264,15 +268,15 @@ def nearest_depth(
 
 
 def _warnings(
-    rung: Rung, recipe: Recipe, size_rule: SizeRule, budget: float | None, rho: float | None
+    planned: PlannedRun, recipe: Recipe, size_rule: SizeRule, budget: float | None, rho: float | None
 ) -> list[str]:
     """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
-    depth = rung.shape.depth
-    if budget is not None and rung.steps == 1 and rung.flops.total > 1.5 * budget:
+    depth = planned.shape.depth
+    if budget is not None and planned.steps == 1 and planned.flops.total > 1.5 * budget:
         found.append(
-            f"a single step of {rung.batch_tokens:,} tokens costs {rung.flops.total:.3g} FLOPs, more than "
-            f"the budget of {budget:.3g}."
+            f"a single step of {planned.batch_tokens:,} tokens costs {planned.flops.total:.3g} FLOPs, more "
+            f"than the budget of {budget:.3g}."
         )
     if size_rule.aspect != 128 or size_rule.context != 2048 or size_rule.vocabulary != 50_304:
         found.append(
@@ -287,16 +291,16 @@ def _warnings(
             f"the learning-rate exponent {recipe.learning_rate_exponent:+.1f} was fitted at d8-d12 at most; "
             f"at d{depth} it is extrapolated."
         )
-    tpp = rung.tokens / rung.initial_stored_parameters
-    growth = rung.flops.matrix / rung.tokens / rung.stage_flops[0].matrix  # 1 where nothing grows
+    tpp = planned.tokens / planned.initial_stored_parameters
+    growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 where nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "
             f"{recipe.tpp:g}: this run is not compute-optimal by it."
         )
     law = recipe.growth_law
-    listed = rung.rho == recipe.listed_fraction(rung.arm, rung.shape)
-    if rung.rho is not None and law is not None and rho is None and recipe.rho is None and not listed:
+    listed = planned.rho == recipe.listed_fraction(planned.arm, planned.shape)
+    if planned.rho is not None and law is not None and rho is None and recipe.rho is None and not listed:
         if not 8 <= depth <= 10:
             found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
         if law.measured_tpp is not None and not law.measured_tpp[0] <= tpp * growth <= law.measured_tpp[1]:
@@ -305,6 +309,6 @@ def _warnings(
                 f"the growth law was fitted at {low:g} to {high:g} tokens per parameter without growth; this "
                 f"run has {tpp * growth:.3g}."
             )
-    if rung.arm.name != rung.arm.recipe:
-        found.append(f"{rung.arm.name} has no recipe in the paper: it follows {rung.arm.recipe}'s.")
+    if planned.arm.name != planned.arm.recipe:
+        found.append(f"{planned.arm.name} has no recipe in the paper: it follows {planned.arm.recipe}'s.")
     return found

@@ -132,7 +132,7 @@ class Recipe:
 
     def at(
         self, arm: Arm, depth: int, size_rule: SizeRule | None = None, *, rho: float | None = None
-    ) -> Rung:
+    ) -> PlannedRun:
         """The compute-optimal run of this arm at a depth: growth keeps the FLOPs of the matrices."""
         shape = arm.shape(depth, size_rule)
         fraction = self.growth_fraction(arm, shape) if rho is None else rho
@@ -140,7 +140,7 @@ class Recipe:
         reference = self.tpp * stored_parameters(arm, shape, arm.passes.initial)
         without = flops_per_token(arm, shape, arm.passes.initial).matrix
         tokens = reference * without / mean_flops_per_token(arm, shape, schedule).matrix
-        return self._rung(arm, shape, size_rule, schedule, fraction, tokens)
+        return self._plan(arm, shape, size_rule, schedule, fraction, tokens)
 
     def at_budget(
         self,
@@ -152,7 +152,7 @@ class Recipe:
         tokens: float | None = None,
         rho: float | None = None,
         count: FlopCount = "total",
-    ) -> Rung:
+    ) -> PlannedRun:
         """A run at a depth whose length is set by compute or by tokens instead of by TPP.
 
         `count` says what `flops` counts: with "matrix", attention is left out.
@@ -166,7 +166,7 @@ class Recipe:
         if tokens is None:
             assert flops is not None
             tokens = flops / mean_flops_per_token(arm, shape, schedule).counted(count)
-        return self._rung(arm, shape, size_rule, schedule, rho, tokens)
+        return self._plan(arm, shape, size_rule, schedule, rho, tokens)
 
     def _tpp_without_growth(
         self, arm: Arm, shape: Shape, flops: float | None, tokens: float | None, count: FlopCount
@@ -179,7 +179,7 @@ class Recipe:
         tpp = tokens / stored
         return tpp if self.growth_law is None else self.growth_law.tpp_without_growth(tpp)
 
-    def _rung(
+    def _plan(
         self,
         arm: Arm,
         shape: Shape,
@@ -187,8 +187,8 @@ class Recipe:
         schedule: PassSchedule,
         rho: float | None,
         tokens: float,
-    ) -> Rung:
-        return Rung(
+    ) -> PlannedRun:
+        return PlannedRun(
             arm=arm,
             shape=shape,
             schedule=schedule,
@@ -200,7 +200,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Rung:
+class PlannedRun:
     """One planned run: an arm at a size, its number of steps, its pass schedule and hyperparameters."""
 
     arm: Arm

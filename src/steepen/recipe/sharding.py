@@ -13,7 +13,7 @@ from steepen.distributed.owners import ROW_SHARDED, assign_owners, owned_by
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
 from steepen.optim.config import STATE_BYTES
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 
 Shard = Literal["optimizer", "full"]
 SHARDS: tuple[Shard, ...] = ("optimizer", "full")
@@ -49,13 +49,13 @@ class Ownership:
     rows: float  # of embedding and head together
 
 
-def busiest_owner(rung: Rung, gpus: int) -> Ownership:
+def busiest_owner(planned: PlannedRun, gpus: int) -> Ownership:
     """What the rank with the most state owns at the end of the run; an equal share for custom blocks."""
-    shape = rung.shape
+    shape = planned.shape
     tables = 2.0 * shape.vocabulary * shape.width
-    if rung.arm.block != "transformer":
-        return Ownership((rung.stored_parameters - tables) / gpus, tables / gpus)
-    pieces = assign_owners(parameter_shapes(rung.arm, shape, rung.schedule.max_passes), gpus)
+    if planned.arm.block != "transformer":
+        return Ownership((planned.stored_parameters - tables) / gpus, tables / gpus)
+    pieces = assign_owners(parameter_shapes(planned.arm, shape, planned.schedule.max_passes), gpus)
     owned = [owned_by(pieces, rank).values() for rank in range(gpus)]
     each = [
         Ownership(
@@ -75,7 +75,7 @@ class StateMemory:
     compute_weights: float
 
 
-def state_memory(rung: Rung, gpus: int, shard: Shard, matrix_state_bytes: int) -> StateMemory:
+def state_memory(planned: PlannedRun, gpus: int, shard: Shard, matrix_state_bytes: int) -> StateMemory:
     """Weights, gradients and optimizer state of the busiest rank.
 
     ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32),
@@ -83,29 +83,29 @@ def state_memory(rung: Rung, gpus: int, shard: Shard, matrix_state_bytes: int) -
     fp32 copies and state of the matrices it owns; gathered in bf16 are embedding, head, a tied core and two
     blocks, with the gradients of one block, the core and the tables.
     """
-    table = float(rung.shape.vocabulary * rung.shape.width)
-    blocks = rung.stored_parameters - 2 * table
-    adam, owned = STATE_BYTES["adamw"], busiest_owner(rung, gpus)
+    table = float(planned.shape.vocabulary * planned.shape.width)
+    blocks = planned.stored_parameters - 2 * table
+    adam, owned = STATE_BYTES["adamw"], busiest_owner(planned, gpus)
     matrices = (4 + matrix_state_bytes) * owned.matrices
     if shard == "optimizer":
         # The fp32 rows of the embedding are those of the table that every rank has.
         rows = adam * owned.rows + 4 * owned.rows / 2
         return StateMemory(4 * (blocks + 2 * table) + matrices + rows, 2 * (blocks + table) + 4 * table)
-    block, repeated = _block(rung), _repeated(rung)
+    block, repeated = _block(planned), _repeated(planned)
     shards = (8 * blocks + (8 + adam) * 2 * table) / gpus
     return StateMemory(shards + matrices, 2 * (3 * block + 4 * table + 2 * repeated))
 
 
-def _block(rung: Rung) -> float:
+def _block(planned: PlannedRun) -> float:
     """Parameters of one block."""
-    blocks = rung.stored_parameters - 2.0 * rung.shape.vocabulary * rung.shape.width
-    return blocks / max(1, rung.arm.stored_blocks(rung.shape.allocation, rung.schedule.max_passes))
+    blocks = planned.stored_parameters - 2.0 * planned.shape.vocabulary * planned.shape.width
+    return blocks / max(1, planned.arm.stored_blocks(planned.shape.allocation, planned.schedule.max_passes))
 
 
-def _repeated(rung: Rung) -> float:
+def _repeated(planned: PlannedRun) -> float:
     """Parameters of a tied core that is applied several times: FSDP2 gathers it once per micro-batch."""
-    tied = rung.arm.tied and rung.schedule.max_passes > 1
-    return _block(rung) * rung.shape.allocation.core if tied else 0.0
+    tied = planned.arm.tied and planned.schedule.max_passes > 1
+    return _block(planned) * planned.shape.allocation.core if tied else 0.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Communication:
 
 
 def communication(
-    rung: Rung, gpus: int, shard: Shard, *, micro_batch: int, step_seconds: float
+    planned: PlannedRun, gpus: int, shard: Shard, *, micro_batch: int, step_seconds: float
 ) -> Communication:
     """Communication of one step at the end of the run; `step_seconds` is the computation of a step.
 
@@ -140,10 +140,10 @@ def communication(
     gradients in fp32, for every micro-batch; the next block's transfer is hidden behind a block's
     computation. Owners then gather gradients and scatter fp32 weights.
     """
-    table = float(rung.shape.vocabulary * rung.shape.width)
-    blocks = rung.stored_parameters - 2 * table
+    table = float(planned.shape.vocabulary * planned.shape.width)
+    blocks = planned.stored_parameters - 2 * table
     rate = NVLINK if gpus <= GPUS_PER_NODE else NETWORK
-    rows = max(1, rung.batch_tokens // rung.shape.context // gpus)
+    rows = max(1, planned.batch_tokens // planned.shape.context // gpus)
     micro_batches = -(-rows // micro_batch)
     others = (gpus - 1) / gpus
     if shard == "optimizer":
@@ -153,7 +153,7 @@ def communication(
         backward, forward = 2 / 3 * step_seconds / micro_batches, 1 / 3 * step_seconds / micro_batches
         exposed = max(0.0, gradients / rate - backward) + max(0.0, weights / rate - forward)
     else:
-        once = _repeated(rung) + 2 * table  # gathered for forward and backward together
+        once = _repeated(planned) + 2 * table  # gathered for forward and backward together
         gradients = others * (4 * micro_batches * (blocks + 2 * table) + 4 * blocks / gpus)
         weights = others * (2 * micro_batches * (2 * (blocks + 2 * table) - once) + 4 * blocks / gpus)
         exposed = max(0.0, (gradients + weights) / rate - 0.9 * step_seconds)

@@ -25,7 +25,7 @@ from steepen.model.shape import Shape
 from steepen.optim.config import LearningRateConfig, OptimizerConfig
 from steepen.recipe.accounting import FlopCount, run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import canonical_json
 from steepen.utils.source_digest import source_digest
@@ -116,17 +116,17 @@ class RunSpec:
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 
     @staticmethod
-    def of(rung: Rung, data: DataConfig, **rest: Any) -> RunSpec:
-        """The spec of a planned rung on some data."""
+    def from_plan(planned: PlannedRun, data: DataConfig, **rest: Any) -> RunSpec:
+        """The spec of a planned run on some data."""
         return RunSpec(
-            arm=rung.arm,
-            shape=rung.shape,
-            schedule=rung.schedule,
-            hyperparameters=rung.hyperparameters,
+            arm=planned.arm,
+            shape=planned.shape,
+            schedule=planned.schedule,
+            hyperparameters=planned.hyperparameters,
             data=data,
-            steps=rung.steps,
-            batch_tokens=rung.batch_tokens,
-            code=code_digest(rung.arm, rest.get("optimizer")),
+            steps=planned.steps,
+            batch_tokens=planned.batch_tokens,
+            code=code_digest(planned.arm, rest.get("optimizer")),
             **rest,
         )
 

@@ -1,4 +1,4 @@
-"""`StudyContext`: a preset on prepared data, which turns planned rungs into run specs."""
+"""`StudyContext`: a preset on prepared data, which turns planned runs into run specs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OptimizerConfig
-from steepen.recipe.accounting import flops_per_token, stored_parameters
-from steepen.recipe.recipe import Recipe, Rung
+from steepen.recipe.flops import flops_per_token, stored_parameters
+from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import DataConfig, RunSpec
@@ -86,17 +86,17 @@ class StudyContext:
         cost = flops_per_token(arm, shape, arm.passes.initial if passes is None else passes)
         return cost.counted(self.preset.sweep_flops)
 
-    def rung_at_flops(
+    def run_at_flops(
         self, recipe: Recipe, arm: Arm, depth: int, flops: float, rho: float | None = None
-    ) -> Rung:
+    ) -> PlannedRun:
         """The run at a depth that spends these FLOPs, as sweeps count them."""
         return recipe.at_budget(
             arm, depth, self.size_rule, flops=flops, rho=rho, count=self.preset.sweep_flops
         )
 
-    def sweep_flops(self, rung: Rung) -> float:
+    def sweep_flops(self, planned: PlannedRun) -> float:
         """FLOPs of a planned run as sweeps count them: with attention, or of the matrices only."""
-        return rung.flops.counted(self.preset.sweep_flops)
+        return planned.flops.counted(self.preset.sweep_flops)
 
     @property
     def sweep_flops_method(self) -> str:
@@ -113,7 +113,7 @@ class StudyContext:
 
     def spec(
         self,
-        rung: Rung,
+        planned: PlannedRun,
         *,
         seed: int | None = None,
         optimizer: OptimizerConfig | None = None,
@@ -128,20 +128,20 @@ class StudyContext:
             )
         times = self.epochs if epochs is None else epochs
         data = DataConfig(self.data.identity, pool_tokens=pool_tokens, epochs=times)
-        sizes = (self.data.train_tokens, self.preset.context, rung.batch_tokens)
+        sizes = (self.data.train_tokens, self.preset.context, planned.batch_tokens)
         steps = data.steps_per_epoch(*sizes)
-        if rung.steps > data.max_steps(*sizes):
-            repeat = f", or repeat it with --epochs {-(-rung.steps // steps)}" if steps else ""
+        if planned.steps > data.max_steps(*sizes):
+            repeat = f", or repeat it with --epochs {-(-planned.steps // steps)}" if steps else ""
             raise UsageError(
-                f"{rung.arm.name} at depth {rung.shape.depth} needs {rung.tokens:,} tokens and the data has "
-                f"{steps * rung.batch_tokens:,}; prepare more (`steepen data prepare`), leave out the "
-                f"largest rungs (--rungs){repeat}."
+                f"{planned.arm.name} at depth {planned.shape.depth} needs {planned.tokens:,} tokens and the "
+                f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave out "
+                f"the largest rungs (--rungs){repeat}."
             )
         # Runs that need no repeats say so: they are the same runs whatever the context would allow.
-        if rung.steps <= steps and epochs is None:
+        if planned.steps <= steps and epochs is None:
             data = replace(data, epochs=1)
-        return RunSpec.of(
-            rung,
+        return RunSpec.from_plan(
+            planned,
             data,
             seed=self.seed if seed is None else seed,
             optimizer=optimizer or self.optimizer,
@@ -160,7 +160,7 @@ class StudyContext:
             self.preset.batch_tokens,
         )
 
-    def base_rung(self, arm: Arm, recipe: Recipe, **changes: Any) -> Rung:
+    def base_run(self, arm: Arm, recipe: Recipe, **changes: Any) -> PlannedRun:
         """A run of the base size on the base tokens, with some hyperparameters changed."""
         changed = replace(recipe, base=replace(recipe.base, **changes), learning_rate_exponent=0.0)
         if "learning_rate" in changes:

@@ -129,8 +129,8 @@ def _spec(context: StudyContext, arm: Arm, recipe: Recipe, depth: int, epochs: i
         data = DataConfig(context.data.identity, pool_tokens=pool, epochs=epochs)
         tokens = preset.batch_tokens * data.max_steps(pool, preset.context, preset.batch_tokens)
     recipe = replace(recipe, base=replace(recipe.base, weight_decay=decay))
-    rung = recipe.at_budget(arm, depth, context.size_rule, tokens=float(max(tokens, preset.batch_tokens)))
-    return context.spec(rung, pool_tokens=pool, epochs=epochs if pool is not None else None)
+    planned = recipe.at_budget(arm, depth, context.size_rule, tokens=float(max(tokens, preset.batch_tokens)))
+    return context.spec(planned, pool_tokens=pool, epochs=epochs if pool is not None else None)
 
 
 def _cells(

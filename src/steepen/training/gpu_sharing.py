@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from steepen.recipe.hardware import training_memory
-from steepen.recipe.recipe import Rung
+from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec
 from steepen.utils.lock import GPU_LOCKS_VARIABLE
 
@@ -29,11 +29,11 @@ _POLL_SECONDS = 0.005
 
 def is_small(spec: RunSpec, memory_bytes: int) -> bool:
     """Whether a run is expected to need so little memory that another fits beside it."""
-    rung = Rung(
+    planned = PlannedRun(
         spec.arm, spec.shape, spec.schedule, None, spec.hyperparameters, spec.batch_tokens, spec.steps
     )
     micro_batch = max(1, min(spec.batch_tokens, _MICRO_BATCH_TOKENS) // spec.shape.context)
-    needed = training_memory(rung, 1, micro_batch, optimizer=spec.optimizer).total
+    needed = training_memory(planned, 1, micro_batch, optimizer=spec.optimizer).total
     return needed <= _SMALL * memory_bytes
 
 

@@ -61,17 +61,17 @@ def allocation(context: StudyContext, *, arms: Arms = ()) -> Study:
     tokens = context.preset.fixed_tokens
     keys = [(depth, core) for depth in grid.depths for core in range(1, depth)]
     # An allocation exists at one depth only, so the (constant) rate is anchored there.
-    rungs = [
+    planned_runs = [
         replace(recipe, base_depth=depth).at_budget(
             _allocated(arm, depth, core), depth, context.size_rule, tokens=tokens
         )
         for depth, core in keys
     ]
-    specs = [context.spec(rung) for rung in rungs]
+    specs = [context.spec(planned) for planned in planned_runs]
     losses = [loss_or_inf(record) for record in (yield specs)]
     cells = [
-        AllocationRun(depth, core, context.sweep_flops(rung), loss, spec.hash)
-        for (depth, core), rung, spec, loss in zip(keys, rungs, specs, losses, strict=True)
+        AllocationRun(depth, core, context.sweep_flops(planned), loss, spec.hash)
+        for (depth, core), planned, spec, loss in zip(keys, planned_runs, specs, losses, strict=True)
         if np.isfinite(loss)
     ]
     edge = _frontier(cells)

@@ -61,14 +61,14 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue
             grown = _grown(arm, target)
-            rung = recipe.at_budget(grown, depth, context.size_rule, tokens=tokens, rho=rho)
-            plans.append((target, budget, rho, False, context.spec(rung)))
+            planned = recipe.at_budget(grown, depth, context.size_rule, tokens=tokens, rho=rho)
+            plans.append((target, budget, rho, False, context.spec(planned)))
     for passes in sorted({first, *grid.targets}):
         fixed = _fixed(arm, passes)
         if context.flops_per_token(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
             continue  # far beyond the budgets: no anchor for them
-        rung = recipe.at_budget(fixed, depth, context.size_rule, tokens=tokens)
-        plans.append((passes, context.sweep_flops(rung), 1.0, True, context.spec(rung)))
+        planned = recipe.at_budget(fixed, depth, context.size_rule, tokens=tokens)
+        plans.append((passes, context.sweep_flops(planned), 1.0, True, context.spec(planned)))
     records = yield [plan[-1] for plan in plans]
     cells = [
         TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)

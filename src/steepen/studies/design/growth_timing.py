@@ -64,18 +64,18 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
             raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
-        rungs = [
-            context.rung_at_flops(recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
+        planned_runs = [
+            context.run_at_flops(recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
             for d, tpp, rho in keys
         ]
-        specs = [context.spec(rung) for rung in rungs]
+        specs = [context.spec(planned) for planned in planned_runs]
         losses = [loss_or_inf(record) for record in (yield specs)]
         runs.extend(spec.hash for spec in specs)
         anchors: list[RhoSweep] = []
         for depth in grid.depths:
             for tpp in sorted(grid.tpp):
                 own = [i for i, key in enumerate(keys) if key[:2] == (depth, tpp) and np.isfinite(losses[i])]
-                x = [1 - (rungs[i].growth_step or 0) / rungs[i].steps for i in own]
+                x = [1 - (planned_runs[i].growth_step or 0) / planned_runs[i].steps for i in own]
                 if len(set(x)) < 3:
                     notes.append(f"{arm.name} d{depth} at {tpp:g}: too few runs finished for a parabola")
                     continue

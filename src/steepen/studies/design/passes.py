@@ -116,17 +116,19 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
     grid = context.preset.grids.passes
     part = PartResult([], [], [], [], {})
     keys = [(f, k, d) for f in FAMILIES for k in sorted(grid.passes) for d in grid.depths]
-    rungs = [
+    planned_runs = [
         recipe.at_budget(family_arm(f, k), d, context.size_rule, tokens=context.preset.fixed_tokens)
         for f, k, d in keys
     ]
-    specs = [context.spec(rung) for rung in rungs]
+    specs = [context.spec(planned) for planned in planned_runs]
     losses = [loss_or_inf(record) for record in (yield specs)]
     part.runs = [spec.hash for spec in specs]
     for family in FAMILIES:
         cells = [
-            PassRun(depth, count, context.sweep_flops(rung), loss, spec.hash)
-            for (name, count, depth), rung, loss, spec in zip(keys, rungs, losses, specs, strict=True)
+            PassRun(depth, count, context.sweep_flops(planned), loss, spec.hash)
+            for (name, count, depth), planned, loss, spec in zip(
+                keys, planned_runs, losses, specs, strict=True
+            )
             if name == family
         ]
         slices = matched_compute_slices(cells, grid.budgets)
@@ -149,7 +151,7 @@ def _fixed_anchor(context: StudyContext, recipe: Recipe) -> PartRun:
         for k in sorted(grid.passes)
     ]  # fmt: skip
     specs = [
-        context.spec(context.rung_at_flops(recipe, family_arm(f, k), d, context.flops_at_tpp(one, d, tpp)))
+        context.spec(context.run_at_flops(recipe, family_arm(f, k), d, context.flops_at_tpp(one, d, tpp)))
         for f, d, tpp, k in keys
     ]
     losses = [loss_or_inf(record) for record in (yield specs)]

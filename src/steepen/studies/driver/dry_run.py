@@ -18,7 +18,7 @@ from steepen.studies.driver.journal import Journal, RequestedRun
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class DryRunRow:
     """A run that the study would make."""
 
     run: str
@@ -37,7 +37,7 @@ class DryRunReport:
 
     finished: int  # runs in the store
     complete: bool  # nothing is left to run
-    runs: tuple[PlannedRun, ...]
+    runs: tuple[DryRunRow, ...]
     slots: int
     speed: str  # source of the time estimate
     dollars_per_hour: float | None = None  # of what one run occupies
@@ -94,11 +94,11 @@ class DryRunReport:
         )  # fmt: skip
 
 
-def _planned(spec: RunSpec, store: RunStore, speed: Speed) -> PlannedRun:
+def _planned(spec: RunSpec, store: RunStore, speed: Speed) -> DryRunRow:
     flops = remaining_flops(spec, store.run(spec))
     seconds = speed.seconds(spec, flops)
     saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
-    return PlannedRun(
+    return DryRunRow(
         spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, seconds,
         saved,
     )  # fmt: skip

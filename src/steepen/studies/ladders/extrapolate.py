@@ -68,11 +68,11 @@ def extrapolate(
             f"the held-out depth {depth} is inside the ladder (up to d{max(own.depths)}); give a deeper one "
             "with --hold-out."
         )
-    rung = own.recipe.at(target, depth, context.size_rule)
-    context.spec(rung)  # refuses too little data before the ladder is trained
+    planned = own.recipe.at(target, depth, context.size_rule)
+    context.spec(planned)  # refuses too little data before the ladder is trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
     law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
-    expected = mean_flops_per_token(target, rung.shape, rung.schedule).total * rung.tokens
+    expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
     forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
     judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))

@@ -75,8 +75,8 @@ def ladder(
 
 def _tuned_compute(context: StudyContext, ladder: LadderSpec) -> float:
     """FLOPs of an arm's ladder run at the depth at which its recipe was tuned."""
-    rung = ladder.recipe.at(ladder.arm, ladder.recipe.base_depth, context.size_rule)
-    return mean_flops_per_token(ladder.arm, rung.shape, rung.schedule).total * rung.tokens
+    planned = ladder.recipe.at(ladder.arm, ladder.recipe.base_depth, context.size_rule)
+    return mean_flops_per_token(ladder.arm, planned.shape, planned.schedule).total * planned.tokens
 
 
 def _reference(context: StudyContext, requested: str | None, names: list[str]) -> str:

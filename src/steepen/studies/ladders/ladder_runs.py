@@ -99,18 +99,19 @@ def run_ladders(
     """Run every rung and seed of some ladders; returns a list of `MeasuredLadder`."""
     seeds = seeds or context.preset.seeds
     keys = [(i, depth, seed) for i, ladder in enumerate(ladders) for depth in ladder.depths for seed in seeds]
-    rungs = {
+    planned_runs = {
         (i, depth): ladder.recipe.at(ladder.arm, depth, context.size_rule)
         for i, ladder in enumerate(ladders)
         for depth in ladder.depths
     }
-    context.spec(max(rungs.values(), key=lambda rung: rung.tokens))  # refuses too little data first
+    # Raises if the data are too few for the largest run, before anything is trained.
+    context.spec(max(planned_runs.values(), key=lambda planned: planned.tokens))
     specs = {
-        (i, depth, seed): context.spec(rungs[i, depth], seed=seed, optimizer=ladders[i].optimizer)
+        (i, depth, seed): context.spec(planned_runs[i, depth], seed=seed, optimizer=ladders[i].optimizer)
         for i, depth, seed in keys
     }
     # Longest first: with few workers no single large run is left for the end.
-    order = sorted(keys, key=lambda key: rungs[key[:2]].flops.total, reverse=True)
+    order = sorted(keys, key=lambda key: planned_runs[key[:2]].flops.total, reverse=True)
     batch = [specs[key] for key in order]
     records = require_all_finished(batch, (yield batch))
     found = dict(zip(order, records, strict=True))

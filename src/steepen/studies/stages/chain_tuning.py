@@ -243,7 +243,7 @@ def _set_measured_loss(chain: Chain, loss: float) -> None:
 
 def _spec(context: StudyContext, arm: Arm, values: Hyperparameters) -> RunSpec:
     recipe = replace(context.recipe(arm), base=values, learning_rate_base=None)
-    return context.spec(context.base_rung(arm, recipe))
+    return context.spec(context.base_run(arm, recipe))
 
 
 def _typed(name: str, value: float) -> float:

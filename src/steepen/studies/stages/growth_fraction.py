@@ -50,11 +50,13 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
-        rungs = [context.rung_at_flops(recipe, arm, depth, budgets[depth], rho) for depth, rho in keys]
-        specs = [context.spec(rung) for rung in rungs]
+        planned_runs = [context.run_at_flops(recipe, arm, depth, budgets[depth], rho) for depth, rho in keys]
+        specs = [context.spec(planned) for planned in planned_runs]
         losses = np.array([loss_or_inf(record) for record in (yield specs)])
         # The step of growth is whole: ρ on the axis is the one the run really had.
-        x = np.array([(rung.steps - (rung.growth_step or 0)) / rung.steps for rung in rungs])
+        x = np.array(
+            [(planned.steps - (planned.growth_step or 0)) / planned.steps for planned in planned_runs]
+        )
         budget = np.array([budgets[depth] for depth, _ in keys])
         good = np.isfinite(losses)
         fit = fit_growth_fraction(budget[good], x[good], losses[good])

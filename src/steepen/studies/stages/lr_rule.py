@@ -171,12 +171,12 @@ def sweep_hyperparameters(
     keys: list[tuple[str, int, float]] = []
     specs: list[RunSpec] = []
     for depth in depths:
-        rung = recipe.at(arm, depth, context.size_rule)
+        planned = recipe.at(arm, depth, context.size_rule)
         for name in names:
-            for multiple, value in swept_values(name, getattr(rung.hyperparameters, name), multiples):
-                changed = replace(rung.hyperparameters, **{name: value})
+            for multiple, value in swept_values(name, getattr(planned.hyperparameters, name), multiples):
+                changed = replace(planned.hyperparameters, **{name: value})
                 keys.append((name, depth, multiple))
-                specs.append(context.spec(replace(rung, hyperparameters=changed)))
+                specs.append(context.spec(replace(planned, hyperparameters=changed)))
     losses = [loss_or_inf(record) for record in (yield specs)]
     table = {key: (loss, spec.hash) for key, loss, spec in zip(keys, losses, specs, strict=True)}
     rows: dict[str, list[tuple[int, float, float, str]]] = {name: [] for name in names}

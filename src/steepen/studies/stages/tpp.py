@@ -53,14 +53,14 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         budgets = {
             anchor: context.flops_at_tpp(priced, anchor, grid.reference_tpp) for anchor in grid.budgets
         }
-        rungs = [context.rung_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
-        specs = [context.spec(rung) for rung in rungs]
+        planned_runs = [context.run_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
+        specs = [context.spec(planned) for planned in planned_runs]
         losses = [loss_or_inf(record) for record in (yield specs)]
         # Whole steps move a run off its budget a little; its place on the axis is where it really is.
         x = [
-            context.sweep_flops(rung)
+            context.sweep_flops(planned)
             / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
-            for rung, (_, depth) in zip(rungs, keys, strict=True)
+            for planned, (_, depth) in zip(planned_runs, keys, strict=True)
         ]
         names = [spec.hash for spec in specs]
         runs.extend(names)

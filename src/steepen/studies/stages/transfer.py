@@ -69,7 +69,7 @@ def transfer(
 def _probe(context: StudyContext, source_arm: Arm, chosen: Sequence[Arm]) -> Study:
     members = [source_arm, *chosen]
     specs = [
-        context.spec(context.base_rung(arm, recipe))
+        context.spec(context.base_run(arm, recipe))
         for arm in members
         for recipe in (context.recipe(arm), transferred_recipe(context, source_arm, arm))
     ]
