@@ -56,7 +56,7 @@ from steepen.kernels.cublaslt_gemm import selected_tile
 from steepen.kernels.dispatch import kernels_for
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.training.device import configure_backends, peak_flops
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.model.arms import ARMS
-from steepen.recipe.hardware import training_memory
+from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
 from steepen.runs.record import RunRecord
 

@@ -19,7 +19,7 @@ from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.training.device import configure_backends, find_device, peak_flops, synchronize
 
 

@@ -24,7 +24,7 @@ from steepen.laws.verdict.compare import compare
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.judge import judge_arm
 from steepen.model.arms import find_arm
-from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.model.arms import find_arm
-from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec, expected_flops

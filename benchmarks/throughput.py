@@ -42,7 +42,7 @@ from steepen.model.network import Network
 from steepen.model.shape import SizeRule
 from steepen.optim.config import OPTIMIZERS, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.recipe.paper_tables import recipe_of
 from steepen.training.device import configure_backends, peak_flops
 from steepen.training.gradient_accumulation import GradientAccumulator

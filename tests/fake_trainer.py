@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from steepen.launch.subprocess_entry import terminate_with_parent
-from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, expected_flops, read_spec
 from steepen.runs.store import RunDirectory, RunStore

@@ -16,7 +16,7 @@ from steepen.model.boundary import Norm
 from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
-from steepen.recipe.accounting import flops_per_token, stored_parameters
+from steepen.recipe.flops import flops_per_token, stored_parameters
 
 SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=64)
 

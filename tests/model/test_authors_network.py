@@ -21,7 +21,7 @@ from steepen.model.network import Network
 from steepen.model.shape import Shape, SizeRule
 from steepen.optim.config import OptimizerConfig
 from steepen.optim.optimizer import Optimizer
-from steepen.recipe.accounting import flops_per_token, stored_parameters
+from steepen.recipe.flops import flops_per_token, stored_parameters
 from steepen.recipe.paper_tables import recipe_of
 
 from . import authors_network

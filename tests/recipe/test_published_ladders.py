@@ -1,4 +1,4 @@
-"""The recipes plan the authors' published command lines, and the accounting gives their FLOPs, exactly."""
+"""The recipes plan the authors' published command lines, and `recipe.flops` gives their FLOPs, exactly."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steepen.model.arms import ARMS
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.recipe.recipe_choice import choose_recipes
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.context import StudyContext

@@ -12,7 +12,7 @@ import pytest
 
 from steepen.errors import SteepenError, UsageError
 from steepen.model.arms import find_arm
-from steepen.recipe.accounting import FlopCount
+from steepen.recipe.flops import FlopCount
 from steepen.recipe.paper_tables import BASE, INITIAL
 from steepen.recipe.recipe_file import RecipeFile, read_recipe, write_recipe
 from steepen.report.axes import axis_range, ticks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS
 from steepen.optim.config import LearningRateConfig
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.runs.spec import RunSpec
 from steepen.training.step_schedule import build_schedule, learning_rate_factors
 

@@ -55,7 +55,7 @@ class ArmsResult(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per arm that exists at the depth: passes, allocation, parameters."""
-        from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+        from steepen.recipe.flops import compute_active_parameters, stored_parameters
 
         rows: list[dict[str, Any]] = []
         for arm in self.arms:

@@ -32,7 +32,7 @@ def arms(
     """
     from steepen.errors import UsageError
     from steepen.model.arms import ARMS, paper_names
-    from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+    from steepen.recipe.flops import compute_active_parameters, stored_parameters
 
     rows: list[dict[str, Any]] = []
     for arm in ARMS.values():

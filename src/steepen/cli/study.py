@@ -290,7 +290,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _with_sweep_flops(preset: Preset, count: str | None) -> Preset:
-    from steepen.recipe.accounting import FlopCount
+    from steepen.recipe.flops import FlopCount
 
     if count is None:
         return preset

@@ -21,7 +21,7 @@ from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
 from steepen.model.shape import GPT2_PADDING, BlockAllocation, Shape
-from steepen.recipe.accounting import compute_active_parameters, head_parameters, run_flops, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, head_parameters, run_flops, stored_parameters
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.runs.record import Parameters, RunRecord, ValidationScore
 from steepen.runs.spec import DataConfig, RunSpec

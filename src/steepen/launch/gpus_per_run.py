@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steepen.errors import SteepenError, UsageError
-from steepen.recipe.hardware import Accelerator, find_accelerator, largest_micro_batch
+from steepen.recipe.hardware import Accelerator, find_accelerator
+from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec, expected_flops
 

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs counted from modules: for custom blocks, and to verify `recipe.accounting`."""
+"""Parameters and FLOPs counted from modules: for custom blocks, and to verify `recipe.flops`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Arm and size → hyperparameters and tokens: the paper's tables, scaling rules, accounting, planner."""
+"""Arm and size → hyperparameters and tokens: the paper's tables, scaling rules, FLOPs, memory, planner."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
-from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.flops import compute_active_parameters
 
 
 @dataclass(frozen=True)

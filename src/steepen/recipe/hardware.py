@@ -1,18 +1,10 @@
-"""Accelerators by name, and the memory a run needs on them."""
+"""Accelerators by name: peak FLOP/s and memory."""
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 
 from steepen.errors import UsageError, nearest
-from steepen.model.arm import Arm
-from steepen.model.config import ModelOptions
-from steepen.model.shape import KEEP_ACTIVATION_MAX_WIDTH, Shape
-from steepen.optim.config import STATE_BYTES, OptimizerConfig
-from steepen.recipe.accounting import stored_parameters
-from steepen.recipe.recipe import PlannedRun
-from steepen.recipe.sharding import Shard, StateMemory, state_memory
 
 
 @dataclass(frozen=True)
@@ -45,87 +37,3 @@ def find_accelerator(name: str) -> Accelerator:
     if key not in ACCELERATORS:
         raise UsageError(f"there is no accelerator {name!r}; known are {nearest(key, ACCELERATORS, 4)}.")
     return ACCELERATORS[key]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one GPU while training, by what they hold; activations are an estimate."""
-
-    state: float  # fp32 weights, gradients and optimizer state
-    compute_weights: float  # bf16 copies
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.state + self.compute_weights + self.activations + self.logits
-
-    def to_dict(self) -> dict[str, float]:
-        """In GiB, by part."""
-        parts = {name: getattr(self, name) for name in ("state", "compute_weights", "activations", "logits")}
-        return {name: value / 2**30 for name, value in {**parts, "total": self.total}.items()}
-
-
-def training_memory(
-    planned: PlannedRun,
-    gpus: int,
-    micro_batch: int,
-    *,
-    shard: Shard | None = None,
-    optimizer: OptimizerConfig | None = None,
-    options: ModelOptions | None = None,
-) -> Memory:
-    """Estimate the memory per GPU at the end of the run, when a growing network is largest.
-
-    On one GPU weight and gradient are 8 bytes per parameter; the optimizer of the block matrices adds 4
-    (Muon, the default) or 8, AdamW on embedding and head 8. On several, `shard` says what is divided among
-    them (`recipe.sharding.state_memory`); by default the optimizer.
-
-    Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small networks) per
-    token and executed block. Of the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and
-    one is saved by each boundary operator that normalizes and injects. Add 0.5 GiB for a chunk of logits
-    and 0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
-    docs/performance.md.
-    """
-    shape, passes = planned.shape, planned.schedule.max_passes
-    embedding_and_head = 2 * shape.vocabulary * shape.width
-    blocks = planned.stored_parameters - embedding_and_head
-    matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
-    tokens, executed = micro_batch * shape.context, shape.allocation.executed(passes)
-    saved = 6 * shape.width + (3 if shape.mlp_width <= KEEP_ACTIVATION_MAX_WIDTH else 2) * shape.mlp_width
-    operators = (passes - 1) * (planned.arm.core_boundary == "norm+inject")
-    operators += planned.arm.coda_boundary == "norm+inject"
-    stream_bytes = 4 if (options or ModelOptions()).residual_stream == "fp32" else 2
-    held = StateMemory(
-        state=(8 + matrix_bytes) * blocks + (8 + STATE_BYTES["adamw"]) * embedding_and_head,
-        compute_weights=2 * (blocks + embedding_and_head),
-    )
-    if gpus > 1:
-        held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
-    return Memory(
-        state=held.state,
-        compute_weights=held.compute_weights,
-        activations=tokens * (2.0 * executed * saved + stream_bytes * (4 + operators) * shape.width),
-        logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
-    )
-
-
-def checkpoint_bytes(arm: Arm, shape: Shape, passes: int, optimizer: OptimizerConfig | None = None) -> int:
-    """Bytes of a checkpoint: fp32 weights and optimizer state at the largest number of passes."""
-    embedding_and_head = 2 * shape.vocabulary * shape.width
-    blocks = stored_parameters(arm, shape, passes) - embedding_and_head
-    matrix_bytes = (optimizer or OptimizerConfig()).state_bytes
-    return (4 + matrix_bytes) * blocks + (4 + STATE_BYTES["adamw"]) * embedding_and_head
-
-
-def largest_micro_batch(
-    planned: PlannedRun, gpus: int, gpu: Accelerator, *, shard: Shard | None = None
-) -> int:
-    """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none."""
-    available = 0.9 * gpu.memory_gib * 2**30
-
-    def needed(micro_batch: int) -> float:
-        return training_memory(planned, gpus, micro_batch, shard=shard).total
-
-    return max(0, bisect.bisect_right(range(2**20), available, key=needed) - 1)

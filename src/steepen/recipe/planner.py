@@ -10,14 +10,9 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
-from steepen.recipe.accounting import compute_active_parameters
-from steepen.recipe.hardware import (
-    Accelerator,
-    checkpoint_bytes,
-    find_accelerator,
-    largest_micro_batch,
-    training_memory,
-)
+from steepen.recipe.flops import compute_active_parameters
+from steepen.recipe.hardware import Accelerator, find_accelerator
+from steepen.recipe.memory import checkpoint_bytes, largest_micro_batch, training_memory
 from steepen.recipe.paper_tables import LADDER_DEPTHS, PAPER, recipe_of
 from steepen.recipe.recipe import PlannedRun, Recipe
 from steepen.recipe.recipe_choice import RecipeChoice

@@ -9,7 +9,7 @@ from typing import Literal
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.shape import Shape, SizeRule
-from steepen.recipe.accounting import (
+from steepen.recipe.flops import (
     FlopCount,
     Flops,
     flops_per_token,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from steepen.errors import UsageError, nearest
-from steepen.recipe.accounting import compute_active_parameters, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, stored_parameters
 from steepen.recipe.hyperparameters import full_name
 from steepen.runs.disk import directory_bytes
 from steepen.runs.spec import RunSpec

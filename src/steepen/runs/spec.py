@@ -23,7 +23,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LearningRateConfig, OptimizerConfig
-from steepen.recipe.accounting import FlopCount, run_flops, stage_fractions
+from steepen.recipe.flops import FlopCount, run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins

@@ -134,8 +134,8 @@ class StudyContext:
             repeat = f", or repeat it with --epochs {-(-planned.steps // steps)}" if steps else ""
             raise UsageError(
                 f"{planned.arm.name} at depth {planned.shape.depth} needs {planned.tokens:,} tokens and the "
-                f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave out "
-                f"the largest rungs (--rungs){repeat}."
+                f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave "
+                f"out the largest rungs (--rungs){repeat}."
             )
         # Runs that need no repeats say so: they are the same runs whatever the context would allow.
         if planned.steps <= steps and epochs is None:

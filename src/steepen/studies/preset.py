@@ -14,7 +14,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
 from steepen.optim.config import LearningRateConfig
-from steepen.recipe.accounting import FlopCount
+from steepen.recipe.flops import FlopCount
 from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe

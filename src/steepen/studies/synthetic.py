@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from steepen.recipe.accounting import compute_active_parameters, flops_per_token, stored_parameters
+from steepen.recipe.flops import compute_active_parameters, flops_per_token, stored_parameters
 from steepen.runs.record import Parameters, RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study

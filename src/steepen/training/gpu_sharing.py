@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from steepen.recipe.hardware import training_memory
+from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec
 from steepen.utils.lock import GPU_LOCKS_VARIABLE

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
-from steepen.recipe.accounting import (
+from steepen.recipe.flops import (
     Flops,
     compute_active_parameters,
     flops_per_token,

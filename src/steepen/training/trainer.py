@@ -26,7 +26,7 @@ from steepen.execution.select import ExecutionMode, choose_execution_mode
 from steepen.model.growth import grow
 from steepen.model.loss import mean_loss
 from steepen.optim.optimizer import Optimizer
-from steepen.recipe.accounting import flops_per_token
+from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunStore

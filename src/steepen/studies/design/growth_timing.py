@@ -11,7 +11,7 @@ from steepen.errors import UsageError
 from steepen.laws.fits.drift import AffineLaw, fit_affine
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
-from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile

@@ -13,7 +13,7 @@ from steepen.laws.fits.isoflop import PowerLawFit, fit_power_law
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm, loop, untied
-from steepen.recipe.accounting import compute_active_parameters
+from steepen.recipe.flops import compute_active_parameters
 from steepen.recipe.recipe import Recipe
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec

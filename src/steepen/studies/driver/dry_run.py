@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
-from steepen.recipe.hardware import checkpoint_bytes
+from steepen.recipe.memory import checkpoint_bytes
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore

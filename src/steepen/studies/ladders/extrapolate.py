@@ -11,7 +11,7 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HoldOut
 from steepen.model.arms import find_arm
-from steepen.recipe.accounting import mean_flops_per_token
+from steepen.recipe.flops import mean_flops_per_token
 from steepen.studies.answer import Answer, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from steepen.model.arms import find_arm
-from steepen.recipe.accounting import mean_flops_per_token
+from steepen.recipe.flops import mean_flops_per_token
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms

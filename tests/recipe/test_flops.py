@@ -12,7 +12,7 @@ from steepen.model.arms import ARMS
 from steepen.model.count import count
 from steepen.model.init import build_on_meta
 from steepen.model.shape import BlockAllocation, SizeRule
-from steepen.recipe.accounting import (
+from steepen.recipe.flops import (
     compute_active_parameters,
     flops_per_token,
     mean_flops_per_token,
