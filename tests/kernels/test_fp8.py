@@ -23,9 +23,9 @@ from steepen.kernels.fp8 import (
     GRADIENT_DTYPE,
     LOGIT_GRADIENT_DTYPE,
     RowwiseFp8,
-    TensorwisePending,
+    ScaledTensor,
+    defer_quantization_of_norm,
     fp8_max,
-    pending_normed,
     quantize_activation_reference,
     quantize_gradient_reference,
     quantize_rows_reference,
@@ -213,9 +213,9 @@ def test_cross_entropy_leaves_padding_out(real: int, padded: int, softcap: float
 @pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
 def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
     x = draw(*shape)
-    given: RowwiseFp8 | TensorwisePending
+    given: RowwiseFp8 | ScaledTensor
     if dtype is None:
-        given = pending_normed(REFERENCE.rms_norm(x, EPS)[0])
+        given = defer_quantization_of_norm(REFERENCE.rms_norm(x, EPS)[0])
         scale, bound = given.scale, ROUNDING[ACTIVATION_DTYPE]
         expected = given.original.float()
     else:

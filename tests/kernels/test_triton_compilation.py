@@ -27,7 +27,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steepen.kernels.fp8 import RowwiseFp8, pending_normed
+from steepen.kernels.fp8 import RowwiseFp8, defer_quantization_of_norm
 
 # Compute capability × 10 → bytes of shared memory per thread block (CUDA programming guide).
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -184,7 +184,7 @@ def call_block(width: int, *, fp8: bool) -> None:
         amax = empty(hidden + width, dtype=torch.int32)
         gemms.quantize_weight_(data, scale, transposed, transposed_scale, amax, empty(hidden, width))
         gemms.transpose_quantize(gradient, gemms.tensor_scale(gradient))
-        gemms.transpose_quantize(pending_normed(x), empty(dtype=torch.float32))
+        gemms.transpose_quantize(defer_quantization_of_norm(x), empty(dtype=torch.float32))
     else:
         others = dispatch.kernels_for(x)
         assert others is dispatch.TRITON

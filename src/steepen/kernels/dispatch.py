@@ -11,12 +11,12 @@ from torch import Tensor
 
 from steepen.kernels import cross_entropy, fp8, gram, muon_update, norm, rotary, swiglu
 from steepen.kernels import fused_linear_cross_entropy as linear_cross_entropy
-from steepen.kernels.fp8 import RowwiseFp8, TensorwisePending
+from steepen.kernels.fp8 import RowwiseFp8, ScaledTensor
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
 from steepen.kernels.triton_backend import has_triton_kernels
 
 GemmOperand = Tensor | RowwiseFp8  # of a forward or dgrad GEMM
-WgradOperand = Tensor | RowwiseFp8 | TensorwisePending
+WgradOperand = Tensor | RowwiseFp8 | ScaledTensor
 
 
 class RmsNormBackward(Protocol):
@@ -148,7 +148,7 @@ class Fp8GemmKernels:
     quantize_weight_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     gemm: Fp8Gemm
     tensor_scale: Callable[[RowwiseFp8], Tensor]
-    transpose_quantize: Callable[[RowwiseFp8 | TensorwisePending, Tensor], Tensor]
+    transpose_quantize: Callable[[RowwiseFp8 | ScaledTensor, Tensor], Tensor]
     wgrad_gemm: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -248,8 +248,8 @@ REFERENCE_FP8_BLOCK = BlockKernels(
     quantize_activation=fp8.quantize_activation_reference,
     quantize_gradient=fp8.quantize_gradient_reference,
     wgrad_scale=fp8.tensor_scale,
-    wgrad_activation=fp8.pending_activation,
-    wgrad_normed=fp8.pending_normed,
+    wgrad_activation=fp8.defer_quantization,
+    wgrad_normed=fp8.defer_quantization_of_norm,
 )
 
 TRITON_FP8_BLOCK = BlockKernels(
@@ -264,8 +264,8 @@ TRITON_FP8_BLOCK = BlockKernels(
     quantize_activation=fp8.quantize_activation_triton,
     quantize_gradient=fp8.quantize_gradient_triton,
     wgrad_scale=fp8.tensor_scale,
-    wgrad_activation=fp8.pending_activation,
-    wgrad_normed=fp8.pending_normed,
+    wgrad_activation=fp8.defer_quantization,
+    wgrad_normed=fp8.defer_quantization_of_norm,
 )
 
 REFERENCE_FP8_GEMM = Fp8GemmKernels(
