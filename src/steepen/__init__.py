@@ -5,7 +5,7 @@ Everything that a notebook needs is here, and loaded when it is first used:
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
 - `arms`, `plan`, `spec`: the arms, the cost of a run, and its specification
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
-- `ladder`, `study`, `forecast_study`, `open_study`, `report`: a question with all its runs, and its page
+- `ladder`, `study`, `dry_run_study`, `open_study`, `report`: a question with all its runs, and its page
 - `open_runs`: the runs of a directory, filtered, as a frame
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
 - `Arm`, `PassSchedule`: what a custom arm is made of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
     from steepen.api.runs import open_runs as open_runs
-    from steepen.api.studies import forecast_study as forecast_study
+    from steepen.api.studies import dry_run_study as dry_run_study
     from steepen.api.studies import ladder as ladder
     from steepen.api.studies import open_study as open_study
     from steepen.api.studies import study as study
@@ -48,7 +48,7 @@ _LAZY = {
     **dict.fromkeys(("fit", "power"), "steepen.api.fits"),
     **dict.fromkeys(("arms", "plan", "spec"), "steepen.api.plans"),
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
-    **dict.fromkeys(("ladder", "study", "forecast_study", "open_study"), "steepen.api.studies"),
+    **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
     "open_runs": "steepen.api.runs",
     "generate": "steepen.inference.generate",
     "export": "steepen.inference.export",
@@ -71,7 +71,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "import_model",
     "ladder",
     "study",
-    "forecast_study",
+    "dry_run_study",
     "open_study",
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",

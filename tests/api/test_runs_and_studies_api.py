@@ -87,7 +87,7 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
         ["vanilla", "operator-1"], "tiny", rungs=[2, 3, 4, 5], data=folder, epochs=10_000, launcher=launcher,
         device="cpu",
     )  # fmt: skip
-    assert study.name == "ladder-tiny-vanilla-operator-1" and study.journal.state == "finished"
+    assert study.name == "ladder-tiny-vanilla-operator-1" and study.journal.live_status == "finished"
     assert set(study.verdicts) == {"operator-1"} and len(study.runs) == 8
     assert set(study.to_frame()["measure"]) == {"per FLOP", "per second"}
     assert study.plot(panel="Loss").get_ylabel() and "operator-1" in repr(study)
@@ -96,7 +96,7 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
     assert page.name == "report.html" and "operator-1" in page.read_text()
     with pytest.raises(UsageError, match="no panel 'nothing'"):
         study.plot(panel="nothing")
-    planned = steepen.forecast_study("ladder", arms=["vanilla", "untied-2"], data=folder, epochs=10_000,
+    planned = steepen.dry_run_study("ladder", arms=["vanilla", "untied-2"], data=folder, epochs=10_000,
                                      options={"rungs": [2, 3, 4, 5]})  # fmt: skip
     assert planned.finished == 4 and {run.arm for run in planned.runs} == {"untied-2"}
 

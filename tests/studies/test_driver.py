@@ -70,7 +70,7 @@ def test_a_failed_run_raises_after_the_others_have_finished(
     assert instant.ran == [13, 1, 14, 2] and store.record(spec(2)) is not None
     sentence = str(error.value)
     assert spec(13).hash in sentence and "Diverged" in sentence and "1 more" in sentence
-    assert Journal.read(tmp_path / "s").state == "failed"
+    assert Journal.read(tmp_path / "s").live_status == "failed"
 
 
 def test_accept_diverged_gives_none_and_other_failures_still_raise(
@@ -182,4 +182,4 @@ def test_a_stopped_study_saves_its_runs(number: int, code: int, tmp_path: Path) 
     store = RunStore(tmp_path / "runs")
     statuses = {row.status for row in store.rows()}
     assert "running" not in statuses and "failed" not in statuses
-    assert Journal.read(tmp_path / "studies" / "s").state == "stopped"
+    assert Journal.read(tmp_path / "studies" / "s").live_status == "stopped"

@@ -112,8 +112,8 @@ def test_a_killed_driver_is_shown_as_killed_and_a_live_one_as_running(
 ) -> None:
     journal = Journal.open(tmp_path, "s", {}, store.root)
     with journal.driving():
-        assert Journal.read(tmp_path / "s").state == "running"
-    assert Journal.read(tmp_path / "s").state == "killed"
+        assert Journal.read(tmp_path / "s").live_status == "running"
+    assert Journal.read(tmp_path / "s").live_status == "killed"
 
 
 def asks(*specs: RunSpec) -> Generator[list[RunSpec], Any, Any]:

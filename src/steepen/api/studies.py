@@ -88,7 +88,7 @@ def study(
     return open_study(title, studies)
 
 
-def forecast_study(
+def dry_run_study(
     name: str | Callable[..., Any],
     preset: str | Path | Preset = "tiny",
     *,
@@ -105,11 +105,11 @@ def forecast_study(
     dollars_per_hour: float | None = None,
 ) -> DryRunReport:
     """The runs that a study would make next, with FLOPs, time and cost; starts nothing (`--dry-run`)."""
-    from steepen.studies.driver.launch import forecast_study as forecast
+    from steepen.studies.driver.launch import dry_run_study as dry_run
     from steepen.studies.synthetic import SIMULATED_RECORDS
 
     chosen = _choose(name, preset, arms, options, data, recipe, tpp, epochs, Path(runs), dry_run=True)
-    return forecast(
+    return dry_run(
         chosen.start,
         chosen.settings(Path(runs), "local", jobs, (), "auto", gpu, mfu),
         stand_ins=SIMULATED_RECORDS if chosen.entry.adaptive else (),
@@ -252,7 +252,7 @@ class Study(Result):
     def headline(self) -> str:
         """Name, state and verdicts."""
         words = verdict_words(self.verdicts)
-        return f"study {self.name}: {self.journal.state}" + (f"; {words}" if words else "")
+        return f"study {self.name}: {self.journal.live_status}" + (f"; {words}" if words else "")
 
     def summary(self) -> str:
         """The question, the verdicts and findings, and the warnings."""

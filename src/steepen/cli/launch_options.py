@@ -156,7 +156,7 @@ def launch_study(
             accept_diverged=accept_diverged,
             retry_diverged=retry_diverged,
         )
-    report = launch.forecast_study(
+    report = launch.dry_run_study(
         make_study,
         launching,
         stand_ins=stand_ins,

@@ -37,7 +37,7 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     entry = journal.entry
     if entry.answer is None:
         why = {"running": "it is still running", "killed": "it was killed"}.get(
-            journal.state, f"it {entry.status}"
+            journal.live_status, f"it {entry.status}"
         )
         message = f": {entry.message.rstrip('.')}" if entry.message else ""
         raise SteepenError(

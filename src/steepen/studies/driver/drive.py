@@ -57,8 +57,8 @@ class StudyStopped(SteepenError):
 
 
 @dataclass(frozen=True)
-class DryRunStep:
-    """How far a study gets with the finished runs, and the runs that it would make next."""
+class SimulatedStudy:
+    """Result of simulating a study: its answer, or the runs that it would make next."""
 
     finished: int  # requested runs that are in the store
     batch: list[RunSpec]  # unfinished runs of the current batch, and later ones that do not depend on results
@@ -109,7 +109,7 @@ def drive(
 
 def simulate_study(
     study: StudyGenerator[Any], store: RunStore, *, accept_diverged: bool = False
-) -> DryRunStep:
+) -> SimulatedStudy:
     """Step through a study with the finished records, as far as they go; start and write nothing."""
     finished: set[str] = set()
     try:
@@ -124,19 +124,19 @@ def simulate_study(
             finished |= {spec.hash for spec in specs} - missing.keys()
             if missing:
                 study.close()
-                return DryRunStep(len(finished), list(missing.values()), complete=False)
+                return SimulatedStudy(len(finished), list(missing.values()), complete=False)
             specs = study.send(found)
     except StopIteration as end:
-        return DryRunStep(len(finished), [], complete=True, answer=end.value)
+        return SimulatedStudy(len(finished), [], complete=True, answer=end.value)
 
 
-def look_ahead(
+def simulate_with_synthetic_records(
     make_study: Callable[[], StudyGenerator[Any]],
     store: RunStore,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]],
     *,
     accept_diverged: bool = False,
-) -> DryRunStep:
+) -> SimulatedStudy:
     """Simulate a study to its end, with synthetic records for the runs that have not finished.
 
     `stand_ins` make these records. Runs that the study requests with every one of them do not depend on the
@@ -147,10 +147,10 @@ def look_ahead(
     if first.complete or not stand_ins:
         return first
     requests = [_requested_specs(make_study(), store, stand_in, accept_diverged) for stand_in in stand_ins]
-    sure = {spec.hash: spec for spec in first.batch}
-    sure |= {run: spec for run, spec in requests[0].items() if all(run in other for other in requests)}
-    later = [spec for run, spec in requests[0].items() if run not in sure]
-    return replace(first, batch=list(sure.values()), later=later)
+    certain = {spec.hash: spec for spec in first.batch}
+    certain |= {run: spec for run, spec in requests[0].items() if all(run in other for other in requests)}
+    later = [spec for run, spec in requests[0].items() if run not in certain]
+    return replace(first, batch=list(certain.values()), later=later)
 
 
 def _requested_specs(

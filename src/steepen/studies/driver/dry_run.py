@@ -13,7 +13,7 @@ from steepen.recipe.memory import checkpoint_bytes
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
-from steepen.studies.driver.drive import DryRunStep
+from steepen.studies.driver.drive import SimulatedStudy
 from steepen.studies.driver.journal import Journal, RequestedRun
 
 
@@ -79,22 +79,22 @@ class DryRunReport:
         return {**asdict(self), **totals}
 
     @staticmethod
-    def from_step(
-        step: DryRunStep,
+    def from_simulation(
+        simulated: SimulatedStudy,
         store: RunStore,
         speed: Speed,
         slots: int,
         dollars_per_hour: float | None = None,
     ) -> DryRunReport:
         """The report of a simulated study."""
-        runs = tuple(_planned(spec, store, speed) for spec in step.batch)
+        runs = tuple(_row(spec, store, speed) for spec in simulated.batch)
         return DryRunReport(
-            step.finished, step.complete, runs, slots, speed.source, dollars_per_hour,
-            len(step.later), sum(map(expected_flops, step.later)),
+            simulated.finished, simulated.complete, runs, slots, speed.source, dollars_per_hour,
+            len(simulated.later), sum(map(expected_flops, simulated.later)),
         )  # fmt: skip
 
 
-def _planned(spec: RunSpec, store: RunStore, speed: Speed) -> DryRunRow:
+def _row(spec: RunSpec, store: RunStore, speed: Speed) -> DryRunRow:
     flops = remaining_flops(spec, store.run(spec))
     seconds = speed.seconds(spec, flops)
     saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
@@ -140,7 +140,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
     return StudyStatus(
         name=entry.name,
-        state=journal.state,
+        state=journal.live_status,
         message=entry.message,
         options=entry.options,
         batches=entry.batches,

@@ -23,7 +23,7 @@ from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
 JOURNAL_VERSION = 1
-StudyState = Literal["running", "finished", "failed", "stopped"]
+JournalStatus = Literal["running", "finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class JournalEntry:
     runs_directory: str
     runs: tuple[RequestedRun, ...] = ()
     batches: int = 0
-    status: StudyState = "running"
+    status: JournalStatus = "running"  # as written last; `Journal.live_status` knows of a killed driver
     message: str = ""
     answer: Any = None
     began: str = ""
@@ -147,7 +147,7 @@ class Journal:
         return is_locked(self.folder / "lock")
 
     @property
-    def state(self) -> str:
+    def live_status(self) -> str:
         """running, finished, failed, stopped, or killed (running, but no process holds the lock)."""
         status = self.entry.status
         return "killed" if status == "running" and not self.is_driven else status

@@ -1,4 +1,4 @@
-"""Launch a study, or forecast its runs, from settings: data, run store, launcher, device and speed."""
+"""Launch a study or estimate it in a dry run, given data, run store, launcher, device and speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steepen.launch.registry import make_launcher
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.driver.drive import StudyGenerator, drive, look_ahead
+from steepen.studies.driver.drive import StudyGenerator, drive, simulate_with_synthetic_records
 from steepen.studies.driver.dry_run import DryRunReport
 from steepen.studies.driver.journal import Journal
 
@@ -69,7 +69,7 @@ class LaunchSettings:
         return not given and self.launcher == "local" and (self.device == "cpu" or not visible_gpus())
 
 
-def forecast_study(
+def dry_run_study(
     make_study: Callable[[], StudyGenerator[Any]],
     settings: LaunchSettings,
     *,
@@ -85,8 +85,10 @@ def forecast_study(
     if settings.gpu is not None and settings.launcher == "local":
         slots = settings.jobs or 1  # on that GPU; this machine's cores say nothing about it
     speed = settings.speed()
-    step = look_ahead(make_study, settings.store, stand_ins, accept_diverged=accept_diverged)
-    return DryRunReport.from_step(step, settings.store, speed, slots, dollars_per_hour)
+    simulated = simulate_with_synthetic_records(
+        make_study, settings.store, stand_ins, accept_diverged=accept_diverged
+    )
+    return DryRunReport.from_simulation(simulated, settings.store, speed, slots, dollars_per_hour)
 
 
 def launch_study(
