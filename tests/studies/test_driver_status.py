@@ -16,8 +16,8 @@ from steepen.launch.budget import Budget, BudgetReached
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import drive
-from steepen.studies.driver.dry_run import study_status
 from steepen.studies.driver.journal import Journal
+from steepen.studies.driver.study_status import study_status
 from steepen.utils.json_io import write_json
 
 Spec = Callable[..., RunSpec]

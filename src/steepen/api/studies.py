@@ -17,8 +17,9 @@ from steepen.errors import UsageError
 if TYPE_CHECKING:
     from steepen.model.arm import Arm
     from steepen.studies.answer import Answer
-    from steepen.studies.driver.dry_run import DryRunReport, StudyStatus
+    from steepen.studies.driver.dry_run import DryRunReport
     from steepen.studies.driver.journal import Journal
+    from steepen.studies.driver.study_status import StudyStatus
     from steepen.studies.preset import Preset
 
 
@@ -245,7 +246,7 @@ class Study(Result):
 
     def status(self) -> StudyStatus:
         """Runs by status, FLOPs done and left, and the estimated time, from the files."""
-        from steepen.studies.driver.dry_run import study_status
+        from steepen.studies.driver.study_status import study_status
 
         return study_status(self.journal, self.runs_directory)
 

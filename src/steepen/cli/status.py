@@ -15,7 +15,7 @@ from steepen.cli.runs import Json, print_rows
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
-    from steepen.studies.driver.dry_run import StudyStatus
+    from steepen.studies.driver.study_status import StudyStatus
 
 WATCH_SECONDS = 5.0
 
@@ -52,8 +52,8 @@ def status(
 
 def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) -> bool:
     """Print the progress of one study or of all; returns whether one of them is running."""
-    from steepen.studies.driver.dry_run import study_status
     from steepen.studies.driver.journal import Journal, find_study_folder, read_journals
+    from steepen.studies.driver.study_status import study_status
     from steepen.utils.formatting import wrap_to_terminal
 
     if study is None:

@@ -1,0 +1,94 @@
+"""The status of a study: its runs by status, the FLOPs that are left, and the time they will take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from steepen.launch.cost_estimate import makespan
+from steepen.runs.status import STATUSES, RunRow
+from steepen.runs.store import RunDirectory, RunStore
+from steepen.studies.driver.journal import Journal, RequestedRun
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """Progress of a study: the runs it has requested so far, by status."""
+
+    name: str
+    state: str
+    message: str
+    options: dict[str, Any]
+    batches: int
+    counts: dict[str, int]  # runs by status
+    flops_done: float
+    flops_left: float  # without diverged runs, which are not trained again
+    seconds_left: float | None  # at the measured speed, with as many runs at a time as there are now
+    changed: str
+    host: str
+    answer: Any
+    runs: tuple[RunRow, ...]
+    runs_directory: str = ""  # where the runs were looked for
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyStatus:
+    """Status from the journal and the run directories; works while the study runs on another machine."""
+    entry = journal.entry
+    store = RunStore(journal.runs_directory(runs_directory))
+    names = {asked.run for asked in entry.runs}
+    known = {row.run: row for row in store.rows() if row.run in names}
+    rows = tuple(known.get(asked.run) or _waiting_row(asked) for asked in entry.runs)
+    counts = Counter(row.status for row in rows)
+    fractions = {row.run: _fraction_done(row, store) for row in rows}
+    left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
+    return StudyStatus(
+        name=entry.name,
+        state=journal.live_status,
+        message=entry.message,
+        options=entry.options,
+        batches=entry.batches,
+        counts={status: counts[status] for status in STATUSES},
+        flops_done=sum(row.flops * fractions[row.run] for row in rows),
+        flops_left=sum(row.flops * (1 - fractions[row.run]) for row in left),
+        seconds_left=_seconds_left(rows, fractions),
+        changed=entry.changed,
+        host=entry.host,
+        answer=entry.answer,
+        runs=rows,
+        runs_directory=str(store.root),
+    )
+
+
+def _waiting_row(asked: RequestedRun) -> RunRow:
+    return RunRow(**asdict(asked), status="waiting")
+
+
+def _fraction_done(row: RunRow, store: RunStore) -> float:
+    """Fraction of a run's steps done; of a run that is not running, those saved in its newest checkpoint."""
+    if row.status == "finished":
+        return 1.0
+    step = row.step if row.status == "running" else RunDirectory(store.root / row.run).saved_step()
+    return min(1.0, max(0, step or 0) / row.steps) if row.steps else 0.0
+
+
+def _seconds_left(rows: Iterable[RunRow], fractions: dict[str, float]) -> float | None:
+    """Seconds to the end of the requested runs at the median measured speed; failed runs excluded."""
+    rows = list(rows)
+    rates = [
+        row.flops / row.tokens * row.tokens_per_second for row in rows if row.tokens and row.tokens_per_second
+    ]
+    left = [row for row in rows if row.status not in ("finished", "failed")]
+    if not left:
+        return 0.0
+    if not rates:
+        return None
+    rate = sorted(rates)[len(rates) // 2]
+    running = sum(row.status == "running" for row in rows)
+    return makespan([row.flops * (1 - fractions[row.run]) / rate for row in left], max(1, running))
