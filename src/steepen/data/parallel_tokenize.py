@@ -18,7 +18,7 @@ GROUPS_PER_THREAD = 8  # in flight: enough work to keep threads busy while the m
 
 
 @dataclass(frozen=True)
-class Unit:
+class SourceDocument:
     """One document of a source (a line, a row or a text); `text` is None if it is empty."""
 
     part: int
@@ -27,8 +27,8 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class TokenizedUnit:
-    """The token ids of a unit, its content hash and its length; `ids` is None if it is empty."""
+class TokenizedDocument:
+    """The token ids of a document, its content hash and its length; `ids` is None if it is empty."""
 
     part: int
     number: int
@@ -38,17 +38,17 @@ class TokenizedUnit:
 
 
 def tokenize_in_order(
-    tokenizer: Tokenizer, units: Iterable[Unit], threads: int
-) -> Iterator[list[TokenizedUnit]]:
-    """Tokenize units on `threads` threads; yields groups in the order of the units."""
+    tokenizer: Tokenizer, documents: Iterable[SourceDocument], threads: int
+) -> Iterator[list[TokenizedDocument]]:
+    """Tokenize documents on `threads` threads; yields groups in the order of the documents."""
 
-    def tokenize(group: list[Unit]) -> list[TokenizedUnit]:
-        return [_tokenize(tokenizer, unit) for unit in group]
+    def tokenize(group: list[SourceDocument]) -> list[TokenizedDocument]:
+        return [_tokenize(tokenizer, document) for document in group]
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="steepen-tokenize")
-    pending: deque[Future[list[TokenizedUnit]]] = deque()
+    pending: deque[Future[list[TokenizedDocument]]] = deque()
     try:
-        for group in _groups(units):
+        for group in _groups(documents):
             pending.append(pool.submit(tokenize, group))
             if len(pending) > GROUPS_PER_THREAD * threads:
                 yield pending.popleft().result()
@@ -58,12 +58,12 @@ def tokenize_in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _groups(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    group: list[Unit] = []
+def _groups(documents: Iterable[SourceDocument]) -> Iterator[list[SourceDocument]]:
+    group: list[SourceDocument] = []
     characters = 0
-    for unit in units:
-        group.append(unit)
-        characters += 64 + len(unit.text or "")  # so that empty units fill a group too
+    for document in documents:
+        group.append(document)
+        characters += 64 + len(document.text or "")  # so that empty documents fill a group too
         if characters >= GROUP_CHARACTERS:
             yield group
             group, characters = [], 0
@@ -71,8 +71,10 @@ def _groups(units: Iterable[Unit]) -> Iterator[list[Unit]]:
         yield group
 
 
-def _tokenize(tokenizer: Tokenizer, unit: Unit) -> TokenizedUnit:
-    if unit.text is None or unit.text == "":
-        return TokenizedUnit(unit.part, unit.number, None, b"", 0)
-    ids = tokenizer.encode_array(unit.text)
-    return TokenizedUnit(unit.part, unit.number, ids, document_hash(unit.text), len(unit.text))
+def _tokenize(tokenizer: Tokenizer, document: SourceDocument) -> TokenizedDocument:
+    if document.text is None or document.text == "":
+        return TokenizedDocument(document.part, document.number, None, b"", 0)
+    ids = tokenizer.encode_array(document.text)
+    return TokenizedDocument(
+        document.part, document.number, ids, document_hash(document.text), len(document.text)
+    )

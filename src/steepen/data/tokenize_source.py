@@ -18,7 +18,7 @@ import numpy as np
 
 from steepen.data.documents import DocumentEndsWriter, documents_file
 from steepen.data.manifest import TOKENIZER, Manifest, ShardRecord, SplitRecord, TokenizerRecord
-from steepen.data.parallel_tokenize import Unit, tokenize_in_order
+from steepen.data.parallel_tokenize import SourceDocument, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import Shard, choose_dtype, write_block_sums
@@ -123,7 +123,7 @@ class TokenizationJob:
         if state.threshold is not None:
             self.split.threshold = state.threshold
         elif not any(state.documents.values()):
-            texts = (unit.text for unit in self._units(self.first_train_part, 0) if unit.text)
+            texts = (document.text for document in self._documents(self.first_train_part, 0) if document.text)
             sizes = ((document_hash(text), len(text.encode("utf-8", "surrogatepass"))) for text in texts)
             max_bytes = min(self.request.max_tokens or TOKENIZER_CHARACTERS, TOKENIZER_CHARACTERS)
             if self.val_fraction and not self.split.adjust_threshold(sizes, max_bytes):
@@ -150,49 +150,52 @@ class TokenizationJob:
         """Texts to train a tokenizer on; documents eligible for validation are excluded."""
         read = 0
         total = min(self.source.size, TOKENIZER_CHARACTERS)
-        for count, unit in enumerate(self._units(self.first_train_part, 0)):
-            if unit.text and not self.split.is_eligible(document_hash(unit.text)):
-                yield unit.text
-                read += len(unit.text)
+        for count, document in enumerate(self._documents(self.first_train_part, 0)):
+            if document.text and not self.split.is_eligible(document_hash(document.text)):
+                yield document.text
+                read += len(document.text)
                 if count % 256 == 0:
                     self.progress(PrepareProgress("reading text for the tokenizer", read, total, 0, count))
                 if read >= TOKENIZER_CHARACTERS:
                     break
         self.progress(PrepareProgress("training the tokenizer", total, total, 0, 0))
 
-    def _units(self, part: int, start: int, stop: int | None = None) -> Iterator[Unit]:
+    def _documents(self, part: int, start: int, stop: int | None = None) -> Iterator[SourceDocument]:
         """The documents from number `start` of a part on, up to part `stop`."""
         for number in range(part, len(self.parts) if stop is None else stop):
             first = start if number == part else 0
-            for unit, text in enumerate(self.parts[number].documents(first), start=first):
-                yield Unit(number, unit, text)
+            for document, text in enumerate(self.parts[number].documents(first), start=first):
+                yield SourceDocument(number, document, text)
 
     def _tokenize(self, tokenizer: Tokenizer) -> None:
         """Tokenize a separate validation source as far as it is needed, then the training source."""
         state = self.state
         if state.part < self.first_train_part:
-            self._tokenize_units(tokenizer, self.first_train_part, "val", self.val_tokens)
+            self._tokenize_documents(tokenizer, self.first_train_part, "val", self.val_tokens)
             state.part, state.unit = self.first_train_part, 0
             self._write_journal()
-        self._tokenize_units(tokenizer, len(self.parts), "train", self.request.max_tokens)
+        self._tokenize_documents(tokenizer, len(self.parts), "train", self.request.max_tokens)
 
-    def _tokenize_units(self, tokenizer: Tokenizer, stop: int, split: str, enough: int | None) -> None:
+    def _tokenize_documents(self, tokenizer: Tokenizer, stop: int, split: str, enough: int | None) -> None:
         """Tokenize from the journal's position up to part `stop`, or until a split has `enough` tokens."""
         state, filled = self.state, self.writers[split]
         beginning = np.array([tokenizer.end_of_text], dtype=np.uint32)
         next_journal = time.monotonic() + JOURNAL_SECONDS
         if enough is not None and filled.tokens >= enough:
             return
-        units = self._units(state.part, state.unit, stop)
-        for group in tokenize_in_order(tokenizer, units, self.threads):
-            for unit in group:
-                state.part, state.unit = unit.part, unit.number + 1
-                state.characters += unit.characters
-                if unit.ids is None:
+        documents = self._documents(state.part, state.unit, stop)
+        for group in tokenize_in_order(tokenizer, documents, self.threads):
+            for document in group:
+                state.part, state.unit = document.part, document.number + 1
+                state.characters += document.characters
+                if document.ids is None:
                     state.empty += 1
                     continue
                 assigned = self.split.assign(
-                    unit.hash, unit.ids, self.writers["val"].tokens, unit.part < self.first_train_part
+                    document.hash,
+                    document.ids,
+                    self.writers["val"].tokens,
+                    document.part < self.first_train_part,
                 )
                 if assigned is None:
                     state.dropped += 1
@@ -200,7 +203,7 @@ class TokenizationJob:
                 state.documents[assigned] += 1
                 writer = self.writers[assigned]
                 writer.append(beginning)
-                writer.append(unit.ids)
+                writer.append(document.ids)
                 self.ends[assigned].append(writer.tokens)
                 if enough is not None and filled.tokens >= enough:
                     return

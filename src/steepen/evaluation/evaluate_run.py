@@ -16,7 +16,7 @@ from steepen.evaluation.score_store import (
     scores_directory,
     writable_directory,
 )
-from steepen.utils.progress import StageReport, stage_progress
+from steepen.utils.progress import StageProgressCallback, stage_progress
 
 if TYPE_CHECKING:
     from steepen.data import Dataset
@@ -225,7 +225,7 @@ def _measure_core(
     dataset: Dataset,
     request: EvaluationRequest,
     folder: Path | None,
-    progress: StageReport,
+    progress: StageProgressCallback,
     world: World | None = None,
 ) -> dict[str, Any]:
     from steepen.evaluation.core.run_suite import CoreOptions, evaluate_core, settings_key

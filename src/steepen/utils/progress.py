@@ -139,7 +139,7 @@ class ProgressDisplay:
                 self.print(line)
 
 
-class StageReport(Protocol):
+class StageProgressCallback(Protocol):
     """The function that `stage_progress` yields; call it as often as convenient."""
 
     def __call__(
@@ -150,7 +150,7 @@ class StageReport(Protocol):
 
 
 @contextmanager
-def stage_progress(quiet: bool = False) -> Generator[StageReport]:
+def stage_progress(quiet: bool = False) -> Generator[StageProgressCallback]:
     """A display for work in stages: fraction, detail, tokens with their rate, and ETA."""
     with ProgressDisplay(quiet=quiet) as display:
         stages = _Stages(display)

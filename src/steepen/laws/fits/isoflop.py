@@ -183,7 +183,7 @@ def fit_isoflop(
         for v in interior
         if v.unbounded
     ]
-    wide = [v for v in vertices if v.p_parabola is not None and v.p_parabola < 0.01]
+    wide = [v for v in vertices if v.p_cubic is not None and v.p_cubic < 0.01]
     if wide:
         which = ", ".join(f"{v.budget:.3g}" for v in wide)
         warnings.append(

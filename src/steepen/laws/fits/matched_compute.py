@@ -106,6 +106,6 @@ def _best(losses: dict[float, float], budget: float, confidence: float) -> Verte
         return find_vertex(keys, values, budget=budget, confidence=confidence)
     if len(keys) == 2:
         i = int(np.argmin(values))
-        nowhere = (-math.inf, math.inf)
-        return Vertex(budget, float(keys[i]), float(values[i]), False, nowhere, 0.0, 2, None, "quadratic")
+        unbounded = (-math.inf, math.inf)
+        return Vertex(budget, float(keys[i]), float(values[i]), False, unbounded, 0.0, 2, None, "quadratic")
     return None

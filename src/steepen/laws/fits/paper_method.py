@@ -62,7 +62,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
     slope_in_e[0] = 1.0
     joint = np.zeros((len(slope_in_e), len(slope_in_e)))
     for i, (name, ladder) in enumerate(ladders.items()):
-        value, inverse, sd, nu = _line(ladder, c0, e, settings.noise)
+        value, inverse, sd, nu = _fit_log_log_line(ladder, c0, e, settings.noise)
         error = np.sqrt(np.diag(inverse))
         columns = [1 + len(ladders) + i, 1 + i]
         if name == settings.reference:
@@ -79,7 +79,7 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         else:
             # E comes from other runs than the line, so their errors add; the degrees of freedom by
             # Satterthwaite.
-            slope = (_line(ladder, c0, e + 1e-6)[0] - value) / 1e-6
+            slope = (_fit_log_log_line(ladder, c0, e + 1e-6)[0] - value) / 1e-6
             error_from_e = slope * errors[0]
             slope_in_e[columns], joint[np.ix_(columns, columns)] = slope, inverse
             total = np.sqrt(error**2 + error_from_e**2)
@@ -180,7 +180,7 @@ def _three_parameters(
     return design, found, huber
 
 
-def _line(
+def _fit_log_log_line(
     ladder: Ladder, c0: float, e: float, noise: float | None = None
 ) -> tuple[Array, Array, float, float]:
     """Regression of log(L − e) on log C: (γ, log A), their covariance, residual sd of the loss, df."""

@@ -26,7 +26,7 @@ class Vertex:
     parabola that opens downwards is `concave`: it has no minimum, so `interval` and `leave_one_out` are None.
     `bracketed`: the lowest measured point is not at an end of the sweep, a stricter condition than `interior`
     by which the paper's authors choose the optima of the number of passes.
-    `p_parabola` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
+    `p_cubic` is small where a cubic term is needed, that is, where the sweep is too wide for a parabola.
     """
 
     budget: float
@@ -38,7 +38,7 @@ class Vertex:
     points: int
     leave_one_out: Interval | None
     method: VertexMethod
-    p_parabola: float | None = None
+    p_cubic: float | None = None
     bracketed: bool = False
 
     @property
@@ -112,7 +112,7 @@ def find_vertex(
         points=len(x),
         leave_one_out=None if jackknife is None else (back(jackknife[0]), back(jackknife[1])),
         method=method,
-        p_parabola=_p_cubic(u, v) if method == "quadratic" else None,
+        p_cubic=_p_cubic(u, v) if method == "quadratic" else None,
         bracketed=bool(u[0] < u[int(np.argmin(v))] < u[-1]),
     )
 
@@ -133,8 +133,9 @@ def _parabola(u: Array, v: Array) -> tuple[float, float, float]:
     c2, c1, c0 = np.polyfit((u - centre) / scale, v, 2)
     if c2 == 0:
         return math.nan, float(v.min()), 0.0
-    top = -c1 / (2 * c2)
-    return float(centre + scale * top), float(c0 + c1 * top + c2 * top**2), float(2 * c2 / scale**2)
+    minimum = -c1 / (2 * c2)
+    height = c0 + c1 * minimum + c2 * minimum**2
+    return float(centre + scale * minimum), float(height), float(2 * c2 / scale**2)
 
 
 def _akima(u: Array, v: Array) -> tuple[float, float, float]:

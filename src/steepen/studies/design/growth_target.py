@@ -50,13 +50,13 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
     depth, tokens = context.preset.base_depth, context.preset.fixed_tokens
     first = arm.passes.initial
-    base, four = context.flops_per_token(arm, depth, first), context.flops_per_token(arm, depth, 2 * first)
+    base, doubled = context.flops_per_token(arm, depth, first), context.flops_per_token(arm, depth, 2 * first)
     plans: list[tuple[int, float, float, bool, RunSpec]] = []
     skipped: list[str] = []
     for fraction in sorted(grid.fractions):
-        budget = tokens * (base + fraction * (four - base))
+        budget = tokens * (base + fraction * (doubled - base))
         for target in sorted(grid.targets):
-            rho = fraction * (four - base) / (context.flops_per_token(arm, depth, target) - base)
+            rho = fraction * (doubled - base) / (context.flops_per_token(arm, depth, target) - base)
             if rho > 1:
                 skipped.append(f"target {target} cannot spend {format_flops(budget)} FLOPs on these tokens")
                 continue

@@ -13,7 +13,7 @@ from steepen.recipe.recipe import ScalingRule
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
-from steepen.studies.ladders.ladder import judged_ladders
+from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 from steepen.studies.stages.fit_recipe import fit_recipe
 
@@ -99,7 +99,7 @@ def ablations(
 def _judged(
     context: StudyContext, ladders: Sequence[LadderSpec], question: str, seeds: Sequence[int]
 ) -> Study:
-    return judged_ladders(
+    return compare_ladders(
         context, ladders, ladders[0].label, study="ablations", section=SECTION, question=question,
         seeds=seeds, by_time=False,
     )  # fmt: skip

@@ -58,7 +58,7 @@ def ladder(
     context.choice.require_arms(chosen)
     ladders = [ladder_spec(context, arm, rungs) for arm in chosen]
     others = [arm.name for arm in chosen if arm.name != base]
-    answer = yield from judged_ladders(
+    answer = yield from compare_ladders(
         context,
         ladders,
         base,
@@ -86,7 +86,7 @@ def _reference(context: StudyContext, requested: str | None, names: list[str]) -
     return wanted if wanted in names or len(names) < 2 else names[0]
 
 
-def judged_ladders(
+def compare_ladders(
     context: StudyContext,
     ladders: Sequence[LadderSpec],
     reference: str,

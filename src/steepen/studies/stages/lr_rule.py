@@ -78,7 +78,7 @@ def sweep_arms(
             ] + list(LISTED)
             depths = context.preset.grids.lr_rule.screen_depths
             recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
-            works.append(_listed(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
+            works.append(_as_list(sweep_hyperparameters(context, arm, recipe, "screen", names, depths)))
         if "drift" in parts:
             works.append(fit_rule(context, arm))
         found: list[list[HyperparameterSweeps]] = yield from run_concurrently(works)
@@ -91,7 +91,7 @@ def sweep_arms(
     return [one for result in results for one in result], rules
 
 
-def _listed(work: Sweep) -> RunGenerator:
+def _as_list(work: Sweep) -> RunGenerator:
     return [(yield from work)]
 
 
@@ -112,9 +112,9 @@ def fit_rule(
     beta = rounded_exponent(first.drifts.get("learning_rate"))
     if beta is None:
         return [first]
-    ruled = replace(recipe, learning_rate_exponent=beta)
+    scaled_recipe = replace(recipe, learning_rate_exponent=beta)
     second = yield from sweep_hyperparameters(
-        context, arm, ruled, "scaled", grid.hyperparameters, grid.depths
+        context, arm, scaled_recipe, "scaled", grid.hyperparameters, grid.depths
     )
     return [first, second]
 

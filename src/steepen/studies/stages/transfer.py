@@ -13,7 +13,7 @@ from steepen.recipe.recipe import Recipe
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, require_all_finished
 from steepen.studies.driver.run_concurrently import run_concurrently
-from steepen.studies.ladders.ladder import judged_ladders
+from steepen.studies.ladders.ladder import compare_ladders
 from steepen.studies.ladders.ladder_runs import LadderSpec, ladder_spec
 from steepen.studies.stages.chain_tuning import has_injection
 
@@ -132,7 +132,7 @@ def _ladders(
         own = ladder_spec(context, arm, rungs)
         transferred = transferred_recipe(context, source_arm, arm)
         ladders += [own, LadderSpec(arm, transferred, own.depths, variant=f"{source_arm.name} recipe")]
-    return judged_ladders(
+    return compare_ladders(
         context, ladders, source_arm.name, study="transfer", section=SECTION,
         question=_question(source_arm, chosen), seeds=seeds, by_time=False,
     )  # fmt: skip
