@@ -143,3 +143,36 @@ def test_a_study_is_right_after_it_moved(launcher: type, tiny_data: Dataset, tmp
     moved = steepen.open_study("ladder", tmp_path / "b" / "studies")
     assert moved.status().counts["finished"] == 8 and moved.status().flops_left == 0
     assert moved.report(tmp_path / "page", formats="png").is_file()
+
+
+def test_a_study_with_another_optimizer_is_the_commands(
+    launcher: type, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared: dict[str, Any] = {"arms": ["vanilla", "operator-1"], "optimizer": "adamw", "tpp": 1.0}
+    study = steepen.study(
+        "ladder", "tiny", options={"rungs": [2, 3, 4, 5]}, data=tiny_data.directory, epochs=10_000,
+        launcher=launcher, **shared,
+    )  # fmt: skip
+    assert study.name == "ladder-tiny-vanilla-operator-1-adamw"
+    assert {run.spec.optimizer.kind for run in study.runs} == {"adamw"}
+    # The command finds the same study, with the same options and finished runs.
+    assert main(["study", "ladder", "--arms", "vanilla,operator-1", "--optimizer", "adamw", "--rungs", "2-5",
+                 "--tpp", "1", "--data", str(tiny_data.directory), "--epochs", "10000",
+                 "--dry-run"]) == 0  # fmt: skip
+    assert "8 finished" in capsys.readouterr().out
+    planned = steepen.dry_run_study("ladder", options={"rungs": [2, 3, 4, 5]}, epochs=10_000,
+                                     data=tiny_data.directory, **shared)  # fmt: skip
+    assert planned.complete and planned.finished == 8
+
+
+def test_a_study_scores_its_runs(tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="core, nll, kl-depth"):
+        steepen.ladder(["vanilla"], score="kldepth", data=tiny_data.directory)
+    with pytest.raises(UsageError, match="need the CORE tasks"):
+        steepen.ladder(["vanilla"], score=["core"], data=tiny_data.directory)
+    study = steepen.ladder(
+        ["vanilla", "loop-2"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000, tpp=0.05,
+        device="cpu", jobs=1, score="kl-depth",
+    )  # fmt: skip
+    assert all(run["kl_depth"] is not None for run in study.runs)

@@ -152,7 +152,7 @@ def test_train_command_trains_writes_specs_and_refuses_bad_options(
         [*words, "--spec", str(tmp_path / "spec.json")],
         [*start, "--arm", "loop-2"],
         [*start, "--spec", str(tmp_path / "absent.json")],
-        [*words, "--track", "mlflow"],
+        [*words, "--track", "no-such-tracker"],
         [*words, "--seed", "-1"],
         [*words, "--device", "meta"],
         [*words, "--micro-batch", "²"],

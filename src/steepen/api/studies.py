@@ -52,6 +52,11 @@ def study(
     recipe: str | Path | Sequence[str | Path] = (),
     tpp: float | None = None,
     epochs: int = 1,
+    optimizer: str | Callable[..., Any] | None = None,
+    sweep_flops: str | None = None,
+    score: str | Sequence[str] = (),
+    core: str | Path | None = None,
+    track: str | Sequence[str] = (),
     runs: str | Path = "runs",
     studies: str | Path = "studies",
     label: str | None = None,
@@ -59,32 +64,54 @@ def study(
     jobs: int | None = None,
     launcher_options: Sequence[str] = (),
     device: str = "auto",
+    gpus_per_run: int | str = 1,
     budget: str | None = None,
     retry_diverged: bool = False,
 ) -> Study:
     """Run a study to its answer; the same call resumes it, and no finished run is repeated.
 
     `name` is one of `steepen study --help`, or a generator function; `options` are the study's own, as
-    `{"rungs": [2, 3], "parts": ["drift"]}`. `launcher` is a name or a class. Progress goes to standard
-    error.
+    `{"rungs": [2, 3], "parts": ["drift"]}`. `launcher` is a name or a class, `optimizer` a name or a factory.
+    `score` ("core", "nll", "kl-depth") evaluates every run, and the study answers again with scores; `core`
+    is the directory of the CORE bundle. `track` are trackers that every run logs to ("wandb", "tensorboard",
+    "mlflow", "trackio"). Progress goes to standard error.
     """
+    from steepen.api.study_data import study_title, write_recipes
+    from steepen.api.study_scores import score_request, score_runs
     from steepen.launch.budget import Budget
     from steepen.studies.driver.launch import launch_study
+    from steepen.training.trackers import check_trackers
 
-    chosen = _choose(name, preset, arms, options, data, recipe, tpp, epochs, Path(runs), dry_run=False)
-    from steepen.api.study_data import study_title, write_recipes
-
-    title = label or study_title(chosen.entry, chosen.preset, {**chosen.given, "arms": chosen.arm_names})
-    answer: Answer = launch_study(
-        chosen.start,
-        chosen.settings(Path(runs), launcher, jobs, launcher_options, device),
-        name=title,
-        options=chosen.journal_options(name),
-        studies=Path(studies),
-        budget=None if budget is None else Budget.parse(budget),
-        accept_diverged=chosen.entry.accept_diverged,
-        retry_diverged=retry_diverged,
+    trackers = check_trackers(_words(track), installed=True)
+    request = score_request(_words(score), None if core is None else Path(core))
+    chosen = _choose(
+        name, preset, arms, options, data, recipe, tpp, epochs, optimizer, sweep_flops, Path(runs),
+        dry_run=False,
+    )  # fmt: skip
+    title = label or study_title(
+        chosen.entry, chosen.preset, {**chosen.given, "arms": chosen.arm_names}, chosen.optimizer
     )
+
+    def launch() -> Answer:
+        return launch_study(
+            chosen.start,
+            chosen.settings(
+                runs=Path(runs), launcher=launcher, jobs=jobs, options=tuple(launcher_options), device=device,
+                gpus_per_run=str(gpus_per_run), trackers=trackers,
+            ),
+            name=title,
+            options=chosen.journal_options(name),
+            studies=Path(studies),
+            budget=None if budget is None else Budget.parse(budget),
+            accept_diverged=chosen.entry.accept_diverged,
+            retry_diverged=retry_diverged,
+        )  # fmt: skip
+
+    answer = launch()
+    if request is not None:
+        scored = [Path(runs) / run for run in dict.fromkeys(answer.runs)]
+        score_runs(scored, chosen.folder, request, device)
+        answer = launch()  # the same answer, with the scores
     write_recipes(answer, Path(studies) / title)
     return open_study(title, studies)
 
@@ -99,6 +126,8 @@ def dry_run_study(
     recipe: str | Path | Sequence[str | Path] = (),
     tpp: float | None = None,
     epochs: int = 1,
+    optimizer: str | Callable[..., Any] | None = None,
+    sweep_flops: str | None = None,
     runs: str | Path = "runs",
     gpu: str | None = None,
     mfu: float | None = None,
@@ -109,10 +138,13 @@ def dry_run_study(
     from steepen.studies.driver.launch import dry_run_study as dry_run
     from steepen.studies.synthetic import SIMULATED_RECORDS
 
-    chosen = _choose(name, preset, arms, options, data, recipe, tpp, epochs, Path(runs), dry_run=True)
+    chosen = _choose(
+        name, preset, arms, options, data, recipe, tpp, epochs, optimizer, sweep_flops, Path(runs),
+        dry_run=True,
+    )  # fmt: skip
     return dry_run(
         chosen.start,
-        chosen.settings(Path(runs), "local", jobs, (), "auto", gpu, mfu),
+        chosen.settings(runs=Path(runs), launcher="local", jobs=jobs, gpu=gpu, mfu=mfu),
         stand_ins=SIMULATED_RECORDS if chosen.entry.adaptive else (),
         accept_diverged=chosen.entry.accept_diverged,
         dollars_per_hour=dollars_per_hour,
@@ -129,26 +161,27 @@ class _Chosen:
     given: dict[str, Any]
     arm_names: list[str]
     folder: Path
+    optimizer: str | None = None
+    sweep_flops: str | None = None
 
     def start(self) -> Any:
         return self.entry.start(self.context, self.given)
 
-    def settings(
-        self, runs: Path, on: Any, jobs: int | None, options: Sequence[str], device: str, *estimate: Any
-    ) -> Any:
+    def settings(self, *, launcher: Any, **settings: Any) -> Any:
         from steepen.studies.driver.launch import LaunchSettings
         from steepen.utils.imports import object_name
 
-        return LaunchSettings(
-            self.folder, runs, object_name(on, "launcher"), jobs, tuple(options), device, *estimate
-        )
+        return LaunchSettings(self.folder, launcher=object_name(launcher, "launcher"), **settings)
 
     def journal_options(self, name: str | Callable[..., Any]) -> dict[str, Any]:
         """What study.json keeps; the same as the command line's, so that either resumes the other."""
         choice, given = self.context.choice, {**self.given}
         if self.arm_names:
             given["arms"] = self.arm_names
-        rest = {"recipe": choice.name, "tpp": choice.tpp}
+        rest = {
+            "recipe": choice.name, "tpp": choice.tpp, "sweep_flops": self.sweep_flops,
+            "optimizer": self.optimizer,
+        }  # fmt: skip
         custom = self.entry.target if callable(name) or ":" in name else self.entry.name
         return {
             "study": custom, "preset": self.preset.name, "data": self.context.data.identity,
@@ -166,34 +199,44 @@ def _choose(
     recipe: str | Path | Sequence[str | Path],
     tpp: float | None,
     epochs: int,
+    optimizer: str | Callable[..., Any] | None,
+    sweep_flops: str | None,
     runs: Path,
     *,
     dry_run: bool,
 ) -> _Chosen:
-    from steepen.api.study_data import assumed_data, open_data, tokenizer_note
+    from steepen.api.study_data import assumed_data, open_data, tokenizer_note, with_sweep_flops
     from steepen.model.arms import find_arm
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext
     from steepen.studies.preset import Preset, load_preset
     from steepen.studies.registry import find_study
+    from steepen.utils.imports import object_name
 
     if isinstance(arms, str):
         raise UsageError(f"arms is {arms!r}; give a list of arms, such as [{arms!r}].")
     entry = find_study(name)
     found = preset if isinstance(preset, Preset) else load_preset(str(preset))
+    found = with_sweep_flops(found, sweep_flops)
+    optimizer = None if optimizer is None else object_name(optimizer, "optimizer")
     choice = choose_recipes(recipe_names(recipe), tpp)
     chosen_arms = [find_arm(arm) for arm in arms]
     given: dict[str, Any] = {**(options or {}), **({"arms": chosen_arms} if chosen_arms else {})}
     # Refuse wrong options before data is prepared.
-    next(entry.start(StudyContext(found, assumed_data(found), epochs=epochs, choice=choice), given))
+    planned = StudyContext(found, assumed_data(found), epochs=epochs, choice=choice)
+    next(entry.start(planned.with_optimizer(optimizer), given))
     folder, facts = open_data(found, None if data is None else Path(data), runs, dry_run)
     if (note := tokenizer_note(found, folder, facts)) is not None:
         print(f"note: {note}", file=sys.stderr)
-    context = StudyContext(found, facts, epochs=epochs, choice=choice)
+    context = StudyContext(found, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
     # A name that was given stays as given in the journal, as on the command line.
     names = [arm if isinstance(arm, str) else found_arm.name
              for arm, found_arm in zip(arms, chosen_arms, strict=True)]  # fmt: skip
-    return _Chosen(entry, found, context, given, names, folder)
+    return _Chosen(entry, found, context, given, names, folder, optimizer, sweep_flops)
+
+
+def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def open_study(study: str | Path, studies: str | Path = "studies", runs: str | Path | None = None) -> Study:

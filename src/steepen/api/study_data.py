@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
+from steepen.recipe.flops import FlopCount
 from steepen.recipe.recipe_file import write_recipe
 from steepen.studies.context import DatasetInfo, StudyContext
 
@@ -108,3 +110,13 @@ def tokenizer_note(preset: Preset, folder: Path, facts: DatasetInfo) -> str | No
         "losses do not compare with the preset's own; `steepen data prepare SOURCE --tokenizer "
         f"{preset.tokenizer}` prepares data for it."
     )
+
+
+def with_sweep_flops(preset: Preset, count: str | None) -> Preset:
+    """The preset with another count of sweeps' FLOPs ("total" or "matrix"); None leaves it."""
+    if count is None:
+        return preset
+    for known in get_args(FlopCount):
+        if count == known:
+            return replace(preset, sweep_flops=known)
+    raise UsageError(f"--sweep-flops {count!r} is not valid: use {' or '.join(get_args(FlopCount))}.")

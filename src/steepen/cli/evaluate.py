@@ -346,30 +346,6 @@ def _evaluate_many(
         raise SteepenError(f"{len(found.failed)} runs were not evaluated, {run.name} because: {why}")
 
 
-def score_runs(runs: list[Path], data: Path, request: EvaluationRequest, device: str) -> None:
-    """Evaluate the finished runs of a study, with progress on standard error."""
-    finished = [run for run in runs if (run / "record.json").is_file()]
-    from steepen.evaluation.evaluate_many import evaluate_many
-
-    found = evaluate_many(
-        finished, data, request, report=lambda text: typer.echo(text, err=True), device=device, quiet=True
-    )
-    for run, why in found.failed.items():
-        typer.echo(f"{run.name} was not evaluated: {why}", err=True)
-
-
-def score_request(words: list[str], bundle: Path | None) -> EvaluationRequest | None:
-    """What `steepen study --score` asks for: core, nll (both of the CORE bundle) and kl-depth."""
-    known = ("core", "nll", "kl-depth")
-    for word in words:
-        if word not in known:
-            raise UsageError(f"--score {word!r} is not known: use {', '.join(known)}.")
-    wants_core = bool({"core", "nll"} & set(words))
-    if wants_core and bundle is None:
-        raise UsageError("--score core and nll need the CORE tasks: give their directory with --core.")
-    return make_request(bundle if wants_core else None, kl_depth="kl-depth" in words) if words else None
-
-
 @app.command("filter")
 def filter_(
     paths: Annotated[

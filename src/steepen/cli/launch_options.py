@@ -108,6 +108,14 @@ Studies = Annotated[Path, typer.Option("--studies", help="Directory of studies."
 RetryDiverged = Annotated[
     bool, typer.Option("--retry-diverged", help="Retrain runs whose loss diverged.", rich_help_panel=LAUNCH)
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help="Tracker that every run logs to: wandb, tensorboard, mlflow or trackio (repeatable).",
+        rich_help_panel=LAUNCH,
+    ),
+]
 
 GPU_HINT_SECONDS = 3 * 86400.0  # estimates on a CPU above this suggest --gpu
 
@@ -130,6 +138,7 @@ def launch_study(
     dollars_per_hour: float | None = None,
     device: str = "auto",
     gpus_per_run: str = "1",
+    trackers: tuple[str, ...] = (),
     retry_diverged: bool = False,
     accept_diverged: bool = False,
     as_json: bool = False,
@@ -143,8 +152,9 @@ def launch_study(
     limit = None if budget is None else Budget.parse(budget)
     check_device(device, launcher, dry_run)
     launching = launch.LaunchSettings(
-        data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu, gpus_per_run
-    )
+        data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu, gpus_per_run,
+        trackers,
+    )  # fmt: skip
     if not dry_run:
         return launch.launch_study(
             make_study,

@@ -6,9 +6,8 @@ import functools
 import json
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,17 +23,16 @@ from steepen.cli.launch_options import (
     Mfu,
     Price,
     RetryDiverged,
+    Track,
     check_device,
     launch_study,
 )
 from steepen.cli.parse_lists import parse_integers, parse_words
-from steepen.errors import UsageError
 from steepen.studies.registry import STUDIES
 from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
-    from steepen.studies.preset import Preset
 
 # Panels of --help, besides those of `launch_options`.
 SELECTION = "Study"
@@ -183,19 +181,29 @@ def study(
     mfu: Mfu = None,
     dollars_per_hour: Price = None,
     retry_diverged: RetryDiverged = False,
+    track: Track = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as JSON.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
     """Run a study to its answer. The same command resumes it after a kill; no finished run is repeated."""
-    from steepen.api.study_data import assumed_data, open_data, study_title, tokenizer_note, write_recipes
-    from steepen.cli.evaluate import score_request, score_runs
+    from steepen.api.study_data import (
+        assumed_data,
+        open_data,
+        study_title,
+        tokenizer_note,
+        with_sweep_flops,
+        write_recipes,
+    )
+    from steepen.api.study_scores import score_request, score_runs
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext, whole_validation_tokens
     from steepen.studies.preset import load_preset
     from steepen.studies.registry import find_study
     from steepen.studies.synthetic import SIMULATED_RECORDS
+    from steepen.training.trackers import check_trackers
 
+    trackers = check_trackers(track or (), installed=True)
     listed = find_study(name)
     chosen = load_preset(preset)
     given = _given(
@@ -210,7 +218,7 @@ def study(
         hold_out=hold_out,
         from_recipe=from_recipe,
     )
-    chosen = _with_sweep_flops(chosen, sweep_flops)
+    chosen = with_sweep_flops(chosen, sweep_flops)
     choice = choose_recipes(recipe or (), tpp)
     request = score_request(parse_words(score), core)
     check_device(device, launcher, dry_run)  # before data is prepared
@@ -243,7 +251,7 @@ def study(
         name=title, options=options, data=folder, runs=runs, studies=studies, launcher=launcher, jobs=jobs,
         launcher_options=launcher_options,
         dry_run=dry_run, budget=budget, gpu=gpu, mfu=mfu, dollars_per_hour=dollars_per_hour, device=device,
-        gpus_per_run=gpus_per_run,
+        gpus_per_run=gpus_per_run, trackers=trackers,
         retry_diverged=retry_diverged, accept_diverged=listed.accept_diverged, as_json=as_json,
         stand_ins=SIMULATED_RECORDS if dry_run and listed.adaptive else (),
     )  # fmt: skip
@@ -287,14 +295,3 @@ study.__doc__ = (
 def _given(**options: Any) -> dict[str, Any]:
     """The options given on the command line."""
     return {name: value for name, value in options.items() if value not in (None, [], False)}
-
-
-def _with_sweep_flops(preset: Preset, count: str | None) -> Preset:
-    from steepen.recipe.flops import FlopCount
-
-    if count is None:
-        return preset
-    for known in get_args(FlopCount):
-        if count == known:
-            return replace(preset, sweep_flops=known)
-    raise UsageError(f"--sweep-flops {count!r} is not valid: use {' or '.join(get_args(FlopCount))}.")

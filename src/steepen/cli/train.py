@@ -235,7 +235,9 @@ def train(
     ] = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Tracker: wandb or tensorboard (repeatable).", rich_help_panel=CHECKPOINTS),
+        typer.Option(
+            help="Tracker: wandb, tensorboard, mlflow or trackio (repeatable).", rich_help_panel=CHECKPOINTS
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option(help="Wait while another process trains this run.", rich_help_panel=EXECUTION)
@@ -271,6 +273,7 @@ def train(
     """
     from steepen.data import Dataset
     from steepen.distributed.environment import process_environment
+    from steepen.training.trackers import check_trackers
     from steepen.training.train_options import TrainOptions
 
     options = TrainOptions(
@@ -286,7 +289,7 @@ def train(
         keep_last=keep_last,
         keep_every=keep_every,
         wait=wait,
-        trackers=tuple(track or ()),
+        trackers=check_trackers(track or (), installed=True),
     )
     dataset = Dataset.open(data)
     if spec is not None:

@@ -1,13 +1,24 @@
-"""Experiment trackers (W&B, TensorBoard). One that fails is dropped with a message; the run continues."""
+"""Experiment trackers: sinks of metrics. One that fails is dropped with a message; the run continues."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
+
+PROJECT = "steepen"  # of W&B and trackio, and MLflow's experiment, unless their own variables name another
+
+MLFLOW_PARAMETERS, MLFLOW_METRICS = 100, 1000  # the most that MLflow takes in one batch
+MLFLOW_SECONDS = 5.0  # between batches of metrics
 
 
 class Tracker(Protocol):
@@ -28,9 +39,9 @@ class WandbTracker:
     def __init__(self, spec: RunSpec, directory: Path) -> None:
         wandb = importlib.import_module("wandb")
         self.run: Any = wandb.init(
-            project="steepen",
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=spec.hash,
-            name=f"{spec.arm.name}-d{spec.shape.depth}-{spec.hash}",
+            name=_title(spec),
             config=spec.to_dict(),
             dir=str(directory),
             resume="allow",
@@ -62,10 +73,94 @@ class TensorBoardTracker:
         self.writer.close()
 
 
+class MlflowTracker:
+    """MLflow, at MLFLOW_TRACKING_URI or its default; a resumed run is found by the tag steepen.run."""
+
+    def __init__(self, spec: RunSpec, directory: Path) -> None:
+        mlflow = importlib.import_module("mlflow")
+        entities = importlib.import_module("mlflow.entities")
+        self.metric: Any = entities.Metric
+        self.client: Any = mlflow.MlflowClient()
+        self.queued: list[Any] = []
+        self.sent = time.time()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self.client.get_experiment_by_name(name)
+        identity = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        before = self.client.search_runs([identity], f"tags.`steepen.run` = '{spec.hash}'", max_results=1)
+        if before:
+            self.run_id: str = before[0].info.run_id
+            self.client.update_run(self.run_id, status="RUNNING")
+            return
+        run = self.client.create_run(identity, run_name=_title(spec), tags={"steepen.run": spec.hash})
+        self.run_id = run.info.run_id
+        parameters = [entities.Param(key, str(value)[:500]) for key, value in _flat(spec.to_dict()).items()]
+        for start in range(0, len(parameters), MLFLOW_PARAMETERS):
+            self.client.log_batch(self.run_id, params=parameters[start : start + MLFLOW_PARAMETERS])
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log the metrics of one step; they are sent every few seconds."""
+        now = time.time()
+        self.queued += [self.metric(name, value, int(now * 1000), step) for name, value in values.items()]
+        if now - self.sent > MLFLOW_SECONDS or len(self.queued) > MLFLOW_METRICS - 20:
+            self._send()
+            self.sent = now
+
+    def close(self) -> None:
+        """Send what is queued, and mark the MLflow run as finished."""
+        self._send()
+        self.client.set_terminated(self.run_id)
+
+    def _send(self) -> None:
+        queued, self.queued = self.queued, []
+        if queued:
+            self.client.log_batch(self.run_id, metrics=queued)
+
+
+class TrackioTracker:
+    """Trackio, in its local database (TRACKIO_DIR). What it prints goes to standard error."""
+
+    def __init__(self, spec: RunSpec, directory: Path) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            trackio = importlib.import_module("trackio")
+            self.run: Any = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=_title(spec),
+                config=_flat(spec.to_dict()),
+                resume="allow",
+                embed=False,
+            )
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log the metrics of one step."""
+        self.run.log(values, step=step)
+
+    def close(self) -> None:
+        """Write what is queued."""
+        with contextlib.redirect_stdout(sys.stderr):
+            self.run.finish()
+
+
 _KINDS: dict[str, Callable[[RunSpec, Path], Tracker]] = {
     "wandb": WandbTracker,
     "tensorboard": TensorBoardTracker,
+    "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
 }
+TRACKERS = tuple(_KINDS)
+
+
+def check_trackers(names: Iterable[str], *, installed: bool = False) -> tuple[str, ...]:
+    """The names; raises UsageError for an unknown one and, if `installed`, for a package that is missing."""
+    names = tuple(names)
+    for name in names:
+        if name not in _KINDS:
+            raise UsageError(f"--track {name!r} is not known: use {', '.join(TRACKERS)}.")
+        if installed and find_spec(name) is None:
+            raise UsageError(
+                f"--track {name} needs the package {name}, which is not installed: "
+                f"pip install 'steepen[{name}]'."
+            )
+    return names
 
 
 class Trackers:
@@ -97,3 +192,18 @@ class Trackers:
             self.say(
                 f"the tracker {name} failed ({type(error).__name__}: {error}); the run continues without it."
             )
+
+
+def _title(spec: RunSpec) -> str:
+    return f"{spec.arm.name}-d{spec.shape.depth}-{spec.hash}"
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields under dotted names, for trackers that keep flat parameters."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steepen.errors import UsageError
+from steepen.training.trackers import check_trackers
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TrainOptions:
     keep_every: int | None = None  # also keep every checkpoint whose step is a multiple of this
     wait: bool = False  # while another process trains the same run
     quiet: bool = False
-    trackers: tuple[str, ...] = ()  # "wandb", "tensorboard"
+    trackers: tuple[str, ...] = ()  # "wandb", "tensorboard", "mlflow", "trackio"
     shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-2) or "full" (FSDP2)
     rank_timeout: float = 600.0  # seconds without progress after which a rank counts as hung
 
@@ -49,6 +50,4 @@ class TrainOptions:
             raise UsageError(f"--shard {self.shard!r} is not known: use optimizer or full.")
         if not (math.isfinite(self.rank_timeout) and self.rank_timeout > 0):
             raise UsageError(f"--rank-timeout {self.rank_timeout} is not valid: it must be positive.")
-        for tracker in self.trackers:
-            if tracker not in ("wandb", "tensorboard"):
-                raise UsageError(f"--track {tracker!r} is not known: use wandb or tensorboard.")
+        check_trackers(self.trackers)

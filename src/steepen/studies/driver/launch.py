@@ -38,6 +38,7 @@ class LaunchSettings:
     gpu: str | None = None  # estimate time for this GPU instead of from finished runs
     mfu: float | None = None  # and for this fraction of its peak
     gpus_per_run: str = "1"  # or auto: the fewest on which the planner says a run fits
+    trackers: tuple[str, ...] = ()  # that every run logs to, as in `steepen train --track`
 
     @property
     def store(self) -> RunStore:
@@ -47,6 +48,7 @@ class LaunchSettings:
     def make_launcher(self) -> Launcher:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
         arguments = () if self.device == "auto" else ("--device", self.device)
+        arguments += tuple(word for name in self.trackers for word in ("--track", name))
         gpus = GpusPerRun.parse(self.gpus_per_run, self.gpu)
         context = LaunchContext(self.data, self.store, arguments, gpus_per_run=gpus)
         return make_launcher(self.launcher, context, self.jobs, self.options)

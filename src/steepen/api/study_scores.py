@@ -1,0 +1,46 @@
+"""Scores of a study's runs: what `steepen study --score` and `steepen.study(score=)` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steepen.errors import UsageError
+
+if TYPE_CHECKING:
+    from steepen.evaluation.evaluate_run import EvaluationRequest
+
+SCORES = ("core", "nll", "kl-depth")
+
+
+def score_request(names: Sequence[str], bundle: Path | None) -> EvaluationRequest | None:
+    """The request for these scores: core and nll (both of the CORE bundle), kl-depth; None without any."""
+    for name in names:
+        if name not in SCORES:
+            raise UsageError(f"--score {name!r} is not known: use {', '.join(SCORES)}.")
+    if not names:
+        return None
+    wants_core = bool({"core", "nll"} & set(names))
+    if wants_core and bundle is None:
+        raise UsageError("--score core and nll need the CORE tasks: give their directory with --core.")
+    from steepen.evaluation.core.bundle import Bundle
+    from steepen.evaluation.core.run_suite import CoreOptions
+    from steepen.evaluation.evaluate_run import EvaluationRequest
+
+    opened = Bundle.open(bundle) if wants_core and bundle is not None else None
+    return EvaluationRequest(core=opened, core_options=CoreOptions(), kl_depth="kl-depth" in names)
+
+
+def score_runs(runs: Sequence[Path], data: Path, request: EvaluationRequest, device: str) -> None:
+    """Evaluate the finished runs of a study, with progress on standard error."""
+    from steepen.evaluation.evaluate_many import evaluate_many
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    finished = [run for run in runs if (run / "record.json").is_file()]
+    found = evaluate_many(finished, data, request, report=say, device=device, quiet=True)
+    for run, why in found.failed.items():
+        say(f"{run.name} was not evaluated: {why}")
