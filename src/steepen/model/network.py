@@ -194,7 +194,12 @@ class Network(nn.Module):
         h: Tensor | None = None
         for core in self.applied_cores(passes):
             as_is = h is None and self.options.first_pass == "prelude"
-            h = run(core, e if as_is else self._apply_boundary(self.core_boundary, h, e))
+            x = e if as_is else self._apply_boundary(self.core_boundary, h, e)
+            if x is e and self.fused is None:
+                # An autograd node of its own, as FSDP2 inserts before every block: the core's gradient of e
+                # is complete before those of the injections are added, with and without FSDP2.
+                x = e.view_as(e)
+            h = run(core, x)
         return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
