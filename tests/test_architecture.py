@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "utils"},
     "training": {
         *("data", "model", "kernels", "execution", "optim", "distributed", "recipe", "runs", "utils"),
+        *("inference.decoding", "inference.sampling"),  # samples during training
     },
     "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
     "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},

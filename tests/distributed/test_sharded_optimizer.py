@@ -14,6 +14,8 @@ from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.execution.gpu_fused import install_fused_gpu
 from steepen.execution.linear import FusedLinear, is_released
+from steepen.inference.decoding import continue_tokens
+from steepen.inference.sampling import Sampling
 from steepen.model.arms import find_arm
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
@@ -119,6 +121,7 @@ def fused_losses(
     config, hyper = AUTHORS, hyperparameters(arm)
     rows = 4 // world.size
     optimizer: Any
+    released: set[str] = set()
     if world.size == 1:
         optimizer = Optimizer(network.named_parameters(), hyper, config, network.refresh)
     else:
@@ -143,7 +146,12 @@ def fused_losses(
         losses.append(world.sum_(loss.detach().double()).item())
         optimizer.step(1.0, step)
         optimizer.zero_grad()
-    return {"losses": losses, "waiting": waiting}
+    # The reference, which generates text, reads the parameters that are released here.
+    with optimizer.whole_weights() if world.size > 1 else torch.no_grad():
+        texts = continue_tokens(network, [[1, 2, 3], [4]], 6, Sampling(temperature=0))
+    if world.size > 1:
+        assert {name for name, p in network.named_parameters() if is_released(p)} == released
+    return {"losses": losses, "waiting": waiting, "texts": [text.tokens for text in texts]}
 
 
 @pytest.mark.parametrize("arm", ["vanilla", "loop-2"])
@@ -153,6 +161,7 @@ def test_fused_execution_on_two_ranks_gives_the_losses_of_one(arm: str, overlap:
     (expected,) = on_ranks(1, fused_losses, *arguments)
     for found in on_ranks(2, fused_losses, *arguments):
         torch.testing.assert_close(found["losses"], expected["losses"], rtol=0, atol=1e-11)
+        assert found["texts"] == expected["texts"]
         # With the signal, every gradient has been taken when the backward ends; without, none.
         assert (found["waiting"] == 0) is overlap
 

@@ -22,8 +22,8 @@ from steepen.cli.app import main
 from steepen.data import Tokenizer
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
+from steepen.inference.decoding import continue_tokens
 from steepen.inference.export import export
-from steepen.inference.generate import continue_tokens
 from steepen.inference.hf_tokenizer import from_hugging_face, to_hugging_face
 from steepen.inference.import_model import import_model
 from steepen.inference.sampling import Sampling

@@ -16,7 +16,7 @@ import steepen
 from steepen.cli.app import main
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
-from steepen.inference.generate import TextDecoder, continue_tokens
+from steepen.inference.decoding import TextDecoder, continue_tokens
 from steepen.inference.kv_cache import KVCache, supports_cache
 from steepen.inference.sampling import Chooser, Sampling
 from steepen.model.arms import ARMS

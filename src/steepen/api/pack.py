@@ -23,7 +23,7 @@ from steepen.utils.files import write_atomically
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
-RUN_FILES = ("spec.json", "record.json", "failure.json", "metrics.jsonl", "tokenizer.json")
+RUN_FILES = ("spec.json", "record.json", "failure.json", "metrics.jsonl", "samples.jsonl", "tokenizer.json")
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,12 @@ class Run(Result):
 
         return read_metrics(self.path / "metrics.jsonl")
 
+    def samples(self) -> list[dict[str, Any]]:
+        """Texts that the run generated while it trained (`--sample-every`): step, prompt and text of each."""
+        from steepen.runs.samples import read_samples
+
+        return read_samples(self.path / "samples.jsonl")
+
     def metrics(self) -> Any:
         """The metrics as a pandas DataFrame: step, loss, learning rate, gradient norm, speed, …"""
         return to_pandas(self.metrics_rows())

@@ -103,6 +103,25 @@ GpusPerRunText = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.", rich_help_panel=LAUNCH)]
+SampleEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--sample-every",
+        help="Steps between texts that every run generates to samples.jsonl.",
+        show_default="the preset's, else none",
+        min=1,
+        rich_help_panel=LAUNCH,
+    ),
+]
+SamplePrompt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sample-prompt",
+        help="What they continue (repeatable).",
+        show_default="the start of a document",
+        rich_help_panel=LAUNCH,
+    ),
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Directory of all runs.")]
 Studies = Annotated[Path, typer.Option("--studies", help="Directory of studies.")]
 RetryDiverged = Annotated[
@@ -143,6 +162,8 @@ def launch_study(
     accept_diverged: bool = False,
     as_json: bool = False,
     stand_ins: Sequence[Callable[[RunSpec], RunRecord]] = (),
+    sample_every: int | None = None,
+    sample_prompts: Sequence[str] = (),
 ) -> Any:
     """Run a study to its answer, or with `dry_run` print its next runs and return None."""
     from steepen.launch.budget import Budget
@@ -154,6 +175,7 @@ def launch_study(
     launching = launch.LaunchSettings(
         data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu, gpus_per_run,
         trackers,
+        sample_every, tuple(sample_prompts),
     )  # fmt: skip
     if not dry_run:
         return launch.launch_study(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,6 +141,25 @@ def show(
     chart = text_plot([curve], min(80, shutil.get_terminal_size().columns))
     if chart:
         print("\ntraining loss over tokens\n" + "\n".join(chart))
+    samples = found.samples()
+    if samples:
+        print(f"\n{_samples_text(samples)}")
+
+
+def _samples_text(samples: Sequence[Mapping[str, Any]]) -> str:
+    """The texts of the first and the last sampled step; prompts in quotation marks."""
+    from steepen.utils.formatting import wrap_to_terminal
+
+    steps = sorted({sample["step"] for sample in samples})
+    lines: list[str] = []
+    for step in sorted({steps[0], steps[-1]}):
+        lines.append(f"samples at step {step:,}")
+        for sample in samples:
+            if sample["step"] == step:
+                prompt = f"“{sample['prompt']}” " if sample["prompt"] else ""
+                text = " ".join(str(sample["text"]).split())
+                lines.append(wrap_to_terminal(f"  {prompt}{text}", sys.stdout))
+    return "\n".join(lines)
 
 
 @app.command("compare")

@@ -233,6 +233,22 @@ def train(
         int | None,
         typer.Option(help="Also keep checkpoints at multiples of this step.", rich_help_panel=CHECKPOINTS),
     ] = None,
+    sample_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps between texts that the network generates to samples.jsonl, also at the end.",
+            show_default="none",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = None,
+    sample_prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What they continue (repeatable).",
+            show_default="the start of a document",
+            rich_help_panel=CHECKPOINTS,
+        ),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -290,7 +306,11 @@ def train(
         keep_every=keep_every,
         wait=wait,
         trackers=check_trackers(track or (), installed=True),
+        sample_every=sample_every,
+        sample_prompts=tuple(sample_prompt or ("",)),
     )
+    if sample_prompt and sample_every is None:
+        raise UsageError("--sample-prompt needs --sample-every.")
     dataset = Dataset.open(data)
     if spec is not None:
         given = [name for name in SPEC_OPTIONS if _was_given(context_, name)]
@@ -440,7 +460,7 @@ def _train_on_ranks(
         str(options.rank_timeout),
     ]
     words += ["--checkpoint-minutes", str(options.checkpoint_minutes), "--keep-last", str(options.keep_last)]
-    for name in ("micro_batch", "validate_every", "checkpoint_every", "keep_every"):
+    for name in ("micro_batch", "validate_every", "checkpoint_every", "keep_every", "sample_every"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     for name in ("fused", "compile"):
@@ -451,6 +471,8 @@ def _train_on_ranks(
         code_digest(run.arm, run.optimizer)  # refuses code that is not trusted
         words.append("--trust-code")
     words += [word for tracker in options.trackers for word in ("--track", tracker)]
+    if options.sample_every is not None:
+        words += [f"--sample-prompt={prompt}" for prompt in options.sample_prompts]
     with tempfile.TemporaryDirectory(prefix="steepen-") as folder:
         spec_file = Path(folder) / "spec.json"
         write_json(spec_file, run.to_dict())

@@ -37,6 +37,11 @@ class ComputeCopy(Protocol):
         """The copy, (rows, columns)."""
         ...
 
+    @property
+    def factor(self) -> float:
+        """What the parameter is multiplied by in the copy."""
+        ...
+
     def cast_rows_(self, first: int, values: Tensor) -> None:
         """Fill the rows from `first` on from fp32 values."""
         ...
@@ -166,9 +171,9 @@ class ShardedOptimizer(DistributedOptimizer):
         self.bytes_gathered = 0  # broadcast since the start, over all owners
         self._arriving: list[_Broadcast] = []
         self._waits_in_forward = False
-        for name in self.copies:
-            if name not in self.owned or not self.owned[name].whole:
-                release(self.parameters[name])
+        self.released = [name for name in self.copies if name not in self.owned or not self.owned[name].whole]
+        for name in self.released:
+            release(self.parameters[name])
         self._overlapping = False
         self._names = {parameter: name for name, parameter in self.parameters.items()}
         for parameter in self.parameters.values():
@@ -275,6 +280,24 @@ class ShardedOptimizer(DistributedOptimizer):
                 launch((piece.owner, tensor.dtype))
         for key in list(buckets):
             launch(key)
+
+    @contextlib.contextmanager
+    def whole_weights(self) -> Generator[None]:
+        """Give released parameters the values of their compute copies for a while, to run the reference.
+
+        Their dtype is then that of the copies.
+        """
+        self.wait_for_weights()
+        placeholders = {name: self.parameters[name].data for name in self.released}
+        for name in self.released:
+            copy, parameter = self.copies[name], self.parameters[name]
+            values = copy.weight if copy.factor == 1.0 else copy.weight / copy.factor
+            parameter.data = values.view(parameter.shape)
+        try:
+            yield
+        finally:
+            for name, placeholder in placeholders.items():
+                self.parameters[name].data = placeholder
 
     def _compute_rows(self, piece: Piece) -> Tensor:
         """The rows of a piece in the tensor that the forward reads, flat."""

@@ -67,6 +67,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def samples_file(self) -> Path:
+        """samples.jsonl: texts generated during training, if they were asked for."""
+        return self.path / "samples.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """The directory of checkpoints, one subdirectory per saved step."""
         return self.path / "checkpoints"

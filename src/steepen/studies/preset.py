@@ -116,8 +116,14 @@ class Preset:
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()
     reference: str = "vanilla"
+    sample_every: int | None = None  # steps between texts that every run generates while it trains
+    sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
     def __post_init__(self) -> None:
+        require(
+            self.sample_every is None or self.sample_every >= 1, "Preset", "sample_every", self.sample_every,
+            "a positive number of steps, or null",
+        )  # fmt: skip
         require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
         require(
             self.base_steps is None or self.base_steps >= 1, "Preset", "base_steps", self.base_steps,

@@ -26,6 +26,8 @@ class TrainOptions:
     wait: bool = False  # while another process trains the same run
     quiet: bool = False
     trackers: tuple[str, ...] = ()  # "wandb", "tensorboard", "mlflow", "trackio"
+    sample_every: int | None = None  # steps between texts that are generated to samples.jsonl; None: none
+    sample_prompts: tuple[str, ...] = ("",)  # what they continue; "": the start of a document
     shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-2) or "full" (FSDP2)
     rank_timeout: float = 600.0  # seconds without progress after which a rank counts as hung
 
@@ -37,6 +39,7 @@ class TrainOptions:
             "checkpoint_every",
             "keep_last",
             "keep_every",
+            "sample_every",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -37,6 +37,7 @@ from steepen.training.divergence import Diverged, diverged
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
 from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
+from steepen.training.samples import SampleWriter, check_prompts
 from steepen.training.signals import Interrupted, StopSignals
 from steepen.training.step_schedule import StepSchedule, build_schedule
 from steepen.training.trackers import Trackers
@@ -114,6 +115,8 @@ def _train(
     execution_mode(spec, device, options, world.size)
     batches, validation = make_loaders(spec, dataset)
     batches.row_range(world.rank, world.size)
+    if options.sample_every is not None:
+        check_prompts(options.sample_prompts, dataset, spec.shape.context)
     with directory.lock(options.wait) if world.is_main else contextlib.nullcontext():
         finished = _record_of(directory, world)
         if finished is not None:
@@ -249,6 +252,7 @@ class Trainer:
                 {score.step for score in self.scores},
                 say,
             )
+            self.samples = self._open_samples()
             sinks = (self.metrics, self.trackers, self.display)
             self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder, world)
             try:
@@ -263,6 +267,8 @@ class Trainer:
                     self.writer.join()
                 self.metrics.close()
                 self.trackers.close()
+                if self.samples is not None:
+                    self.samples.close()
         return record
 
     def _prepare_steps(self) -> None:
@@ -321,6 +327,8 @@ class Trainer:
         ended = step == spec.steps
         if options.validate_every and step % options.validate_every == 0 and not ended:
             self._validate()
+        if options.sample_every and (ended or step % options.sample_every == 0):
+            self._sample()
         growing = not ended and self.schedule.grown_passes[step] > self.network.passes
         since = time.monotonic() - self.saved_at
         overdue = since > 60 * options.checkpoint_minutes
@@ -403,6 +411,29 @@ class Trainer:
         self.display.print(
             f"step {self.step:,}: validation loss {loss:.4f}, {score.bits_per_byte:.4f} bits per byte."
         )
+
+    def _open_samples(self) -> SampleWriter | None:
+        """The writer of samples, on every rank that takes part in them."""
+        options, world = self.options, self.world
+        collective = isinstance(self.optimizer, FullyShardedOptimizer)
+        if options.sample_every is None or not (world.is_main or collective):
+            return None
+        return SampleWriter(
+            self.directory.samples_file if world.is_main else None,
+            self.step,
+            self.batches.dataset,
+            options.sample_prompts,
+            self.display.print,
+        )
+
+    def _sample(self) -> None:
+        self.buffer.drain()  # on all ranks
+        self.timer.pause()
+        if self.samples is None:
+            return
+        self.world.progress(self.step, "generating samples")
+        passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
+        self.samples.sample(self.step, self.network, passes, self.optimizer)
 
     def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's validation batches; a single process obeys a stop signal between them."""

@@ -39,6 +39,8 @@ class LaunchSettings:
     mfu: float | None = None  # and for this fraction of its peak
     gpus_per_run: str = "1"  # or auto: the fewest on which the planner says a run fits
     trackers: tuple[str, ...] = ()  # that every run logs to, as in `steepen train --track`
+    sample_every: int | None = None  # steps between texts that each run generates; None: none
+    sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
     @property
     def store(self) -> RunStore:
@@ -49,6 +51,9 @@ class LaunchSettings:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
         arguments = () if self.device == "auto" else ("--device", self.device)
         arguments += tuple(word for name in self.trackers for word in ("--track", name))
+        if self.sample_every is not None:
+            arguments += ("--sample-every", str(self.sample_every))
+            arguments += tuple(f"--sample-prompt={prompt}" for prompt in self.sample_prompts)
         gpus = GpusPerRun.parse(self.gpus_per_run, self.gpu)
         context = LaunchContext(self.data, self.store, arguments, gpus_per_run=gpus)
         return make_launcher(self.launcher, context, self.jobs, self.options)
