@@ -24,8 +24,8 @@ import torch
 
 from steepen.data import Tokenizer
 from steepen.evaluation.load import load
-from steepen.inference.export import export
 from steepen.inference.decoding import continue_tokens
+from steepen.inference.export import export
 from steepen.inference.run_files import network_of, write_run
 from steepen.inference.sampling import Sampling
 from steepen.model.arms import find_arm
