@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,6 @@ from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
 from steepen.studies.preset import load_preset
-
-LAUNCHER = '''
-from fake_trainer import record_of
-from steepen.launch.base import Outcome
-from steepen.utils.json_io import write_json
-
-class InstantLauncher:
-    """Writes a synthetic record for every run: a law with an exponent of 0.1."""
-
-    slots = 1
-
-    def __init__(self, context, jobs=None):
-        self.store = context.store
-
-    def launch(self, specs):
-        for spec in specs:
-            flops = record_of(spec).flops
-            loss = 1.5 + 2 * (flops / 1e9) ** -0.1 + 1e-3 * (spec.shape.depth % 2)
-            record = record_of(spec, loss=loss, seconds_training=flops / 1e9)
-            run = self.store.run(spec)
-            write_json(run.spec_file, spec.to_dict())
-            write_json(run.record_file, record.to_dict())
-            yield Outcome(spec, record=record)
-'''
-
-
-@pytest.fixture
-def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    (tmp_path / "instant_launcher.py").write_text(LAUNCHER)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return __import__("instant_launcher").InstantLauncher
 
 
 def test_train_and_evaluate(tiny_data: Dataset, make_spec: Callable[..., RunSpec], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from steepen.cli import (
     power,
     report,
     runs,
+    serve,
     status,
     study,
     train,
@@ -83,6 +84,9 @@ app.add_typer(
     runs.app, name="runs", rich_help_panel=INSPECT, short_help="List, show, compare and clean runs."
 )
 app.command("status", rich_help_panel=INSPECT, short_help="Show the progress of a study.")(status.status)
+app.command("serve", rich_help_panel=INSPECT, short_help="Show studies in a browser while they run.")(
+    serve.serve
+)
 app.command("pack", rich_help_panel=INSPECT, short_help="Pack a study into one file, to share or move it.")(
     pack.pack
 )

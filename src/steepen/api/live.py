@@ -1,0 +1,246 @@
+"""A study while it runs, as a study that the report can draw: progress, curves, and the verdict so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from steepen.api.fits import ComputeResult, fit
+from steepen.errors import SteepenError
+from steepen.report.load_studies import LoadedStudy
+from steepen.runs.metrics import read_metrics
+from steepen.runs.record import RunRecord
+from steepen.runs.store import RunDirectory
+from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
+from steepen.studies.plotting import line, points, shade_levels
+from steepen.utils.formatting import format_duration
+
+if TYPE_CHECKING:
+    from steepen.api.studies import Study
+    from steepen.runs.status import RunRow
+    from steepen.studies.driver.study_status import StudyStatus
+
+CURVE_POINTS = 120  # of a training curve: means over equal ratios of tokens
+CURVES = 24  # the most curves of one panel; running ones first, then the newest
+MIN_RUNGS = 4  # of the reference and an arm, from which a verdict is tried
+
+
+@dataclass
+class LiveStudy:
+    """Draws a study again and again; the verdict is fitted again only when more runs have finished."""
+
+    _fitted: dict[str, tuple[tuple[str, ...], ComputeResult | str]] = field(
+        default_factory=dict[str, tuple[tuple[str, ...], ComputeResult | str]]
+    )
+
+    def load(self, study: Study) -> LoadedStudy:
+        """The study as it is now: its answer if it has one, else one made of what has finished."""
+        status = study.status()
+        directory = status.runs_directory
+        records = [
+            record
+            for row in status.runs
+            if row.status == "finished" and (record := _record(directory, row.run)) is not None
+        ]
+        verdicts, law, note = self._verdicts(study, records)
+        curves = _curves(status, directory)
+        answer = Answer(
+            study=str(status.options.get("study", status.name)),
+            question=f"{status.state}, {math.floor(100 * done_fraction(status))}% done".capitalize(),
+            section="",
+            findings=tuple(text for text in (progress_sentence(status), note, status.message) if text),
+            values={},
+            verdicts=verdicts,
+            panels=tuple(panel for panel in (curves, _loss_panel(records, law)) if panel is not None),
+            tables=(_run_table(status.runs),),
+            method=(
+                "This page is made of the study's files as they are now and reloads while it runs. Losses of "
+                "running runs are training losses.",
+            ),
+            runs=tuple(record.run for record in records),
+        )
+        return LoadedStudy(status.name, answer, status.options, tuple(records), _failures(status.runs))
+
+    def _verdicts(
+        self, study: Study, records: Sequence[RunRecord]
+    ) -> tuple[tuple[StudyVerdict, ...], ComputeResult | None, str]:
+        """Verdicts of the finished runs of a ladder, the laws, and what there is to say about them."""
+        options = study.journal.entry.options
+        if options.get("study") != "ladder":
+            return (), None, "The answer follows when all runs have finished."
+        by_arm: dict[str, set[float]] = {}
+        for record in records:
+            by_arm.setdefault(record.spec.arm.name, set()).add(record.flops)
+        reference = str(
+            options.get("reference") or ("vanilla" if "vanilla" in by_arm else next(iter(by_arm), ""))
+        )
+        ready = [arm for arm, budgets in by_arm.items() if len(budgets) >= MIN_RUNGS]
+        if reference not in ready or len(ready) < 2:
+            return (), None, (
+                f"No verdict yet: it needs {MIN_RUNGS} finished rungs of {reference or 'the reference'} "
+                "and of another arm."
+            )  # fmt: skip
+        key = tuple(sorted(record.run for record in records if record.spec.arm.name in ready))
+        if self._fitted.get(study.name, ((), ""))[0] != key:
+            self._fitted[study.name] = (key, _fit(records, ready, reference))
+        found = self._fitted[study.name][1]
+        if isinstance(found, str):
+            return (), None, f"No verdict yet: {found}"
+        verdicts = tuple(StudyVerdict(verdict, arm) for arm, verdict in found.verdicts.items())
+        asked = len(study.journal.entry.runs)
+        return (
+            verdicts,
+            found,
+            f"Verdict so far, from {len(key)} of {asked} runs: it may change with the others.",
+        )
+
+
+def _fit(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> ComputeResult | str:
+    rows = [
+        {"arm": record.spec.arm.name, "flops": record.flops, "loss": record.validation_loss}
+        for record in records
+        if record.spec.arm.name in arms
+    ]
+    try:
+        found = fit(rows, reference=reference)
+    except SteepenError as error:
+        return str(error)
+    assert isinstance(found, ComputeResult)
+    return found
+
+
+def done_fraction(status: StudyStatus) -> float:
+    """Fraction of the FLOPs of the requested runs that are done."""
+    total = status.flops_done + status.flops_left
+    return status.flops_done / total if total else 0.0
+
+
+def progress_sentence(status: StudyStatus) -> str:
+    """How far the study is: fraction of its FLOPs, runs by status, and the time left."""
+    counts = ", ".join(f"{count} {name}" for name, count in status.counts.items() if count)
+    left = (
+        f"; about {format_duration(status.seconds_left)} left"
+        if status.flops_left and status.seconds_left is not None
+        else ""
+    )
+    percent = math.floor(100 * done_fraction(status))
+    return f"{percent}% of the FLOPs of the {len(status.runs)} requested runs are done ({counts}){left}."
+
+
+def _record(directory: str, run: str) -> RunRecord | None:
+    from pathlib import Path
+
+    try:
+        return RunDirectory(Path(directory) / run).record()
+    except SteepenError:  # damaged: the table of runs says so
+        return None
+
+
+def _failures(rows: Sequence[RunRow]) -> tuple[tuple[str, str], ...]:
+    return tuple((row.run, row.cause) for row in rows if row.status == "failed")
+
+
+def _curves(status: StudyStatus, directory: str) -> Panel | None:
+    """Training loss over tokens of the running runs and of some finished ones."""
+    from pathlib import Path
+
+    order = {"running": 0, "interrupted": 1, "finished": 2}
+    rows = sorted((row for row in status.runs if row.status in order), key=lambda row: order[row.status])
+    shown = rows[:CURVES]
+    levels = shade_levels([row.depth for row in shown])
+    series: list[Series] = []
+    for row in shown:
+        metrics = read_metrics(Path(directory) / row.run / "metrics.jsonl")
+        tokens, losses = thin_curve(metrics)
+        if len(tokens) > 1:
+            label = f"{row.arm} d{row.depth}" + (f" seed {row.seed}" if row.seed else "")
+            series.append(
+                line(label, tokens, losses, arm=row.arm, variant=label, level=levels[row.depth], runs=())
+            )
+    if not series:
+        return None
+    left_out = f" {len(rows) - len(shown)} runs are left out." if len(rows) > len(shown) else ""
+    return Panel(
+        "Training loss",
+        Axis("tokens", "log"),
+        Axis("training loss (nats per token)"),
+        tuple(series),
+        caption=f"Means over equal ratios of tokens; running runs end where they are now.{left_out}",
+    )
+
+
+def thin_curve(metrics: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """At most `CURVE_POINTS` (tokens, mean loss) of a run's metrics, evenly spaced in log tokens."""
+    logged = [line for line in metrics if line.get("loss") is not None and line.get("tokens")]
+    x, y = [float(line["tokens"]) for line in logged], [float(line["loss"]) for line in logged]
+    if not x:
+        return [], []
+    span = max(math.log(x[-1] / x[0]), 1e-9)
+    cells: dict[int, list[tuple[float, float]]] = {}
+    for tokens, loss in zip(x, y, strict=True):
+        if math.isfinite(loss):
+            cell = int(math.log(tokens / x[0]) / span * (CURVE_POINTS - 1))
+            cells.setdefault(cell, []).append((tokens, loss))
+    means = [(cell[-1][0], sum(loss for _, loss in cell) / len(cell)) for _, cell in sorted(cells.items())]
+    return [tokens for tokens, _ in means], [loss for _, loss in means]
+
+
+def _loss_panel(records: Sequence[RunRecord], law: ComputeResult | None) -> Panel | None:
+    """Validation loss against compute of the finished runs, with the laws of the verdict so far."""
+    import numpy as np
+
+    by_arm: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_arm.setdefault(record.spec.arm.name, []).append(record)
+    series: list[Series] = []
+    for arm, own in by_arm.items():
+        series.append(
+            points(
+                arm, [one.flops for one in own], [one.validation_loss for one in own],
+                [one.run for one in own], arm=arm,
+            )
+        )  # fmt: skip
+        fitted = law.analysis.primary_fit.arms.get(arm) if law is not None else None
+        if fitted is not None:
+            x = np.geomspace(min(one.flops for one in own), max(one.flops for one in own), 50)
+            series.append(line(arm, x, fitted.predict(x), arm=arm, role="fit"))
+    if not series:
+        return None
+    return Panel(
+        "Loss against compute",
+        Axis("training compute (FLOPs)", "log"),
+        Axis("validation loss (nats per token)", "log"),
+        tuple(series),
+        caption="Finished runs." + ("" if law is None else " Lines are the laws fitted so far."),
+    )
+
+
+def _run_table(rows: Sequence[RunRow]) -> Table:
+    """Every requested run, the running ones first; the seed only where it differs."""
+    order = {"running": 0, "failed": 1, "interrupted": 2, "finished": 3, "waiting": 4}
+    ordered = sorted(rows, key=lambda row: (order[row.status], row.arm, row.flops))
+    seeds = len({row.seed for row in rows}) > 1
+    columns = ("status", "done", "arm", "depth", *(("seed",) if seeds else ()), "FLOPs", "loss", "tokens/s")
+    cells = tuple(
+        (
+            row.status,
+            _done(row),
+            row.arm,
+            row.depth,
+            *((row.seed,) if seeds else ()),
+            row.flops,
+            row.loss,
+            None if row.tokens_per_second is None else round(row.tokens_per_second),
+            row.run,
+        )
+        for row in ordered
+    )
+    return Table(title="Runs", columns=(*columns, "run"), rows=cells, per_run=True, arm_column=2)
+
+
+def _done(row: RunRow) -> str | None:
+    if row.status == "finished":
+        return "100%"
+    return f"{row.step / row.steps:.0%}" if row.step and row.steps else None

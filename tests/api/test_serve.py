@@ -1,0 +1,187 @@
+"""`steepen serve`: a read-only page of a study while it runs, on this machine only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import steepen
+from steepen.api.live import CURVE_POINTS, thin_curve
+from steepen.api.serve import ADDRESS, Handler, StudyPages, make_server
+from steepen.cli.app import main
+from steepen.data import Dataset
+from steepen.studies.driver.journal import Journal
+from steepen.utils.lock import file_lock
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+NAME = "ladder-tiny-vanilla-operator-1"
+
+
+@pytest.fixture
+def half_done(launcher: type, tiny_data: Dataset, tmp_path: Path) -> Iterator[Path]:
+    """A running study of six rungs: the highest of each arm has not finished, and one is under way."""
+    study: Any = steepen.ladder(
+        ["vanilla", "operator-1"], rungs=[2, 3, 4, 5, 6, 7], data=tiny_data.directory, epochs=10_000,
+        launcher=launcher, device="cpu",
+    )  # fmt: skip
+    shutil.copy(study.journal.file, tmp_path / "finished.json")
+    Journal.read(study.folder)._write(status="running", answer=None)
+    for run in study.runs.filter("depth == 7"):
+        (run.path / "record.json").rename(run.path / "later.json")
+        if run["arm"] == "vanilla":
+            lines = [{"step": i + 1, "tokens": (i + 1) * 256, "loss": 5.0 - i / 1000} for i in range(1000)]
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (run.path / "metrics.jsonl").write_text(text)
+    with file_lock(study.folder / "lock", shared=True, wait=False):
+        yield study.folder
+
+
+def finish(folder: Path) -> None:
+    """What the study's process does at its end."""
+    for record in folder.parent.parent.glob("runs/*/later.json"):
+        record.rename(record.parent / "record.json")
+    shutil.copy(folder.parent.parent / "finished.json", folder / "study.json")
+
+
+def test_a_running_study_shows_progress_curves_and_the_verdict_so_far(half_done: Path) -> None:
+    pages = StudyPages(half_done.parent)
+    listed = pages.reply("/")
+    assert NAME in listed.body and "running" in listed.body and listed.reload
+    page = pages.reply(f"/{NAME}")
+    assert page.reload and page.status == 200
+    assert "Verdict so far, from 10 of 12 runs" in page.body and "10 finished" in page.body
+    assert "Training loss" in page.body and "Loss against compute" in page.body
+    assert '<article class="verdict' in page.body
+    status = json.loads(pages.reply(f"/{NAME}/status.json").body)
+    assert status["state"] == "running" and status["counts"]["finished"] == 10
+    assert pages.reply(f"/{NAME}/report").status == 409  # no answer yet
+    finish(half_done)
+    done = pages.reply(f"/{NAME}")
+    assert not done.reload and "Verdict so far" not in done.body
+    assert done.body == pages.reply(f"/{NAME}/report").body
+
+
+def test_the_verdict_is_fitted_again_only_when_a_run_has_finished(
+    half_done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steepen.api import live
+
+    calls: list[int] = []
+    fit = live.fit
+    monkeypatch.setattr(live, "fit", lambda *a, **k: calls.append(1) or fit(*a, **k))
+    pages = StudyPages(half_done.parent, only="ladder")
+    assert pages.reply("/").body == pages.reply("/").body and len(calls) == 1
+    record = next(half_done.parent.parent.glob("runs/*/later.json"))
+    record.rename(record.parent / "record.json")
+    assert "from 11 of 12 runs" in pages.reply("/").body and len(calls) == 2
+
+
+def test_too_few_rungs_give_no_verdict_and_say_what_is_missing(half_done: Path) -> None:
+    for run in steepen.open_runs("runs").filter("depth > 4 and status == 'finished'"):
+        (run.path / "record.json").rename(run.path / "later.json")
+    page = StudyPages(half_done.parent).reply(f"/{NAME}").body
+    assert "No verdict yet: it needs 4 finished rungs of" in page and '<article class="verdict' not in page
+
+
+@pytest.fixture
+def server(half_done: Path) -> Iterator[Any]:
+    found = make_server(StudyPages(half_done.parent), 0)
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def ask(server: Any, path: str, method: str = "GET", host: str | None = None) -> tuple[int, bytes]:
+    """Status and body of a raw request: the path is sent as it is."""
+    with socket.create_connection((ADDRESS, server.server_port), timeout=20) as connection:
+        name = host or f"localhost:{server.server_port}"
+        connection.sendall(f"{method} {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
+        reply = http.client.HTTPResponse(connection, method=method)
+        reply.begin()
+        return reply.status, reply.read()
+
+
+def test_no_path_leaves_the_pages(server: Any) -> None:
+    for path in (
+        *(
+            "/..",
+            "/../../../etc/passwd",
+            "/%2e%2e/%2e%2e/etc/passwd",
+            "/..%2f..%2fetc%2fpasswd",
+            "//etc/passwd",
+        ),
+        *(f"/{NAME}/../../runs", f"/{NAME}/study.json", f"/{NAME}/report/x", "/study.json", "/%00", "/."),
+        *("/..\\..\\etc\\passwd", f"/studies/{NAME}", "/%ff%fe"),
+    ):
+        assert ask(server, path) == (404, b"There is no such page."), path
+
+
+def test_other_hosts_and_methods_are_refused_and_the_address_is_local(server: Any) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "/")[0] == 200 and ask(server, "/", "HEAD") == (200, b"")
+    assert ask(server, "/", host="evil.example:80")[0] == 403
+    assert ask(server, "/", host="evil.example")[0] == 403
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert ask(server, "/", method)[0] == 501
+
+
+def test_a_browser_shows_the_page_and_loads_it_again(server: Any, half_done: Path, tmp_path: Path) -> None:
+    browser = os.environ.get("STEEPEN_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here: install one of {', '.join(BROWSERS)}, or set STEEPEN_BROWSER")
+    asked: list[str] = []
+    answer = Handler.do_GET
+
+    def count(self: Handler) -> None:
+        asked.append(self.path)
+        if len(asked) == 2:  # the study ends while the page is open
+            finish(half_done)
+        answer(self)
+
+    Handler.do_GET = count  # type: ignore[method-assign]
+    try:
+        done = subprocess.run(
+            [
+                browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom",
+                "--virtual-time-budget=12000", f"http://localhost:{server.server_port}/{NAME}",
+            ],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    finally:
+        Handler.do_GET = answer  # type: ignore[method-assign]
+    assert asked.count(f"/{NAME}") == 2  # once more after five seconds; the finished page stays
+    assert "Verdicts against vanilla" in done.stdout and "Verdict so far" not in done.stdout
+    assert "CONSOLE" not in done.stderr
+
+
+def test_wrong_studies_and_ports_are_refused(
+    half_done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "nothing"]) == 2 and "there is no study 'nothing'" in capsys.readouterr().err
+    assert main(["serve", "--studies", "absent"]) == 2 and "--studies" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind((ADDRESS, 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_a_curve_is_thinned_to_means() -> None:
+    metrics = [{"step": step, "tokens": step * 100, "loss": 7.0} for step in range(1, 5001)]
+    tokens, losses = thin_curve([*metrics, {"step": 5000, "validation_loss": 6.0}])
+    assert len(tokens) <= CURVE_POINTS and tokens[0] == 100 and tokens[-1] == 500_000
+    assert set(losses) == {7.0} and tokens == sorted(tokens)
+    assert thin_curve([]) == ([], [])
