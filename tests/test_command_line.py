@@ -47,7 +47,7 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
     assert listed == [  # a summary that wraps would add the first word of its second line
         *("arms", "plan", "power"),
         *("train", "study", "data"),
-        *("status", "pack", "unpack", "runs"),
+        *("status", "serve", "pack", "unpack", "runs"),
         *("fit", "forecast", "report", "eval"),
         *("generate", "export", "import"),
     ]
