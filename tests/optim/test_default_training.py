@@ -111,7 +111,7 @@ def run_trainer(
 
     monkeypatch.setattr(Optimizer, "step", watched_optimizer)
     monkeypatch.setattr(TrainStep, "__call__", watched_step)
-    monkeypatch.setattr("steepen.training.checkpoint.allocate", allocate_as)
+    monkeypatch.setattr("steepen.training.run_state.allocate", allocate_as)
     train(spec, dataset, RunStore(folder), TrainOptions(device="cpu", quiet=True))
     return seen
 

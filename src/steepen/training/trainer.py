@@ -32,11 +32,12 @@ from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
-from steepen.training.checkpoint import TrainingState, load_or_init
+from steepen.training.checkpoint import TrainingState
 from steepen.training.divergence import Diverged, diverged
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
 from steepen.training.metrics import MetricBuffer, MetricsFile, TrainingTimer
+from steepen.training.run_state import load_and_grow, load_or_init
 from steepen.training.samples import SampleWriter, check_prompts
 from steepen.training.signals import Interrupted, StopSignals
 from steepen.training.step_schedule import StepSchedule, build_schedule
@@ -383,7 +384,7 @@ class Trainer:
         del self.network, self.optimizer, self.accumulator, self.train_step
         gc.collect()
         saved = checkpoints.Checkpoint(self.directory.checkpoints / f"{self.step:08d}")
-        self.network, self.optimizer = checkpoints.load_and_grow(
+        self.network, self.optimizer = load_and_grow(
             self.spec, saved, passes, self.device, self.mode, self.world, self.options.shard
         )
         self._prepare_steps()

@@ -1,0 +1,233 @@
+"""The state of a run: network, optimizer and progress, from its newest valid checkpoint or initialized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from steepen.distributed.full_shard import FullyShardedOptimizer
+from steepen.distributed.owners import Piece
+from steepen.distributed.sharded_optimizer import ShardedOptimizer
+from steepen.distributed.world import World
+from steepen.execution.select import ExecutionMode, apply_execution_mode
+from steepen.model.growth import grow
+from steepen.model.init import build_on_meta, initialize, name_seed
+from steepen.model.load_weights import WeightsMismatch, allocate, copy_weights
+from steepen.model.network import Network
+from steepen.optim.optimizer import Optimizer
+from steepen.optim.state import OptimizerState, grow_state
+from steepen.runs.spec import RunSpec
+from steepen.training.checkpoint import (
+    AnyOptimizer,
+    Checkpoint,
+    CorruptCheckpoint,
+    TrainingState,
+    list_checkpoints,
+    owned_pieces,
+    random_name,
+    remove_partial,
+    rename_corrupt,
+)
+from steepen.training.state_files import StateReader, UnreadableState
+
+RunState = tuple[Network, AnyOptimizer, TrainingState]
+
+
+def load_or_init(
+    spec: RunSpec,
+    folder: Path,
+    device: torch.device,
+    mode: ExecutionMode,
+    say: Callable[[str], None],
+    *,
+    world: World | None = None,
+    shard: str = "optimizer",
+) -> RunState:
+    """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none."""
+    world = world or World()
+    if world.is_main:
+        if folder.exists() and not folder.is_dir():
+            say(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
+        remove_partial(folder)
+    steps: list[int] = world.from_main([saved.step for saved in list_checkpoints(folder)])
+    while steps:
+        saved = Checkpoint(folder / f"{steps.pop():08d}")
+        try:
+            run_state = _load(saved, spec, device, mode, world, shard)
+        except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
+            then = "Trying the one before it." if steps else "None is left: the run starts over."
+            say(f"{error} {then}")
+            if world.is_main:
+                rename_corrupt(saved)
+            continue
+        say(f"resuming from step {run_state[2].step:,} of {spec.steps:,}.")
+        return run_state
+    return _init(spec, device, mode, world, shard)
+
+
+def load_and_grow(
+    spec: RunSpec,
+    saved: Checkpoint,
+    passes: int,
+    device: torch.device,
+    mode: ExecutionMode,
+    world: World,
+    shard: str,
+) -> tuple[Network, AnyOptimizer]:
+    """Load a checkpoint into a network grown to `passes`; owners are assigned anew."""
+    network, optimizer, _ = _load(saved, spec, device, mode, world, shard, passes)
+    return network, optimizer
+
+
+def _load(
+    saved: Checkpoint,
+    spec: RunSpec,
+    device: torch.device,
+    mode: ExecutionMode,
+    world: World,
+    shard: str,
+    grow_to: int | None = None,
+) -> RunState:
+    training_state = saved.training_state()
+    if training_state.run != spec.hash:
+        raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_state.run}).")
+    if not 1 <= training_state.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
+        raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
+    saved.verify(world)
+    network, sources = _build(spec, training_state.passes, device, mode, grow_to)
+    with saved.reader() as reader:
+        names = [name for name, _ in network.named_parameters()]
+        copy_weights(network, _LazyWeights(reader, {name: sources.get(name, name) for name in names}))
+        optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
+        state: OptimizerState = {}
+        for owned in owned_pieces(network, optimizer):
+            name = owned.piece.name
+            if name in sources:
+                _read_grown_state(reader, state, name, sources[name], owned.piece, spec)
+            elif found := reader.read_state(name, owned.piece):
+                state[name] = found
+        optimizer.load_state(state)
+        _restore_random_state(reader, spec, training_state.step, device, world.rank)
+    return network, optimizer, replace(training_state, resumed=training_state.resumed + 1)
+
+
+def _restore_random_state(
+    reader: StateReader, spec: RunSpec, step: int, device: torch.device, rank: int
+) -> None:
+    """Set the random state as this rank saved it, or seed it where fewer ranks saved the checkpoint."""
+    saved = set(reader.names("random"))
+    if (name := random_name("cpu", rank)) in saved:
+        torch.set_rng_state(reader.read("random", name))
+    else:
+        torch.manual_seed(name_seed(spec.seed, f"run/{step}/{rank}"))
+    if device.type == "cuda" and (name := random_name("cuda", rank)) in saved:
+        torch.cuda.set_rng_state(reader.read("random", name), device)
+
+
+def _read_grown_state(
+    reader: StateReader, state: OptimizerState, name: str, source: str, piece: Piece, spec: RunSpec
+) -> None:
+    """State of a parameter that growth made, from that of its source, by the configured policy."""
+    found: OptimizerState = {source: reader.read_state(source, replace(piece, name=source))}
+    grow_state(found, {name: source} if found[source] else {}, spec.optimizer.growth_state)
+    if name in found:
+        state[name] = found[name]
+
+
+class _LazyWeights(Mapping[str, Tensor]):
+    """Saved weights by parameter name, each read when it is asked for."""
+
+    def __init__(self, reader: StateReader, sources: Mapping[str, str]) -> None:
+        self.reader, self.sources = reader, sources
+        stored = set(reader.names("model"))
+        extra = stored - set(sources.values())
+        self.known = [name for name, source in sources.items() if source in stored] + sorted(extra)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read one weight."""
+        return self.reader.read("model", self.sources[name])
+
+    def __iter__(self) -> Any:
+        """Names of all weights in the checkpoint."""
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        """Number of weights."""
+        return len(self.known)
+
+
+def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World, shard: str) -> RunState:
+    network, _ = _build(spec, spec.schedule.initial, device, mode)
+    hyper = spec.hyperparameters
+    # Custom blocks may draw random numbers: the run's seed decides them too.
+    torch.manual_seed(name_seed(spec.seed, f"run/{world.rank}" if world.rank else "run"))
+    initialize(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
+    optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
+    return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
+
+
+def _build(
+    spec: RunSpec, passes: int, device: torch.device, mode: ExecutionMode, grow_to: int | None = None
+) -> tuple[Network, dict[str, str]]:
+    """Build the network on the device, without weights.
+
+    With `grow_to` it is grown before it is allocated; also returns new parameter name → name of its source.
+    """
+    hyper = spec.hyperparameters
+    meta = build_on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
+    sources = {} if grow_to is None else grow(meta, grow_to)
+    network = allocate(meta, device)
+    apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
+    return network, sources
+
+
+def _make_optimizer(
+    spec: RunSpec, network: Network, world: World, shard: str, compiled: bool
+) -> AnyOptimizer:
+    """The optimizer of a network whose weights are in place."""
+    hyper, named = spec.hyperparameters, network.named_parameters()
+    if world.size == 1:
+        return Optimizer(named, hyper, spec.optimizer, network.refresh)
+    if shard == "full":
+        built_in = spec.arm.block == "transformer"
+        # A custom block may compute in fp32 what the built-in block computes in the compute dtype.
+        dtype = network.compute_dtype if built_in else None
+        tied = spec.arm.tied and spec.schedule.max_passes > 1
+        repeated = [block for core in network.cores for block in cast("Any", core)] if tied else []
+        return FullyShardedOptimizer(
+            network, hyper, spec.optimizer, world, compute_dtype=dtype, repeated=repeated
+        )
+    fused = network.fused
+    copies = {} if fused is None else fused.compute_copies()
+    optimizer = ShardedOptimizer(
+        named,
+        hyper,
+        spec.optimizer,
+        world,
+        copies={name: copies[p] for name, p in network.named_parameters() if p in copies},
+        after_gather=None if fused is None else fused.requantize,
+    )
+    if fused is not None:
+        fused.signal.listener = optimizer.gradient_ready
+    if not compiled:  # a hook inside a compiled block would break its graph
+        _wait_for_weights_in_forward(network, optimizer)
+    return optimizer
+
+
+def _wait_for_weights_in_forward(network: Network, optimizer: ShardedOptimizer) -> None:
+    """Let the network wait for new weights where the forward uses them, so that they arrive meanwhile."""
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    blocks = list(network.blocks())
+    of_blocks = [[names[parameter] for parameter in block.parameters()] for block in blocks]
+    inside = {name for each in of_blocks for name in each}
+    # The head is used after the last block, which every forward reaches only if it is in the coda.
+    last = network.coda[-1] if len(network.coda) else network
+    optimizer.wait_before(network, set(names.values()) - inside - {"head"})
+    for block, mine in zip(blocks, of_blocks, strict=True):
+        optimizer.wait_before(block, mine)
+    optimizer.wait_before(last, ["head"])
