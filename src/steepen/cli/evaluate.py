@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from steepen.cli.parse_lists import parse_integers, parse_words
+from steepen.cli.score_options import make_request
+from steepen.cli.score_tables import print_core, print_scores
 from steepen.errors import SteepenError, UsageError
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def _evaluate_hugging_face(
             f"{text['tokens']:,} tokens, {text['bytes']:,} bytes)"
         )
     if core := scores.get("core"):
-        _print_core(core, {})
+        print_core(core, {})
 
 
 @app.command("fetch-core")
@@ -390,126 +391,3 @@ def filter_(
         line = f"{label:<34} {100 * result.gap:+7.2f} points  τ_b {result.tau:+.3f}"
         typer.echo(f"{line}  {'selected' if result.passed else f'rejected: {result.reason}'}")
     typer.echo(f"{len(selected)} of {len(results)} tasks selected, from {runs} runs of {arm}.")
-
-
-def make_request(
-    core: Path | None,
-    *,
-    passes: str | None = None,
-    examples: int | None = None,
-    convention: str = "authors",
-    seeds: str | None = None,
-    tasks: str | None = None,
-    token_budget: int | None = None,
-    **rest: Any,
-) -> EvaluationRequest:
-    """Parse the options into a request; raises for a wrong one before anything is loaded."""
-    from steepen.evaluation.core.bundle import Bundle
-    from steepen.evaluation.core.run_suite import CoreOptions
-    from steepen.evaluation.evaluate_run import EvaluationRequest
-
-    options = CoreOptions(
-        None if seeds is None else tuple(parse_integers("--seeds", seeds)),
-        examples,
-        _labels(tasks),
-        token_budget,
-        convention=convention,
-    )
-    return EvaluationRequest(
-        core=None if core is None else Bundle.open(core),
-        core_options=options,
-        passes=() if passes is None else tuple(parse_integers("--passes", passes, minimum=1)),
-        **rest,
-    )
-
-
-def _labels(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    if text in ("core17", "core22"):
-        from steepen.evaluation.core import suite
-
-        return suite.CORE17 if text == "core17" else suite.CORE22
-    return tuple(dict.fromkeys(parse_words(text)))
-
-
-def print_scores(found: dict[str, Any]) -> None:
-    """Print scores as text and tables."""
-    validation = found["validation"]
-    typer.echo(
-        f"step {found['step']:,}, {found['passes']} core passes, {found['precision']}: validation loss "
-        f"{validation['loss']:.4f} ({validation['bits_per_byte']:.4f} bits per byte, "
-        f"{validation['tokens']:,} tokens)"
-    )
-    published = found.get("published") or {}
-    if published.get("validation_loss") is not None:
-        typer.echo(
-            f"published {published['arm']} d{published['depth']} on {published['corpus']} "
-            f"({published['flops']:.3e} FLOPs): validation loss {published['validation_loss']:.4f}"
-        )
-    if depth := found.get("kl_depth"):
-        curve = " ".join(f"{value:.2f}" for value in depth["curve"])
-        typer.echo(
-            f"KL effective depth {depth['depth']} of {depth['executed']} executed blocks "
-            f"(peak after {depth['peak']}, {depth['tokens']:,} tokens); nats after 0, 1, …: {curve}"
-        )
-        if published.get("kl_depth") is not None:
-            typer.echo(f"published: KL effective depth {published['kl_depth']:g}")
-    if curve := found.get("test_time_passes"):
-        pairs = zip(curve["passes"], curve["differences"], strict=True)
-        parts = ", ".join(f"{passes}: {difference:+.4f}" for passes, difference in pairs)
-        if parts:
-            typer.echo(f"loss at k passes minus loss at {curve['trained']}: {parts}")
-        if left := curve["unsupported_passes"]:
-            typer.echo(
-                f"passes {', '.join(map(str, left))} are not supported: untied cores run one pass each, "
-                "and a network without a core runs only one."
-            )
-        if known := published.get("test_time_passes"):
-            parts = ", ".join(f"{passes}: {value:+.4f}" for passes, value in known["differences"].items())
-            typer.echo(f"published, minus loss at {known['trained']}: {parts}")
-    if core := found.get("core"):
-        _print_core(core, published)
-
-
-def _print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from steepen.utils.console import SafeConsole
-
-    table = Table(title=f"CORE, convention: {core['convention']}", title_justify="left")
-    names = ["task", "shots", "examples", "accuracy", "chance", "centred", "answer NLL"]
-    known = published.get("tasks", {})
-    if known:
-        names += ["published centred", "NLL"]
-    for name in names:
-        table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
-    for label, task in core["tasks"].items():
-        numbers = (f"{task[name]:.4f}" for name in ("accuracy", "baseline", "centered", "nll"))
-        extra = [_cell(known.get(label, {}).get(name)) for name in ("centered", "nll")] if known else []
-        table.add_row(label, str(task["shots"]), f"{task['examples']:,}", *numbers, *extra)
-    console = SafeConsole(highlight=False)
-    console.width = max(console.width, 125 if known else 100)  # so that labels are not truncated
-    console.print(table)
-    spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"
-    subset = "" if core["examples"] is None else f", at most {core['examples']:,} examples per task"
-    if core["core22"] is not None:
-        typer.echo(
-            f"CORE22 {core['core22']:.4f}{spread}, CORE17 {core['core17']:.4f}, "
-            f"answer NLL {core['nll22']:.4f}{subset}"
-        )
-    else:
-        typer.echo(
-            f"mean of {len(core['tasks'])} tasks: centred {core['mean_centered']:.4f}, "
-            f"answer NLL {core['mean_nll']:.4f}{subset}"
-        )
-    if published:
-        typer.echo(
-            f"published: CORE22 {_cell(published['core22'])}, CORE17 {_cell(published['core17'])}, "
-            f"answer NLL {_cell(published['nll22'])} (convention: authors)"
-        )
-
-
-def _cell(value: float | None) -> str:
-    """A published score; a dash where none was published."""
-    return "–" if value is None else f"{value:.4f}"

@@ -352,7 +352,7 @@ def train(
         return
     wanted = None
     if core is not None or kl_depth or passes is not None:
-        from steepen.cli.evaluate import make_request
+        from steepen.cli.score_options import make_request
 
         wanted = make_request(core, kl_depth=kl_depth, passes=passes, examples=core_examples)
     from steepen.runs.spec import expected_flops
@@ -380,7 +380,7 @@ def train(
     if ranks_only or not place.is_main:
         return
     if wanted is not None:
-        from steepen.cli.evaluate import print_scores
+        from steepen.cli.score_tables import print_scores
         from steepen.evaluation.evaluate_run import evaluate
 
         on_scores = None if as_json else print_scores
