@@ -115,25 +115,25 @@ class BatchProgress:
         return [spec for spec in current if self.store.run(spec).busy()]
 
     def _eta(self, left: Sequence[RunSpec], running: Sequence[RunSpec]) -> float | None:
-        """Seconds to the end of the batch: running runs at their own pace, waiting ones at `speed`."""
+        """Seconds to the end of the batch: running runs at their own speed, waiting ones at `speed()`."""
         known = {spec.hash: last_metrics(self.store.run(spec)) for spec in running}
-        paces = [
+        flops_per_second = [
             expected_flops(spec) / spec.tokens * known[spec.hash]["tokens_per_second"]
             for spec in running
             if known[spec.hash].get("tokens_per_second")
         ]
         if not self.records and self.initial_speed is None:
-            if not paces:
+            if not flops_per_second:
                 return None
-            speed = Speed((), statistics.median(paces), "measured on the runs under way")
+            speed = Speed((), statistics.median(flops_per_second), "measured on the runs under way")
         else:
             speed = self.speed()
         seconds: list[float] = []
         for spec in left:
             last = known.get(spec.hash, {})
-            pace = last.get("tokens_per_second")
-            if pace:
-                seconds.append((1 - last["step"] / spec.steps) * spec.tokens / pace)
+            tokens_per_second = last.get("tokens_per_second")
+            if tokens_per_second:
+                seconds.append((1 - last["step"] / spec.steps) * spec.tokens / tokens_per_second)
             else:
                 seconds.append(speed.seconds(spec, remaining_flops(spec, self.store.run(spec))))
         return makespan(seconds, max(1, len(running)))

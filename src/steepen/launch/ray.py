@@ -86,7 +86,7 @@ class RayLauncher(LauncherBase):
             "runtime_env": {"env_vars": {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1"}},
         }
         if self.address is None:
-            # Never fewer CPUs than the jobs asked for need: --jobs is the user's word about this machine.
+            # At least the CPUs that --jobs needs, even if fewer cores were detected.
             need = max(available_cores(), int((self.jobs or 0) * self.num_cpus + 0.999))
             options |= {"address": "local", "num_cpus": need, "include_dashboard": False}
         try:
@@ -99,7 +99,7 @@ class RayLauncher(LauncherBase):
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Submit a task for each."""
-        # Ray's own retries are off: all launchers retry by the same rule, and say how often.
+        # Ray's own retries are off: `LauncherBase` retries.
         environment = {"OMP_NUM_THREADS": str(self.threads)}
         for job in jobs:
             gpus = self.context.gpus_per_run.of(job.spec)

@@ -135,7 +135,7 @@ def _build() -> dict[str, Arm]:
         PassSchedule.fixed(2),
         tied=False,
         recipe="deep-vanilla",
-        about="the blocks of Untied-2 without the operator",
+        about="Untied-2 without the operator: deeper, own recipe",
     )
     operator_1 = _with_operator(
         "operator-1",

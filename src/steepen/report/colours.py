@@ -2,7 +2,7 @@
 
 Each colour has a light form (for print and light pages) and a dark form (for dark pages). The colours of the
 eight main arms maximize the minimum distance over all pairs in normal and simulated protan, deutan and tritan
-vision, within hues that have names, with a contrast of at least 3 to the background; tests measure it.
+vision, within nameable hues (red, blue, …), with a contrast of at least 3 to the background; tests measure it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _DARK_RAMP = ("#7d5bbe", "#5f7fd0", "#3fa0c0", "#35b79a", "#7ad151", "#fde725")
 
 
 def arm_key(name: str) -> str:
-    """An arm's name in the one spelling colours go by: "Deep Vanilla" and deep_vanilla are deep-vanilla."""
+    """An arm's name in lower case with hyphens: deep-vanilla for "Deep Vanilla" and deep_vanilla."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 

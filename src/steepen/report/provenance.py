@@ -9,7 +9,7 @@ from steepen.utils.formatting import format_value
 
 
 def provenance_rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Name and value of what all the runs together say about the measurement."""
+    """(name, value) rows: runs, compute, time, depths, seeds, data, hardware, versions."""
     if not records:
         return []
     specs = [record.spec for record in records]

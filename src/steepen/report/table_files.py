@@ -1,4 +1,4 @@
-"""Tables as CSV (every digit, for machines) and Markdown (rounded, for people)."""
+"""Tables as CSV with full precision, and as Markdown with rounded numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated, numbers to their last digit, nothing where there is nothing, lists as JSON."""
+    """Comma-separated: numbers in full precision, empty cells for None, lists as JSON."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)

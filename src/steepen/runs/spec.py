@@ -1,6 +1,6 @@
 """The specification of a run: everything that decides its result. Its hash is the run's name.
 
-The hash is a contract. It covers only fields that differ from their defaults, recursively, so a field that is
+The hash is stable: it covers only fields that differ from their defaults, recursively, so a field that is
 added later with a default leaves every existing hash as it was. A changed default would silently give an old
 hash another meaning: bump SPEC_VERSION instead (tests/runs/test_run_identity.py pins the defaults).
 Device, world size and micro-batch do not decide the result and are not part of a spec.

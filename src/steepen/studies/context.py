@@ -137,7 +137,7 @@ class StudyContext:
                 f"data has {steps * planned.batch_tokens:,}; prepare more (`steepen data prepare`), leave "
                 f"out the largest rungs (--rungs){repeat}."
             )
-        # Runs that need no repeats say so: they are the same runs whatever the context would allow.
+        # One epoch if it suffices, so that the hash of such a run does not depend on `self.epochs`.
         if planned.steps <= steps and epochs is None:
             data = replace(data, epochs=1)
         return RunSpec.from_plan(
@@ -152,7 +152,7 @@ class StudyContext:
 
     @property
     def validation_tokens(self) -> int:
-        """The preset's, or what the data set aside where that is less, in whole sequences."""
+        """The preset's, or all that the data has if that is less, in whole sequences."""
         return whole_validation_tokens(
             self.preset.validation_tokens,
             self.data.validation_tokens,
@@ -169,16 +169,16 @@ class StudyContext:
 
 
 def whole_validation_tokens(wanted: int, available: int, context: int, batch_tokens: int) -> int:
-    """`wanted` validation tokens, or those of `available` where fewer, in whole training batches.
+    """`wanted` validation tokens, or those of `available` if fewer, in whole training batches.
 
-    Where they do not fill one batch, in whole windows of context+1 tokens, at least one.
+    If they do not fill one batch, in whole windows of context+1 tokens, at least one.
     """
     tokens = min(wanted // context, available // (context + 1)) * context
     return max(context, tokens // batch_tokens * batch_tokens or tokens)
 
 
 def starting_arm(arm: Arm) -> Arm:
-    """The arm a growing one starts as: untied-grow begins as untied-2, and inherits its recipe."""
+    """The fixed-pass counterpart of a growing arm: untied-2 for untied-grow, which inherits its recipe."""
     if not arm.passes.grows:
         return arm
     start = PassSchedule.fixed(arm.passes.initial)

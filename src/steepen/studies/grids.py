@@ -66,10 +66,10 @@ class PassesGrid:
 
 @dataclass(frozen=True)
 class GrowthTargetGrid:
-    """Targets of growth from two passes; budgets by the growth fraction that target 4 would have."""
+    """Targets of growth from two passes. Each budget is that of growing to 4 passes at one of `fractions`."""
 
     targets: tuple[int, ...] = (3, 4, 6, 8)
-    fractions: tuple[float, ...] = (0.15, 0.3, 0.5)  # larger ones leave target 3 behind
+    fractions: tuple[float, ...] = (0.15, 0.3, 0.5)  # with larger ones target 3 cannot spend the budget
 
     def __post_init__(self) -> None:
         require_numbers(self, "targets", 3, 64, 2)
@@ -124,10 +124,10 @@ class ChainGrid:
 
 @dataclass(frozen=True)
 class TppGrid:
-    """Budgets by the depth that would cost as much at `reference_tpp`; sizes around each.
+    """Each budget is the FLOPs of a depth at `reference_tpp` tokens per parameter, for `budget_arm`.
 
-    `budget_arm` is the arm whose cost that is, the same for all arms (Vanilla's in the paper); None takes
-    each arm's own.
+    The depths of a budget's runs are that depth plus `offsets`. The budgets are the same for all arms, unless
+    `budget_arm` is None: then they are each arm's own.
     """
 
     budgets: tuple[int, ...] = (8, 9, 10, 11, 12)

@@ -1,4 +1,4 @@
-"""A preset: the scale a study works at, with its grids. A readable YAML file, checked when it is loaded."""
+"""A preset: the model sizes, data and grids of a study, read from a YAML file and checked on loading."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "fit-recipe", f"{_PACKAGE}.stages.fit_recipe:fit_recipe",
-            "The four stages in order for one arm; writes a recipe file the ladder uses.", adaptive=True,
+            "Fit a compute-optimal recipe for one arm (stages 1 to 4), for `ladder --recipe`.", adaptive=True,
         ),
         StudyEntry(
             "chain-tuning", f"{_PACKAGE}.stages.chain_tuning:chain_tuning",

@@ -43,13 +43,14 @@ class Drift:
     three_standard_errors: bool
 
 
-def fit_drift(slices: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:
-    """Vertex of each slice (log loss against log multiple), then log optimum against log size; censored
-    ones are excluded.
+def fit_drift(sweeps: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:
+    """Fit log optimum against log size, each optimum the vertex of log loss against log multiple.
+
+    Censored optima are excluded.
     """
-    if not slices:
+    if not sweeps:
         raise UsageError("there are no sweeps to fit a drift to.")
-    ordered = sorted(slices, key=lambda s: s.parameters)
+    ordered = sorted(sweeps, key=lambda s: s.parameters)
     vertices = tuple(
         find_vertex(s.multiples, s.loss, budget=s.parameters, confidence=confidence) for s in ordered
     )
@@ -65,8 +66,10 @@ def fit_drift(slices: Sequence[HyperparameterSweep], confidence: float = 0.90) -
         top = full[-1]
         half, base, twice = (_at(top, multiple) or math.nan for multiple in (0.5, 1.0, 2.0))
         regret, span, size = 0.5 * (half + twice) - base, float(np.ptp(top.loss)), top.parameters
-    bold = line is not None and line.degrees_of_freedom > 0 and abs(line.exponent) >= 3 * line.standard_error
-    return Drift(line, vertices, regret, span, size, bold)
+    significant = (
+        line is not None and line.degrees_of_freedom > 0 and abs(line.exponent) >= 3 * line.standard_error
+    )
+    return Drift(line, vertices, regret, span, size, significant)
 
 
 def _at(swept: HyperparameterSweep, multiple: float) -> float | None:

@@ -23,7 +23,7 @@ class PowerLawFit:
     """y = coefficient · x^exponent by least squares of log y on log x, with t-intervals.
 
     `p_value` is for exponent = 0 (two-sided). `detectable` is the smallest |exponent| this many points with
-    this scatter would have found with 80% power at 5%: absence of drift means no more than that.
+    this scatter would have found with 80% power at 5%: smaller drifts would not be detected.
     """
 
     exponent: float

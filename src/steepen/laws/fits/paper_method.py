@@ -89,11 +89,11 @@ def fit_paper(ladders: dict[str, Ladder], settings: FitSettings) -> ComputeFit:
         wide = t_quantile((1 + settings.confidence) / 2, total_nu)
         gamma, log_a = (
             Estimate(
-                float(value[i]),
-                symmetric_interval(float(value[i]), narrow * error[i]),
-                symmetric_interval(float(value[i]), wide[i] * total[i]),
+                float(value[k]),
+                symmetric_interval(float(value[k]), narrow * error[k]),
+                symmetric_interval(float(value[k]), wide[k] * total[k]),
             )
-            for i in range(2)
+            for k in range(2)
         )
         arms[name] = ArmLaw(name, gamma, log_a, e_estimate, float(error[0]), sd, c0, flops_range(ladder))
     joint += np.outer(slope_in_e, slope_in_e) * fit.covariance[0, 0]

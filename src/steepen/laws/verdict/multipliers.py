@@ -49,10 +49,10 @@ def interpolate_compute(
         raise UsageError(f"interpolate is {interpolate!r}; choose one of {', '.join(INTERPOLATIONS)}.")
     log_c = np.log(flops)
     height, wanted = (loss, target) if interpolate == "raw-loss" else (np.log(loss), np.log(target))
-    above, below, goal = height[..., None, :-1], height[..., None, 1:], wanted[..., :, None]
-    crosses = (above >= goal) & (goal >= below) & (above > below)
+    above, below, level = height[..., None, :-1], height[..., None, 1:], wanted[..., :, None]
+    crosses = (above >= level) & (level >= below) & (above > below)
     first = crosses.argmax(axis=-1)
-    fraction = (above - goal) / np.where(above > below, above - below, 1.0)
+    fraction = (above - level) / np.where(above > below, above - below, 1.0)
     where = log_c[:-1] + fraction * np.diff(log_c)
     value = np.take_along_axis(where, first[..., None], axis=-1)[..., 0]
     reached = crosses.any(axis=-1)
@@ -133,7 +133,7 @@ def fitted_multipliers(
         slope[g_r], slope[g_a] = -x / theta[g_a], needed / theta[g_a]
         if arm == base.arm:
             slope[:] = 0.0
-        reach = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
+        half_width = fit.quantile * math.sqrt(max(float(slope @ fit.covariance @ slope), 0.0))
         log_m = x - needed
         arm_flops = fit.c0 * _exp(needed)
         slack = 1 + 1e-9
@@ -147,8 +147,8 @@ def fitted_multipliers(
                     f"fitted ({fit.settings.method})",
                     float(value),
                     _exp(log_m),
-                    _exp(log_m - reach),
-                    _exp(log_m + reach),
+                    _exp(log_m - half_width),
+                    _exp(log_m + half_width),
                     not inside,
                     leads,
                 )

@@ -23,14 +23,14 @@ SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
 
 @dataclass(frozen=True)
 class TargetRun:
-    """One growth target at one budget (or a fixed number of passes, as an anchor)."""
+    """One growth target at one budget (or a fixed number of passes, as a control)."""
 
     target: int
     budget: float
     rho: float
     loss: float
     run: str
-    kl_depth: float | None  # KL effective depth, where evaluation has joined it to the record
+    kl_depth: float | None  # KL effective depth, if the record has it
     fixed: bool = False
 
 
@@ -66,7 +66,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
     for passes in sorted({first, *grid.targets}):
         fixed = _fixed(arm, passes)
         if context.flops_per_token(arm, depth, passes) * tokens > 1.5 * max(plan[1] for plan in plans):
-            continue  # far beyond the budgets: no anchor for them
+            continue  # too expensive to serve as a control
         planned = recipe.at_budget(fixed, depth, context.size_rule, tokens=tokens)
         plans.append((passes, context.sweep_flops(planned), 1.0, True, context.spec(planned)))
     records = yield [plan[-1] for plan in plans]

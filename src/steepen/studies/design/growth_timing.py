@@ -61,7 +61,9 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
 
     def measured(arm: Arm) -> RunGenerator:
         if not arm.passes.grows:
-            raise UsageError(f"{arm.name} does not grow, so there is no moment to choose; try untied-grow.")
+            raise UsageError(
+                f"growth-timing needs a growing arm, e.g. untied-grow; {arm.name} does not grow."
+            )
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
         planned_runs = [

@@ -36,7 +36,7 @@ ABLATION_GROUPS = (
          "untied-2-no-coda-injection"),
     ),
     AblationGroup(
-        "allocation", "Must prelude, core and coda grow together?",
+        "allocation", "Must prelude, core and coda scale together with depth?",
         ("vanilla", "loop-2", "loop-2-no-coda-injection", "loop-2-nci-2-c-3", "operator-1",
          "operator-1-1-c-2"),
     ),

@@ -1,4 +1,4 @@
-"""The extrapolation study: does a ladder's law predict a deeper rung that took part in no fit?"""
+"""The extrapolation study: does a ladder's law predict a held-out, deeper rung?"""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def extrapolate(
             "with --hold-out."
         )
     planned = own.recipe.at(target, depth, context.size_rule)
-    context.spec(planned)  # refuses too little data before the ladder is trained
+    context.spec(planned)  # raises if the data are too few, before the ladder is trained
     measured: list[MeasuredLadder] = yield from run_ladders(context, ladders, seeds)
     law = judge_ladders(measured, reference.name).analysis.primary_fit.arms[own.label]
     expected = mean_flops_per_token(target, planned.shape, planned.schedule).total * planned.tokens
@@ -94,7 +94,7 @@ def _answer(
     low, high = score.interval
     sentence = (
         f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
-        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), a miss of {score.miss:+.4f}, "
+        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), an error of {score.miss:+.4f}, "
         f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
         f"{score.compute_factor:.2f}× that compute for the observed loss."
     )
@@ -109,8 +109,8 @@ def _answer(
         score.miss_sigma, score.miss_standard_errors, score.p_value, score.compute_factor,
     )  # fmt: skip
     columns = (
-        "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "miss", "in σ of a run",
-        "in forecast errors", "p", "compute factor",
+        "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "observed − forecast",
+        "in σ of a run", "in forecast errors", "p", "compute factor",
     )  # fmt: skip
     verdicts = study_verdicts(analysis, measured)
     everything = [*measured, *held]
@@ -127,7 +127,11 @@ def _answer(
         panels=panels,
         tables=(
             Table(
-                "The held-out run", columns, (row,), "Negative misses are better than forecast.", arm_column=0
+                "The held-out run",
+                columns,
+                (row,),
+                "Below zero the run is better than forecast.",
+                arm_column=0,
             ),
             verdict_table(analysis),
             runs_table(everything),

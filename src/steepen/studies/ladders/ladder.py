@@ -48,8 +48,8 @@ def ladder(
     """Section "Improving the Exponent of the Scaling Laws" (4.2), with the runtime figure of the appendix.
 
     Trains every arm's compute-optimal recipe at every rung and seed, fits one law to each ladder, and judges
-    each against the reference: per FLOPs, and per second of training. `c0` is the compute at which the
-    constants A are quoted; by default that of the reference's run at the depth where recipes are tuned.
+    each against the reference, as a function of FLOPs and of training seconds. `c0` is the compute at which
+    the constants A are quoted; by default that of the reference's run at the depth where recipes are tuned.
     """
     chosen = find_arms(arms or context.preset.arms)
     base = _reference(context, reference, [arm.name for arm in chosen])

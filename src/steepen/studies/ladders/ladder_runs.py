@@ -79,7 +79,7 @@ def ladder_spec(context: StudyContext, arm: Arm, depths: Sequence[int] = ()) -> 
 
 
 def drop_impossible_depths(ladder: LadderSpec, context: StudyContext) -> tuple[LadderSpec, list[str]]:
-    """The ladder at the depths where its shape exists, and a warning that names the others."""
+    """Drop depths at which the arm's allocation is not possible; also returns a warning that names them."""
     possible: list[int] = []
     for depth in ladder.depths:
         try:

@@ -234,9 +234,9 @@ def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]
         Axis("multiplier", "log"),
         tuple(series),
         lines=(("y", 1.0, reference),),
-        caption="Flat is a better constant, rising a better exponent (or a lower irreducible loss). Points "
-        f"interpolate between measurements, with {analysis.request.confidence:.0%} bands; dotted lines are "
-        "the fitted laws.",
+        caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
+        "irreducible loss). Points interpolate between measurements, with "
+        f"{analysis.request.confidence:.0%} bands; dotted lines are the fitted laws.",
     )
 
 

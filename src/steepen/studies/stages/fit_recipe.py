@@ -25,8 +25,8 @@ SECTION = "Appendix A.4, Compute-Optimal Recipe: Staged Sweeps and Fits"
 def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = False) -> Study:
     """Appendix "Compute-Optimal Recipe: Staged Sweeps and Fits": stages 1 to 4 in order for an arm.
 
-    A growing arm is tuned, given its tokens per parameter and its learning-rate rule as the arm it starts as;
-    then its growth fraction is fitted, and the drift that remains around that rule is added to it.
+    Stages 1, 2 and 4 of a growing arm are run on its fixed-pass counterpart (`starting_arm`); then its growth
+    fraction is fitted, and the drift that remains around the learning-rate rule is added to that rule.
     The answer's values hold the recipe under "recipe", ready to be written.
     """
     chosen = find_arms(arms or ("vanilla",))
@@ -103,8 +103,8 @@ def _isoflop_fit(answer: Answer) -> IsoflopFit:
 def _edge(what: str, value: str, where: str) -> str:
     """The warning of a stage whose optima all lie outside their sweeps."""
     return (
-        f"no best {what} lies inside its sweep, so the best measured ({value}) is adopted: it is no optimum; "
-        f"widen {where} in a preset file"
+        f"no best {what} lies inside its sweep, so the best measured ({value}) is adopted, at the edge of "
+        f"the sweep; widen {where} in a preset file"
     )
 
 

@@ -183,7 +183,7 @@ def _values(one: HyperparameterSweeps) -> dict[str, Any]:
 
 
 def _tested(drift: Drift) -> PowerLawFit | None:
-    """The drift's line, where there are sizes enough for an error of its exponent."""
+    """The drift's line, or None if there are too few sizes for a standard error of its exponent."""
     return drift.law if drift.law is not None and drift.law.degrees_of_freedom > 0 else None
 
 
@@ -208,15 +208,15 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
             "recipe",
             "hyperparameter",
             "β",
-            "error",
+            "SE",
             "p",
-            "≥ 3 errors",
+            "|β| ≥ 3 SE",
             "regret ×10³",
             "range ×10³",
-            "inside",
+            "interior optima",
         ),
         rows,
-        "Under a constant recipe the optimum scales as N^β; under a scaled one the GLR row is what remains.",
+        "Under a constant recipe the optimum scales as N^β; under a scaled one GLR shows the residual drift.",
         arm_column=0,
     )
 

@@ -38,7 +38,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     At each budget (the cost of an anchor depth at TPP 7) five sizes around the anchor are trained with
     tokens that match the compute, under the frozen base recipe. The vertex of log loss against log TPP is
     the budget's optimum; their mean is rounded to a whole number, and a scale-shift test says whether it
-    drifts. For a growing arm the axis is t_ref, the TPP the same compute would buy without growth.
+    drifts. For a growing arm the axis is t_ref, the TPP at equal compute without growth.
     """
     grid = context.preset.grids.tpp
     found: dict[str, IsoflopFit] = {}
@@ -56,7 +56,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         planned_runs = [context.run_at_flops(recipe, arm, depth, budgets[anchor]) for anchor, depth in keys]
         specs = [context.spec(planned) for planned in planned_runs]
         losses = [loss_or_inf(record) for record in (yield specs)]
-        # Whole steps move a run off its budget a little; its place on the axis is where it really is.
+        # x is computed from the realized FLOPs: whole steps move a run off its budget a little.
         x = [
             context.sweep_flops(planned)
             / (context.flops_per_token(arm, depth) * context.stored_parameters(arm, depth))
@@ -109,7 +109,7 @@ def _sentence(name: str, fit: IsoflopFit) -> str:
         verb = "drifts" if fit.law.p_value < 0.05 else "does not measurably drift"
         drift = (
             f"; it {verb} with compute (exponent {fit.law.exponent:+.3f}, p = {fit.law.p_value:.2g}; "
-            f"a drift below {fit.law.detectable:.2f} would go unseen)"
+            f"minimum detectable drift {fit.law.detectable:.2f})"
         )
     return (
         f"{name}: {fit.rounded:g} tokens per parameter (mean optimum {mean_with_error(fit, 2)} over "
