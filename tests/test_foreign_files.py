@@ -94,7 +94,7 @@ def test_worker_does_not_import_modules_of_the_current_directory(
 @pytest.mark.parametrize(
     "text", [BOMB, "a: " + "[" * 3000 + "]" * 3000, "&a [*a]", "a: 2000-99-99", "? [a]\n: b"]
 )
-def test_absurd_yaml_is_refused_at_once(text: str) -> None:
+def test_absurd_yaml_is_rejected_at_once(text: str) -> None:
     began = time.monotonic()
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
@@ -177,7 +177,7 @@ def test_checksum_survives_json_and_notices_a_change(value: dict[str, object]) -
 
 @given(text=st.text(alphabet="[]{}:&*!-?'\"\n ,#|>%@ab1.e", max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_any_text_is_read_as_yaml_or_refused(text: str) -> None:
+def test_any_text_is_read_as_yaml_or_rejected(text: str) -> None:
     try:
         load_yaml(text)
     except yaml.YAMLError:
@@ -186,7 +186,7 @@ def test_any_text_is_read_as_yaml_or_refused(text: str) -> None:
 
 @given(value=json_values)
 @settings(max_examples=100, deadline=None)
-def test_any_value_is_read_as_a_spec_or_refused(value: object) -> None:
+def test_any_value_is_read_as_a_spec_or_rejected(value: object) -> None:
     with pytest.raises(UsageError):
         RunSpec.from_dict(value)
 

@@ -1,4 +1,4 @@
-"""Absurd numbers are refused at once, with the limit."""
+"""Absurd numbers are rejected at once, with the limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_absurd_option_is_refused_at_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_option_is_rejected_at_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     assert main(command.split()) == 2
     assert time.monotonic() - began < 10
@@ -55,7 +55,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_absurd_field_of_a_spec_is_refused(change: str) -> None:
+def test_absurd_field_of_a_spec_is_rejected(change: str) -> None:
     value = make_spec().to_dict()
     CHANGES[change](value)
     with pytest.raises(UsageError, match="must be"):
@@ -63,19 +63,19 @@ def test_absurd_field_of_a_spec_is_refused(change: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"tokenizer": "bpe:999999999"}, {"shard_tokens": 1}])
-def test_absurd_preparation_is_refused(options: dict[str, Any]) -> None:
+def test_absurd_preparation_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         PrepareRequest(("tiny",), **options)
 
 
-def test_absurd_blocks_and_passes_are_refused() -> None:
+def test_absurd_blocks_and_passes_are_rejected() -> None:
     with pytest.raises(UsageError, match="from 0 to 100,000"):
         BlockAllocation(1, 10**7, 1)
     with pytest.raises(UsageError, match="from 1 to 10,000"):
         Stage((10**9,))
 
 
-def test_recipe_for_an_arm_that_is_not_in_the_ladder_is_refused(
+def test_recipe_for_an_arm_that_is_not_in_the_ladder_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_recipe(tmp_path / "r.yaml", RecipeFile("untied-grow", replace(PAPER["untied-grow"]), "tiny"))

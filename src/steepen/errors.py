@@ -14,7 +14,7 @@ class SteepenError(Exception):
 
 
 class UsageError(SteepenError):
-    """An invalid request (a field, an option, a combination), refused before anything was started."""
+    """An invalid request (a field, an option, a combination), rejected before anything was started."""
 
     exit_code = 2
 

@@ -116,7 +116,7 @@ def test_a_missing_value_of_a_frame_is_named_with_its_row() -> None:
 
 
 @pytest.mark.parametrize("data", [7, [1, 2], {}, object()])
-def test_what_is_no_table_is_refused(data: Any) -> None:
+def test_what_is_no_table_is_rejected(data: Any) -> None:
     with pytest.raises(UsageError):
         steepen.fit(data)
 

@@ -41,7 +41,7 @@ from steepen.utils.json_io import with_checksum, write_json
 
 COUNT = int(os.environ.get("STEEPEN_CHAOS", "0"))  # 0: the short form
 SEED = int(os.environ.get("STEEPEN_CHAOS_SEED", "0"))
-SECONDS = 10.0  # no command may take longer to refuse its input
+SECONDS = 10.0  # no command may take longer to reject its input
 MakeSpec = Callable[..., RunSpec]
 TIMING = {"tokens_per_second", "data_wait"}
 
@@ -110,7 +110,7 @@ def damaged(content: bytes, choose: random.Random) -> bytes:
     )
 
 
-def test_any_damaged_file_of_a_run_is_refused_reported_or_harmless(
+def test_any_damaged_file_of_a_run_is_rejected_reported_or_harmless(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loss that is printed after any damage is the right one, or the command fails with a sentence."""
@@ -166,7 +166,7 @@ def mutate(value: Any, choose: random.Random) -> Any:
     return value
 
 
-def test_mutated_specs_presets_and_recipes_are_read_or_refused(make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_mutated_specs_presets_and_recipes_are_read_or_rejected(make_spec: MakeSpec, tmp_path: Path) -> None:
     choose = random.Random(SEED)
     spec = make_spec("untied-grow").to_dict()
     preset = to_builtins(load_preset("tiny"))

@@ -60,7 +60,7 @@ def test_documentation_is_prose_and_never_repeats_a_paragraph() -> None:
     assert not any(">>>" in paragraph or "----" in paragraph for paragraph in paragraphs)
 
 
-def test_damaged_asset_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_asset_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steepen.data.sources.builtin.read_part", lambda name: read_part(name)[1:])
     with pytest.raises(SteepenError, match="damaged; reinstall steepen"):
         builtin_source()
@@ -85,6 +85,6 @@ def test_tool_leaves_out_markup_code_and_tables(tool: ModuleType) -> None:
     ]
 
 
-def test_unknown_part_is_refused() -> None:
+def test_unknown_part_is_rejected() -> None:
     with pytest.raises(UsageError, match="accepted are speeches, documentation"):
         builtin_source("poems")

@@ -91,12 +91,12 @@ def test_validation_can_come_from_a_function(tmp_path: Path, corpus: Path) -> No
         ("os:no_such_attribute", "could not be loaded"),
     ],
 )
-def test_wrong_name_is_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_wrong_name_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         prepare(PrepareRequest((name,)), tmp_path / "out")
 
 
-def test_document_that_is_not_text_is_refused(tmp_path: Path) -> None:
+def test_document_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SteepenError, match="returned int, not str"):
         prepare(PrepareRequest((lambda: ["fine", 5],)), tmp_path / "out")  # pyright: ignore
 

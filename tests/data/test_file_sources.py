@@ -191,7 +191,7 @@ def fails(tmp_path: Path, source: str, message: str, **options: object) -> None:
     assert not (tmp_path / "out.partial").exists(), "nothing was done, so nothing should be left"
 
 
-def test_missing_source_is_refused(tmp_path: Path) -> None:
+def test_missing_source_is_rejected(tmp_path: Path) -> None:
     fails(tmp_path, str(tmp_path / "nothing*.txt"), "nothing matches source")
     (tmp_path / "empty").mkdir()
     fails(tmp_path, str(tmp_path / "empty"), "has no .txt")
@@ -204,7 +204,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n\n  \n", "<|endoftext|>"])
-def test_empty_source_is_refused_and_leaves_nothing(tmp_path: Path, content: str) -> None:
+def test_empty_source_is_rejected_and_leaves_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.txt").write_text(content)
     fails(tmp_path, str(tmp_path / "empty.txt"), "no text to train on")
     assert not (tmp_path / "out.partial").exists()
@@ -244,7 +244,7 @@ def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str
     fails(tmp_path, str(tmp_path / "d.jsonl"), message)
 
 
-def test_column_of_numbers_is_refused(tmp_path: Path) -> None:
+def test_column_of_numbers_is_rejected(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "d.parquet")
     fails(tmp_path, str(tmp_path / "d.parquet"), "has int64, not text, in field 'text'")
 

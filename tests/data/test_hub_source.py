@@ -117,12 +117,12 @@ def test_tokenizer_can_be_trained_on_the_hub(tmp_path: Path, hub: HubServer) -> 
 
 
 @pytest.mark.parametrize("name", ["fineweb:10BT", "fineweb-edu:sample-1BT", "fineweb:data"])
-def test_unknown_config_is_refused(tmp_path: Path, name: str) -> None:
+def test_unknown_config_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="accepted are sample-10BT"):
         prepare(request(str(tmp_path), name), tmp_path / "out")
 
 
-def test_directory_without_the_files_is_refused(tmp_path: Path) -> None:
+def test_directory_without_the_files_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Parquet file under"):
         prepare(request(str(tmp_path)), tmp_path / "out")
 

@@ -258,7 +258,7 @@ def test_sampled_pools_of_fixed_windows_are_nested_and_the_same_for_every_seed(d
     assert pool(60, 1) != set(range(60))  # a sample of the data, not its beginning
 
 
-def test_more_steps_than_the_data_has_is_refused_naming_both_numbers(dataset: Dataset) -> None:
+def test_more_steps_than_the_data_has_is_rejected_naming_both_numbers(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
     batches.require_steps(batches.steps)
     needed, there = f"{(batches.steps + 1) * CONTEXT * 8:,}", f"{batches.steps * CONTEXT * 8:,}"
@@ -287,7 +287,7 @@ def test_impossible_batches_name_the_field(dataset: Dataset, changes: dict[str, 
         BatchLoader(dataset, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_rows_not_divisible_by_the_world_size_are_refused(dataset: Dataset) -> None:
+def test_rows_not_divisible_by_the_world_size_are_rejected(dataset: Dataset) -> None:
     with pytest.raises(UsageError, match=r"8 rows.*3 processes"):
         BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0).rank_batch(0, 0, 3)
 
@@ -335,14 +335,14 @@ def test_closing_early_stops_the_thread(dataset: Dataset) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "steepen-prefetch"]
 
 
-def test_prefetcher_refuses_more_steps_than_there_are(dataset: Dataset) -> None:
+def test_prefetcher_rejects_more_steps_than_there_are(dataset: Dataset) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=0)
     with pytest.raises(UsageError, match="prepare more data"):
         Prefetcher(batches, 0, "cpu", stop_step=batches.steps + 1)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_ids_beyond_the_vocabulary_are_refused_naming_the_shard(
+def test_ids_beyond_the_vocabulary_are_rejected_naming_the_shard(
     tmp_path: Path, dataset: Dataset, number: int
 ) -> None:
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))

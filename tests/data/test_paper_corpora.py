@@ -200,12 +200,12 @@ def test_interrupted_preparation_of_the_papers_data_ends_with_the_same_bytes(
         ("fineweb:papers", "accepted are sample-10BT"),
     ],
 )
-def test_wrong_configs_are_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_wrong_configs_are_rejected(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         prepare(PrepareRequest((name,), hub=str(tmp_path)), tmp_path / "out")
 
 
-def test_deduplication_without_a_validation_source_is_refused() -> None:
+def test_deduplication_without_a_validation_source_is_rejected() -> None:
     with pytest.raises(UsageError, match="name one"):
         PrepareRequest(("corpus.txt",), dedup_tokens=64)
 

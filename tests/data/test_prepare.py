@@ -352,7 +352,7 @@ def test_memory_does_not_grow_with_the_corpus(
         ({"dtype": "uint16", "tokenizer": "bpe:100000"}, "100,000 ids does not fit uint16; use uint32"),
     ],
 )
-def test_invalid_request_is_refused_at_construction(options: dict[str, Any], message: str) -> None:
+def test_invalid_request_is_rejected_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PrepareRequest(("nowhere",), **options)
 
@@ -418,7 +418,7 @@ def test_validation_never_takes_the_last_document(tmp_path: Path, write_jsonl: W
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("options", [[], ["--val-tokens", "20000"], ["--tokenizer", "bpe:300"]])
-def test_source_of_one_document_is_refused_with_remedies_that_work(
+def test_source_of_one_document_is_rejected_with_remedies_that_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], seed: int
 ) -> None:
     from steepen.cli.app import main
@@ -441,7 +441,7 @@ def test_source_of_one_document_is_refused_with_remedies_that_work(
         assert main([*command, *remedy, "--out", str(tmp_path / f"{number}")]) == 0
 
 
-def test_validation_files_without_text_are_refused(tmp_path: Path, corpus: Path) -> None:
+def test_validation_files_without_text_are_rejected(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(UsageError, match="--val-source has no text"):
         prepare(PrepareRequest((str(corpus),), (str(tmp_path / "empty.txt"),)), tmp_path / "out")

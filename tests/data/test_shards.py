@@ -1,4 +1,4 @@
-"""Truncated or altered shards are refused by name."""
+"""Truncated or altered shards are rejected by name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_verify_detects_one_altered_bit(copy: Path) -> None:
         opened.verify()
 
 
-def test_altered_tokenizer_is_refused(copy: Path) -> None:
+def test_altered_tokenizer_is_rejected(copy: Path) -> None:
     path = copy / "tokenizer.json"
     stored = json.loads(path.read_bytes())
     stored["tokens"][300], stored["tokens"][301] = stored["tokens"][301], stored["tokens"][300]
@@ -74,7 +74,7 @@ def test_altered_tokenizer_is_refused(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"format": "else"}', "[1]", "\x00"])
-def test_damaged_manifest_is_refused(copy: Path, damage: str) -> None:
+def test_damaged_manifest_is_rejected(copy: Path, damage: str) -> None:
     (copy / "manifest.json").write_text(damage)
     with pytest.raises(SteepenError, match=r"manifest\.json"):
         Dataset.open(copy)
@@ -97,7 +97,7 @@ def test_note_of_a_manifest_cannot_be_edited_unnoticed(copy: Path) -> None:
         Dataset.open(copy)
 
 
-def test_edited_manifest_is_refused(copy: Path) -> None:
+def test_edited_manifest_is_rejected(copy: Path) -> None:
     path = copy / "manifest.json"
     stored = json.loads(path.read_bytes())
     stored["shards"][0]["sha256"] = "0" * 64
@@ -106,7 +106,7 @@ def test_edited_manifest_is_refused(copy: Path) -> None:
         Dataset.open(copy)
 
 
-def test_data_of_the_former_format_is_refused_with_the_command_that_prepares_it(copy: Path) -> None:
+def test_data_of_the_former_format_is_rejected_with_the_command_that_prepares_it(copy: Path) -> None:
     path = copy / "manifest.json"
     stored = json.loads(path.read_bytes())
     stored["format"] = "steepen-data-1"
@@ -210,7 +210,7 @@ def test_altered_ids_are_found_when_they_are_first_read(
         stream.read(record.tokens - 3, record.tokens)
 
 
-def test_only_the_altered_block_is_refused(tmp_path: Path) -> None:
+def test_only_the_altered_block_is_rejected(tmp_path: Path) -> None:
     ids = np.arange(3 * BLOCK_TOKENS + 5, dtype="<u2")
     shards: list[Shard] = []
     for number, part in enumerate((ids[: 2 * BLOCK_TOKENS + 1], ids[2 * BLOCK_TOKENS + 1 :])):

@@ -122,7 +122,7 @@ def test_saved_tokenizer_loads_unchanged(tmp_path: Path) -> None:
     assert np.array_equal(loaded.lengths, GPT2.lengths)
 
 
-def test_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_file_is_rejected_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(GPT2.content[:-100])
     with pytest.raises(SteepenError, match=r"tokenizer\.json"):
@@ -130,7 +130,7 @@ def test_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt3", "bpe", "bpe:", "bpe:x", "bpe:-5", "bpe:257", "llama"])
-def test_impossible_tokenizer_is_refused(name: str) -> None:
+def test_impossible_tokenizer_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="bpe"):
         parse_tokenizer(name)
 

@@ -63,14 +63,14 @@ def test_validation_identity_depends_on_the_tokens_only(tmp_path: Path, dataset:
         (0, 10, "context is 0"),
     ],
 )
-def test_too_many_or_too_few_tokens_are_refused_with_a_remedy(
+def test_too_many_or_too_few_tokens_are_rejected_with_a_remedy(
     dataset: Dataset, context: int, tokens: int | None, remedy: str
 ) -> None:
     with pytest.raises(UsageError, match=remedy):
         ValidationSet(dataset, context, tokens)
 
 
-def test_altered_validation_shard_is_refused_by_name(tmp_path: Path, dataset: Dataset) -> None:
+def test_altered_validation_shard_is_rejected_by_name(tmp_path: Path, dataset: Dataset) -> None:
     copy = Path(shutil.copytree(dataset.directory, tmp_path / "copy"))
     shard = copy / "val_00000.bin"
     content = bytearray(shard.read_bytes())

@@ -136,7 +136,7 @@ def test_fault_of_one_rank_stops_all_with_one_sentence(
         assert kind == ("Diverged" if fault is not_finite else "OutOfMemory")
 
 
-def test_ranks_with_other_data_code_or_spec_are_refused(
+def test_ranks_with_other_data_code_or_spec_are_rejected(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     from ranks import on_ranks
@@ -145,9 +145,9 @@ def test_ranks_with_other_data_code_or_spec_are_refused(
 
     def compare(world: World) -> str:
         facts = {"spec": "a", "data": "b" if world.rank == 2 else "c"}
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as rejected:
             world.require_agreement(facts)
-        return str(refused.value)
+        return str(rejected.value)
 
     for message in on_ranks(3, compare):
         assert "rank 2 has another data (b) than rank 0 (c)" in message

@@ -1,4 +1,4 @@
-"""Bundles: read completely, or refused naming file and line; centred scores equal published ones."""
+"""Bundles: read completely, or rejected naming file and line; centred scores equal published ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bad_setting_is_named(bundle_folder: Path, file: str, old: str, new: str
     assert caught.value.exit_code == 2
 
 
-def test_folder_without_a_bundle_is_refused(tmp_path: Path, bundle_folder: Path) -> None:
+def test_folder_without_a_bundle_is_rejected(tmp_path: Path, bundle_folder: Path) -> None:
     with pytest.raises(UsageError, match="not a CORE bundle"):
         Bundle.open(tmp_path / "nowhere")
     archive = tmp_path / "eval_bundle.tar.xz"

@@ -32,7 +32,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]
     return json.loads(capsys.readouterr().out)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -> str:
+def rejected(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -> str:
     assert main([str(word) for word in words]) == code
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -105,7 +105,7 @@ def test_tokens_used_for_kl_depth_are_printed(
     assert main([*words, "--kl-depth-tokens", "128"]) == 0
     out, err = capsys.readouterr()
     assert "128 tokens); nats" in out and "were used" not in err
-    said = refused(capsys, *words, "--kl-depth-tokens", "63")
+    said = rejected(capsys, *words, "--kl-depth-tokens", "63")
     assert "--kl-depth-tokens 63" in said and "context, 64" in said
     # The default is nobody's request: it needs no remark.
     assert main(words) == 0
@@ -121,25 +121,25 @@ def test_earlier_checkpoint_is_scored_but_not_joined(
     assert (run / "evaluation" / first.name / "evaluation.json").is_file()
     record = RunDirectory(run).record()
     assert record is not None and not record.evaluation
-    said = refused(capsys, "eval", first, "--data", dataset.directory, "--update-record")
+    said = rejected(capsys, "eval", first, "--data", dataset.directory, "--update-record")
     assert "not the run's last checkpoint" in said
 
 
-def test_wrong_requests_are_refused_in_a_sentence(
+def test_wrong_requests_are_rejected_in_a_sentence(
     run: Path, dataset: Dataset, bundle_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ("--data", dataset.directory)
-    assert "neither a run directory" in refused(capsys, "eval", tmp_path / "none", *data)
-    assert "no prepared data" in refused(capsys, "eval", run, "--data", tmp_path)
-    assert "not a CORE bundle" in refused(capsys, "eval", run, *data, "--core", tmp_path)
-    assert "--passes '8..1'" in refused(capsys, "eval", run, *data, "--passes", "8..1")
-    assert "--passes 'all'" in refused(capsys, "eval", run, *data, "--passes", "all")
-    assert "--examples 0" in refused(capsys, "eval", run, *data, "--examples", "0")
-    assert "direction 'up'" in refused(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
+    assert "neither a run directory" in rejected(capsys, "eval", tmp_path / "none", *data)
+    assert "no prepared data" in rejected(capsys, "eval", run, "--data", tmp_path)
+    assert "not a CORE bundle" in rejected(capsys, "eval", run, *data, "--core", tmp_path)
+    assert "--passes '8..1'" in rejected(capsys, "eval", run, *data, "--passes", "8..1")
+    assert "--passes 'all'" in rejected(capsys, "eval", run, *data, "--passes", "all")
+    assert "--examples 0" in rejected(capsys, "eval", run, *data, "--examples", "0")
+    assert "direction 'up'" in rejected(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
     core = (*data, "--core", bundle_folder)
-    assert "no task 'chose'" in refused(capsys, "eval", run, *core, "--tasks", "chose")
-    assert "--precision 'fp8'" in refused(capsys, "eval", run, *data, "--precision", "fp8")
-    assert "--data" in refused(capsys, "eval", run)
+    assert "no task 'chose'" in rejected(capsys, "eval", run, *core, "--tasks", "chose")
+    assert "--precision 'fp8'" in rejected(capsys, "eval", run, *data, "--precision", "fp8")
+    assert "--data" in rejected(capsys, "eval", run)
 
 
 def test_damaged_weights_are_not_scored(
@@ -149,7 +149,7 @@ def test_damaged_weights_are_not_scored(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert "corrupt" in refused(capsys, "eval", run, "--data", dataset.directory, code=1)
+    assert "corrupt" in rejected(capsys, "eval", run, "--data", dataset.directory, code=1)
 
 
 def test_training_scores_the_run_when_it_ends(
@@ -162,9 +162,9 @@ def test_training_scores_the_run_when_it_ends(
     scored = answer(capsys, *words, "--core", bundle_folder, "--core-examples", 2, "--passes", "1-3")
     assert scored["evaluation"]["core"]["examples"] == 2
     assert scored["evaluation"]["test_time_passes"]["passes"] == [1, 2, 3]
-    # A wrong request is refused before anything is trained.
+    # A wrong request is rejected before anything is trained.
     other = [*words[:-4], "--runs", tmp_path / "other", "--device", "cpu"]
-    assert "not a CORE bundle" in refused(capsys, *other, "--core", tmp_path)
+    assert "not a CORE bundle" in rejected(capsys, *other, "--core", tmp_path)
     assert not (tmp_path / "other").exists()
 
 
@@ -267,7 +267,7 @@ def test_corpora_and_recipes_are_separate_series(store: Path, capsys: pytest.Cap
             copy = replace(record, spec=spec, run=spec.hash, flops=1.01 * record.flops)
             write_json(store / f"other-{file.parent.name}" / "record.json", copy.to_dict())
         if word == "rate":
-            assert "differ in learning rate or tokens" in refused(capsys, "forecast", store)
+            assert "differ in learning rate or tokens" in rejected(capsys, "forecast", store)
             continue
         found = answer(capsys, "forecast", store, "--target", "1e21", "--json")
         own = [name for name in found["runs"] if name.startswith("vanilla")]
@@ -275,28 +275,28 @@ def test_corpora_and_recipes_are_separate_series(store: Path, capsys: pytest.Cap
         assert all(len(found["runs"][name]) == 8 for name in own)
 
 
-def test_forecast_prints_text_and_refuses_invalid_requests(
+def test_forecast_prints_text_and_rejects_invalid_requests(
     store: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["forecast", str(store), "--target", "1e21", "--arms", "vanilla"]) == 0
     said = capsys.readouterr().out
     assert "held out" in said and "vanilla at 1.000e+21 FLOPs: CORE" in said and "GPT-3 175B" in said
-    assert "no scored run of 'loop-9'" in refused(capsys, "forecast", store, "--arms", "loop-9")
-    assert "--target -1" in refused(capsys, "forecast", store, "--target", "-1")
-    assert "--hold-out 'zz'" in refused(capsys, "forecast", store, "--hold-out", "zz")
-    assert "neither a task" in refused(capsys, "forecast", store, "--tasks", "juggling")
-    misspelt = refused(capsys, "forecast", store, "--tasks", "copa,lambda_openai")
+    assert "no scored run of 'loop-9'" in rejected(capsys, "forecast", store, "--arms", "loop-9")
+    assert "--target -1" in rejected(capsys, "forecast", store, "--target", "-1")
+    assert "--hold-out 'zz'" in rejected(capsys, "forecast", store, "--hold-out", "zz")
+    assert "neither a task" in rejected(capsys, "forecast", store, "--tasks", "juggling")
+    misspelt = rejected(capsys, "forecast", store, "--tasks", "copa,lambda_openai")
     assert "'lambda_openai'" in misspelt and "nearest tasks are lambada_openai" in misspelt
-    assert "names no task" in refused(capsys, "forecast", store, "--tasks", ",")
-    assert "none of the 1 records has CORE scores" in refused(capsys, "forecast", trained)
+    assert "names no task" in rejected(capsys, "forecast", store, "--tasks", ",")
+    assert "none of the 1 records has CORE scores" in rejected(capsys, "forecast", trained)
     other = json.loads((store / "vanilla-3" / "record.json").read_text())
     other["evaluation"]["core"]["convention"] = "authors"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "record.json").write_text(json.dumps(with_checksum(other)))
-    said = refused(capsys, "forecast", store, tmp_path / "other")
+    said = rejected(capsys, "forecast", store, tmp_path / "other")
     assert "different conventions" in said and f"{other['run']} by authors" in said
     ladder(trained, tmp_path / "short", 3)
-    assert "at least 4" in refused(capsys, "forecast", tmp_path / "short")
+    assert "at least 4" in rejected(capsys, "forecast", tmp_path / "short")
 
 
 def test_custom_tasks_are_forecast_by_their_mean(
@@ -322,15 +322,15 @@ def test_custom_tasks_are_forecast_by_their_mean(
     said = capsys.readouterr().out
     assert "the mean of riddles, sums, not CORE" in said and "GPT-3's CORE is left out" in said
     assert "FLOPs: mean centred accuracy" in said and "GPT-3 175B" not in said
-    assert "lacks some of the 22 tasks" in refused(capsys, "forecast", store)
-    misspelt = refused(capsys, "forecast", store, "--tasks", "ridles")
+    assert "lacks some of the 22 tasks" in rejected(capsys, "forecast", store)
+    misspelt = rejected(capsys, "forecast", store, "--tasks", "ridles")
     assert "'ridles'" in misspelt and "nearest tasks are riddles" in misspelt
     # A task that one run lacks is named with the run.
     file = next(store.glob("*/record.json"))
     record = json.loads(file.read_text())
     del record["evaluation"]["core"]["tasks"]["sums"]
     file.write_text(json.dumps(with_checksum(record)))
-    said = refused(capsys, *asked)
+    said = rejected(capsys, *asked)
     assert f"run {record['run']} has no score of 'sums'" in said
 
 
@@ -344,7 +344,7 @@ def test_filter_selects_by_the_papers_criteria(
     assert found["tasks"]["boolq"]["gap"] == 0.0 and found["tasks"]["boolq"]["tau"] == 0.0
     assert kept.read_text().split() == list(CORE17)
     answer(capsys, "forecast", store, "--tasks", kept, "--json")
-    assert "no scored run of 'loop-2'" in refused(capsys, "eval", "filter", store, "--arm", "loop-2")
+    assert "no scored run of 'loop-2'" in rejected(capsys, "eval", "filter", store, "--arm", "loop-2")
 
 
 def test_eval_help_does_not_import_torch_or_scipy() -> None:

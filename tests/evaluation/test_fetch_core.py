@@ -70,7 +70,7 @@ def test_an_interrupted_download_continues(address: str, bundle: Bundle, tmp_pat
     assert len(Server.ranges) == 2
 
 
-def test_other_content_is_refused(address: str, tmp_path: Path) -> None:
+def test_other_content_is_rejected(address: str, tmp_path: Path) -> None:
     with pytest.raises(SteepenError, match=r"is not the CORE bundle .* other tasks or examples"):
         fetch_core(tmp_path / "core", address)
     Server.content = b"not an archive" * 99

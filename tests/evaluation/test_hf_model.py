@@ -157,7 +157,7 @@ def test_an_exported_run_scores_as_the_run_does(
     assert other["validation"]["bits_per_byte"] == pytest.approx(own["validation"]["bits_per_byte"], rel=0.05)
 
 
-def test_bad_requests_are_refused_in_one_sentence(
+def test_bad_requests_are_rejected_in_one_sentence(
     folder: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UsageError, match="needs --data"):

@@ -80,7 +80,7 @@ def test_untrained_network_has_depth_1(make_network: Make, validation: Validatio
     assert measure_kl_depth(network, validation).depth == 1
 
 
-def test_bad_requests_are_refused(make_network: Make, validation: ValidationSet) -> None:
+def test_bad_requests_are_rejected(make_network: Make, validation: ValidationSet) -> None:
     with pytest.raises(UsageError, match="direction 'up'"):
         measure_kl_depth(make_network(), validation, direction="up")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="threshold 0"):

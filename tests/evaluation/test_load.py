@@ -83,7 +83,7 @@ def test_unfinished_run_has_no_record(trained: Path, tmp_path: Path) -> None:
     assert load(copy, device="cpu").record is None
 
 
-def test_bad_path_or_precision_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_bad_path_or_precision_is_rejected(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a run directory"):
         load(tmp_path)
     with pytest.raises(UsageError, match="use auto, fp32 or bf16"):

@@ -131,7 +131,7 @@ def test_progress_increases_to_the_total(network: Network, tokenizer: Tokenizer,
     "bad",
     [{"seeds": ()}, {"seeds": (0, 0)}, {"seeds": (-1,)}, {"examples": 0}, {"token_budget": 0}, {"tasks": ()}],
 )
-def test_bad_options_are_refused(bad: dict[str, tuple[int, ...]]) -> None:
+def test_bad_options_are_rejected(bad: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(UsageError):
         CoreOptions(**bad)  # pyright: ignore[reportArgumentType]
 

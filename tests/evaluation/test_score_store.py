@@ -84,7 +84,7 @@ def files(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("by", ["file", "eval", "train"])
-def test_another_tokenizer_is_refused_before_anything_is_measured(
+def test_another_tokenizer_is_rejected_before_anything_is_measured(
     by: str, run: Path, dataset: Dataset, other_tokenizer: Dataset, bundle_folder: Path, evaluate: Eval
 ) -> None:
     core = ("--core", bundle_folder, "--examples", 2)

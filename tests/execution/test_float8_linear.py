@@ -218,7 +218,7 @@ def test_unaligned_matrices_fall_back_to_the_compute_dtype() -> None:
         torch.testing.assert_close(gradients[key], gradient)
 
 
-def test_fp8_is_refused_on_a_cpu() -> None:
+def test_fp8_is_rejected_on_a_cpu() -> None:
     with pytest.raises(UsageError, match="needs a CUDA GPU"):
         apply_execution_mode(build("vanilla"), "fp8", fused=False, compiled=False)
 

@@ -230,7 +230,7 @@ def test_gpt2_tokenizer_has_the_same_ids_in_both_formats(tmp_path: Path) -> None
         from_hugging_face(tmp_path / "tokenizer.json", {**described, "name": "other"})
 
 
-def test_bad_requests_are_refused_in_one_sentence(trained: Path, tmp_path: Path) -> None:
+def test_bad_requests_are_rejected_in_one_sentence(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="use hf or safetensors"):
         export(trained, tmp_path / "out", "onnx")
     with pytest.raises(UsageError, match="exists; give a folder"):

@@ -181,12 +181,12 @@ def test_text_from_python_and_the_command_line(trained: Path, capsys: pytest.Cap
         ({"prompt": "the cat sat " * 100}, "leaves no room in the network's context of 32"),
     ],
 )
-def test_a_bad_request_is_refused_in_one_sentence(trained: Path, options: dict[str, Any], says: str) -> None:
+def test_a_bad_request_is_rejected_in_one_sentence(trained: Path, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         steepen.generate(trained, **{"prompt": "the", "device": "cpu", **options})
 
 
-def test_a_run_without_a_tokenizer_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_tokenizer_is_rejected(trained: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(trained, tmp_path / trained.name))
     (copy / "tokenizer.json").unlink()
     with pytest.raises(SteepenError, match=r"has no tokenizer\.json"):

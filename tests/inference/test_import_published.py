@@ -196,7 +196,7 @@ class _Code:
         return (exec, ("import pathlib; pathlib.Path('executed').touch()",))
 
 
-def test_a_file_with_code_is_refused_and_not_executed(
+def test_a_file_with_code_is_rejected_and_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -220,14 +220,14 @@ def test_a_file_with_code_is_refused_and_not_executed(
         ),
     ],
 )
-def test_an_unknown_configuration_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_an_unknown_configuration_is_rejected(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     file, _ = write_checkpoint(tmp_path, result())
     (tmp_path / "result.json").write_text(json.dumps(result(**changes)))
     with pytest.raises(SteepenError, match=says):
         import_model(file, tmp_path / "runs")
 
 
-def test_damaged_and_incomplete_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_incomplete_files_are_rejected(tmp_path: Path) -> None:
     file, _ = write_checkpoint(tmp_path / "a", result())
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])

@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def interpret_loops_of_variable_length() -> None:
-    """Triton 3.6 reads a loop's bound with int() of a one-element array, which numpy 2.4 refuses."""
+    """Triton 3.6 reads a loop's bound with int() of a one-element array, which numpy 2.4 rejects."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     if torch.cuda.is_available():
         return

@@ -111,23 +111,23 @@ def test_cublaslt_receives_operands_layouts_and_algorithm(transposed: bool, adds
 def test_gemm_falls_back_to_torch_without_algorithm_or_on_failure() -> None:
     library: Any = FakeLibrary([LARGE, 23])
     assert cublaslt_gemm._Plan(library, 7, 5, 3, transposed=False, adds=False).algorithm is None
-    refusing: Any = FakeLibrary([SMALL], matmul_status=15)
-    plan = cublaslt_gemm._Plan(refusing, 7, 5, 3, transposed=False, adds=True)
+    rejecting: Any = FakeLibrary([SMALL], matmul_status=15)
+    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=True)
     x, weight, out = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
     with pytest.warns(UserWarning, match="status 15"):
         assert not plan.run(x, weight, out, out)
-    assert not plan.run(x, weight, out, out) and len(refusing.matmuls) == 1, "not tried again"
+    assert not plan.run(x, weight, out, out) and len(rejecting.matmuls) == 1, "not tried again"
 
 
 @pytest.mark.usefixtures("no_stream")
 def test_gemm_add_returns_none_where_cublaslt_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing: Any = FakeLibrary([SMALL], matmul_status=15)
-    plan = cublaslt_gemm._Plan(refusing, 7, 5, 3, transposed=False, adds=True)
+    rejecting: Any = FakeLibrary([SMALL], matmul_status=15)
+    plan = cublaslt_gemm._Plan(rejecting, 7, 5, 3, transposed=False, adds=True)
     monkeypatch.setattr(cublaslt_gemm, "_plan_for", lambda *_: plan)
     x, weight, total = torch.zeros(7, 3), torch.zeros(3, 5), torch.zeros(7, 5)
     with pytest.warns(UserWarning, match="status 15"):
         assert cublaslt_gemm.gemm_add(x, weight, total) is None
-    assert cublaslt_gemm.gemm_add(x, weight, total) is None and len(refusing.matmuls) == 1
+    assert cublaslt_gemm.gemm_add(x, weight, total) is None and len(rejecting.matmuls) == 1
 
 
 def draw(*size: int) -> Tensor:

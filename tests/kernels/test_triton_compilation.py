@@ -1,6 +1,6 @@
 """Every Triton kernel compiles for the GPUs it is meant for and fits them; no GPU is needed for this test.
 
-The interpreter that the other tests run on accepts code that the compiler refuses. Here the launching
+The interpreter that the other tests run on accepts code that the compiler rejects. Here the launching
 functions are called as training calls them, on fake tensors of simulated GPUs: shapes and dtypes without
 memory. Triton compiles for those GPUs, down to machine code, and launches nothing.
 

@@ -51,8 +51,8 @@ def expected(data: Path, specs: list[RunSpec], tmp_path_factory: pytest.TempPath
     found = {
         outcome.spec: outcome for outcome in make_launcher("local", context, 2, []).launch([bad, *specs])
     }
-    refused = found[bad].failure
-    assert refused is not None and refused.kind == "UsageError" and "asks for data" in refused.message
+    rejected = found[bad].failure
+    assert rejected is not None and rejected.kind == "UsageError" and "asks for data" in rejected.message
     records = [found[spec].record for spec in specs]
     assert all(record is not None for record in records)
     assert all(record.flops == pytest.approx(expected_flops(record.spec)) for record in records if record)

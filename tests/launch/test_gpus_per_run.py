@@ -36,7 +36,7 @@ def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
     assert GpusPerRun.parse("4").of(paper_spec(26)) == 4
 
 
-def test_wrong_numbers_of_gpus_are_refused(spec: Spec) -> None:
+def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:
     for text in ("0", "-1", "two"):
         with pytest.raises(UsageError, match="give a number of GPUs, or auto"):
             GpusPerRun.parse(text)
@@ -100,7 +100,7 @@ def test_local_launcher_shares_out_a_pool_of_gpus(
     assert ranks == [("--gpus", "2"), ("--gpus", "4"), (), ()]
 
 
-def test_run_that_needs_more_gpus_than_the_machine_has_is_refused(
+def test_run_that_needs_more_gpus_than_the_machine_has_is_rejected(
     context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_module, "visible_gpus", lambda: [("0", "H100"), ("1", "H100")])

@@ -28,7 +28,7 @@ Spec = Callable[..., RunSpec]
         ("ray", ["gpus=1"], "num_gpus"),
     ],
 )
-def test_an_unknown_launcher_or_option_is_refused_by_name(
+def test_an_unknown_launcher_or_option_is_rejected_by_name(
     on: str, options: list[str], says: str, context: LaunchContext
 ) -> None:
     with pytest.raises(UsageError) as error:

@@ -64,7 +64,7 @@ def test_solution_at_a_bound_is_flagged() -> None:
     assert fit.flags
 
 
-def test_too_few_points_or_values_are_refused() -> None:
+def test_too_few_points_or_values_are_rejected() -> None:
     n, d, y = grid()
     with pytest.raises(UsageError, match=r"at least 6, or fit one exponent \(α = β\) with --tied"):
         fit_chinchilla(n[:5], d[:5], y[:5])

@@ -91,7 +91,7 @@ def test_forecast_command_reads_the_papers_table(capsys: pytest.CaptureFixture[s
         (["--figure", "x.png"], "--figure is for runs"),
     ],
 )
-def test_wrong_request_is_refused(
+def test_wrong_request_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     path = tmp_path / "scores.json"

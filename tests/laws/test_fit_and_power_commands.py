@@ -182,7 +182,7 @@ def test_wrong_argument_exits_2_with_what_would_be_accepted(
         ("runs.parquet", "not parquet", "Parquet"),
     ],
 )
-def test_file_that_is_not_a_table_is_refused(
+def test_file_that_is_not_a_table_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, expected: str
 ) -> None:
     path = tmp_path / name
@@ -348,7 +348,7 @@ def test_wrong_plan_exits_2(capsys: pytest.CaptureFixture[str], words: list[str]
 
 
 @pytest.mark.parametrize("law", ["isoflop", "chinchilla"])
-def test_duplicate_run_is_refused_without_a_seed_column(
+def test_duplicate_run_is_rejected_without_a_seed_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], law: str
 ) -> None:
     rows = [
@@ -367,7 +367,7 @@ def test_duplicate_run_is_refused_without_a_seed_column(
 
 
 @pytest.mark.parametrize("words", [("--reference", "vanilla"), ("--law", "chinchilla")])
-def test_holding_every_run_out_is_refused(
+def test_holding_every_run_out_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     rows = [f"{line},{10 ** (8 + i / 10)},{10 ** (9 + i / 7)}" for i, line in enumerate(lines())]

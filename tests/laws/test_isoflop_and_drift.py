@@ -231,7 +231,7 @@ def test_a_vertex_is_bracketed_only_if_the_lowest_point_is_inside() -> None:
     assert edge.interior and not edge.bracketed
 
 
-def test_an_unknown_interpolation_is_refused() -> None:
+def test_an_unknown_interpolation_is_rejected() -> None:
     ladder = make_ladder("v", np.array([1e17, 1e18]), np.array([3.0, 2.8]))
     with pytest.raises(UsageError, match="choose one of linear, log-log"):
         loss_at(ladder, 5e17, "cubic")  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def test_d26_is_held_out_of_fineweb_edu_and_can_be_fitted(capsys: pytest.Capture
     assert fit(capsys, "paper:fineweb-edu", "--hold-out", "none")["hold_out"] == []
 
 
-def test_unknown_data_set_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_data_set_is_rejected_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "paper:c4"]) == 2
     assert "paper:fineweb and paper:fineweb-edu" in capsys.readouterr().err
 

@@ -132,7 +132,7 @@ def test_where_keeps_the_rows_of_every_condition(conditions: list[str], rows: li
         ("N>1e9", "no row"),
     ],
 )
-def test_condition_that_cannot_hold_is_refused(condition: str, expected: str) -> None:
+def test_condition_that_cannot_hold_is_rejected(condition: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         table_from({"dataset": ["c4"], "N": ["1e8"]}).where([condition])
 
@@ -148,7 +148,7 @@ def test_missing_column_of_a_wide_table_lists_the_nearest_not_all() -> None:
     assert "--columns flops=ITS_NAME" in message
 
 
-def test_number_beyond_floating_point_is_refused_with_its_row(tmp_path: Path) -> None:
+def test_number_beyond_floating_point_is_rejected_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"loss": 1' + "0" * 400 + "}")
     with pytest.raises(UsageError, match=r"line 1: loss is too large"):

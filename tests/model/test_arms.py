@@ -166,7 +166,7 @@ class BufferedBlock(TransformerBlock):
         ("core_boundary", "SCALE", "not a function"),
     ],
 )
-def test_invalid_block_or_boundary_is_refused_at_construction(field: str, name: str, said: str) -> None:
+def test_invalid_block_or_boundary_is_rejected_at_construction(field: str, name: str, said: str) -> None:
     arm = replace(ARMS["untied-2"], **{field: f"{__name__}:{name}"})
     with pytest.raises(UsageError, match=said):
         build_on_meta(arm.shape(4, SCALE), arm)

@@ -207,7 +207,7 @@ def test_new_cores_optimizer_state_follows_the_policy(policy: GrowthState) -> No
         assert state[new]["second"].data_ptr() != state[source]["second"].data_ptr()
 
 
-def test_growth_refuses_fewer_passes_and_an_unknown_policy() -> None:
+def test_growth_rejects_fewer_passes_and_an_unknown_policy() -> None:
     network = build("untied-grow")
     with pytest.raises(UsageError, match="growth only adds"):
         grow(network, 1)
@@ -215,7 +215,7 @@ def test_growth_refuses_fewer_passes_and_an_unknown_policy() -> None:
         grow_state({}, {}, "keep")  # type: ignore[arg-type]
 
 
-def test_more_passes_than_untied_cores_is_refused() -> None:
+def test_more_passes_than_untied_cores_is_rejected() -> None:
     with pytest.raises(UsageError, match="has 2 cores"):
         build("untied-2")(tokens(), passes=3)
 

@@ -139,7 +139,7 @@ def half(named_parameters: list[Any], *rest: object) -> torch.optim.Optimizer:
     ("factory", "said"),
     [(not_an_optimizer, "not a torch.optim.Optimizer"), (half, "must hold each of the")],
 )
-def test_invalid_custom_optimizer_is_refused(factory: Any, said: str) -> None:
+def test_invalid_custom_optimizer_is_rejected(factory: Any, said: str) -> None:
     arm = find_arm("vanilla")
     network = build_on_meta(arm.shape(3, SCALE), arm)
     with pytest.raises(UsageError, match=said):

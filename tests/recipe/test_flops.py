@@ -156,7 +156,7 @@ def test_mlp_width_is_8w_over_3_rounded_up_to_the_multiple(depth: int, aspect: i
         lambda: ARMS["vanilla"].shape(3, SizeRule(aspect=10, head_dim=128)),
     ],
 )
-def test_bad_value_is_refused_at_construction(make) -> None:  # type: ignore[no-untyped-def]
+def test_bad_value_is_rejected_at_construction(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UsageError) as error:
         make()
     assert "\n" not in str(error.value)

@@ -103,7 +103,7 @@ def test_tokens_per_parameter_at_equal_compute_follow_the_papers_identity(family
     assert tpp[1] == pytest.approx(tpp[0] / (many_active / one_active * stored), rel=1e-3)
 
 
-def test_growth_law_outside_its_range_is_refused() -> None:
+def test_growth_law_outside_its_range_is_rejected() -> None:
     with pytest.raises(UsageError, match="rho"):
         replace(TIED_GROWTH, measured_tpp=None).rho(ARMS["loop-grow"], ARMS["loop-grow"].shape(8), 1.0)
 

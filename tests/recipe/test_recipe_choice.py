@@ -151,7 +151,7 @@ def test_named_recipe_replaces_a_presets_changes_but_not_its_scale() -> None:
         ([], "--arm"),
     ],
 )
-def test_wrong_choice_is_refused_in_one_sentence(
+def test_wrong_choice_is_rejected_in_one_sentence(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *words]) == 2
@@ -159,7 +159,7 @@ def test_wrong_choice_is_refused_in_one_sentence(
     assert message in " ".join(error.split()) and "Traceback" not in error
 
 
-def test_file_for_another_arm_is_refused(law_file: Path) -> None:
+def test_file_for_another_arm_is_rejected(law_file: Path) -> None:
     choice = choose_recipes([str(law_file)])
     with pytest.raises(UsageError, match="for untied-grow, not for vanilla"):
         choice.require_file_for(ARMS["vanilla"])

@@ -45,7 +45,7 @@ def assert_only_the_first_is_damaged(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_altered_record_is_refused_and_listed_as_damaged(damage: str, store: RunStore) -> None:
+def test_altered_record_is_rejected_and_listed_as_damaged(damage: str, store: RunStore) -> None:
     file = store.run(spec(1)).record_file
     write_json(file, DAMAGE[damage](json.loads(file.read_text())))
     assert_only_the_first_is_damaged(store)
@@ -57,7 +57,7 @@ def test_record_that_is_no_json_affects_its_run_alone(content: bytes, store: Run
     assert_only_the_first_is_damaged(store)
 
 
-def test_record_of_another_run_is_refused(store: RunStore) -> None:
+def test_record_of_another_run_is_rejected(store: RunStore) -> None:
     shutil.copy(store.run(spec(2)).record_file, store.run(spec(1)).record_file)
     assert_only_the_first_is_damaged(store)
 

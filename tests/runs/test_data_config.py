@@ -130,13 +130,13 @@ def test_pool_and_windows_are_options_of_a_run(write_spec: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["pool", "windows"])
-def test_unknown_names_are_refused(field: str) -> None:
+def test_unknown_names_are_rejected(field: str) -> None:
     with pytest.raises(UsageError, match=rf"{field}.*'else'"):
         DataConfig("d" * 64, **{field: "else"})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("text", ["many", "1.5", "", "1e400", "M"])
-def test_token_count_that_is_no_whole_number_is_refused(
+def test_token_count_that_is_no_whole_number_is_rejected(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--arm", "vanilla", "--depth", "6", "--data", str(tmp_path), "--pool-tokens", text]

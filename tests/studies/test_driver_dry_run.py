@@ -77,7 +77,7 @@ def test_a_dry_run_prints_runs_with_flops_time_and_cost(
     assert not (tmp_path / "studies").exists() and not store.root.exists()
 
 
-def test_a_wrong_budget_or_launcher_is_refused_before_anything_starts(
+def test_a_wrong_budget_or_launcher_is_rejected_before_anything_starts(
     store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     context: dict[str, Any] = {"name": "pair", "options": {}, "data": tmp_path, "runs": store.root}

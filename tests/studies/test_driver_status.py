@@ -97,7 +97,7 @@ def test_the_journal_holds_progress_message_and_answer(
     assert status.state == "finished" and len(status.answer) == 3 and status.flops_left == 0
 
 
-def test_a_study_of_the_same_name_with_other_options_is_refused(
+def test_a_study_of_the_same_name_with_other_options_is_rejected(
     instant: Any, store: RunStore, spec: Spec, tmp_path: Path
 ) -> None:
     drive(seeds_of([1], spec=spec), store, instant, journal=Journal.open(tmp_path, "s", {"k": 1}, store.root))

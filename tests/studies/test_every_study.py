@@ -143,7 +143,7 @@ def test_importing_the_registry_imports_neither_numpy_nor_a_study() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_unknown_options_and_study_names_are_refused(tiny: StudyContext) -> None:
+def test_unknown_options_and_study_names_are_rejected(tiny: StudyContext) -> None:
     with pytest.raises(UsageError, match="nearest are ladder"):
         find_study("laddr")
     with pytest.raises(UsageError, match="tpp does not take --rungs"):

@@ -167,12 +167,12 @@ def test_diverged_rung_stops_the_ladder_and_is_named(paper: StudyContext) -> Non
         )
 
 
-def test_ladder_with_too_few_rungs_is_refused_before_it_runs(paper: StudyContext) -> None:
+def test_ladder_with_too_few_rungs_is_rejected_before_it_runs(paper: StudyContext) -> None:
     with pytest.raises(UsageError, match="at least 4"):
         next(ladder(paper, rungs=[6, 8]))
 
 
-def test_insufficient_data_is_refused_with_a_remedy(tiny: StudyContext) -> None:
+def test_insufficient_data_is_rejected_with_a_remedy(tiny: StudyContext) -> None:
     poor = replace(tiny, data=replace(tiny.data, train_tokens=300_000))
     with pytest.raises(UsageError, match=r"--epochs \d+"):
         next(ladder(poor))
@@ -213,7 +213,7 @@ def test_held_out_rung_on_repeated_data_gives_a_warning(tiny: StudyContext) -> N
     assert not any("repeat their data" in warning for warning in fresh.warnings)
 
 
-def test_held_out_rung_with_insufficient_data_is_refused_before_the_ladder_runs(tiny: StudyContext) -> None:
+def test_held_out_rung_with_insufficient_data_is_rejected_before_the_ladder_runs(tiny: StudyContext) -> None:
     longest = max(spec.tokens for spec in next(extrapolate(tiny)))
     enough = replace(tiny.data, train_tokens=longest // tiny.preset.context * (tiny.preset.context + 1))
     with pytest.raises(UsageError, match=r"depth 7 needs .*--epochs \d"):

@@ -1,4 +1,4 @@
-"""A missing device is refused before data is prepared or a run is started."""
+"""A missing device is rejected before data is prepared or a run is started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steepen.errors import UsageError
         ("gpu", "--device 'gpu' is not known: use auto, cpu, cuda or cuda:N."),
     ],
 )
-def test_missing_device_is_refused_once_before_any_run_starts(
+def test_missing_device_is_rejected_once_before_any_run_starts(
     device: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -33,7 +33,7 @@ def test_missing_device_is_refused_once_before_any_run_starts(
     assert not list(tmp_path.iterdir()), "data were prepared, or a journal begun"
 
 
-def test_missing_device_is_refused_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_is_rejected_from_python_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     place: dict[str, Any] = {"data": tmp_path, "runs": tmp_path / "runs", "studies": tmp_path / "studies"}
 

@@ -225,7 +225,7 @@ def test_growth_fraction_recovers_rho_to_one_decimal(
     assert all(max(costs) / min(costs) < 1.003 for costs in by_depth.values())
 
 
-def test_growth_fraction_refuses_an_arm_that_does_not_grow(paper: StudyContext) -> None:
+def test_growth_fraction_rejects_an_arm_that_does_not_grow(paper: StudyContext) -> None:
     with pytest.raises(UsageError, match="does not grow"):
         next(growth_fraction(paper, arms=["loop-2"]))
 
@@ -421,14 +421,14 @@ def test_growing_arms_inherit_from_their_starting_arm() -> None:
     assert {name: starting_arm(find_arm(name)).name for name in pairs} == pairs
 
 
-def test_recipe_file_with_a_wrong_field_is_refused_by_name(tmp_path) -> None:
+def test_recipe_file_with_a_wrong_field_is_rejected_by_name(tmp_path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("arm: vanilla\nrecipe: {learning_rate_exponent: -0.8, tpp: 5, base: {glrr: 0.04}}\n")
     with pytest.raises(UsageError, match="glrr"):
         read_recipe(path)
 
 
-def test_invalid_preset_is_refused_by_field(tmp_path) -> None:
+def test_invalid_preset_is_rejected_by_field(tmp_path) -> None:
     text = (PRESETS_DIRECTORY / "tiny.yaml").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("batch_tokens: 2048", "batch_tokens: 2000"))

@@ -50,7 +50,7 @@ def test_help_lists_every_study(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["ladder", "--arms", "vanilla"], ["tpp", "--rungs", "2,3"]])
-def test_wrong_options_are_refused_before_data_is_prepared(
+def test_wrong_options_are_rejected_before_data_is_prepared(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_wrong_options_are_refused_before_data_is_prepared(
         (["ladder", "--data", "nowhere"], "no prepared data"),
     ],
 )
-def test_invalid_requests_are_refused_before_anything_is_written(
+def test_invalid_requests_are_rejected_before_anything_is_written(
     words: list[str], expected: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -177,7 +177,7 @@ def test_finished_study_is_answered_without_new_runs(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_reusing_a_study_name_with_other_options_is_refused(
+def test_reusing_a_study_name_with_other_options_is_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     studies = tmp_path / "studies"

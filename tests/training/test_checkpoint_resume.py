@@ -500,7 +500,7 @@ def test_full_disk_is_reported_and_loses_only_steps_since_the_last_checkpoint(
     assert_same_result(whole, full, spec)
 
 
-def test_second_process_on_one_run_is_refused(
+def test_second_process_on_one_run_is_rejected(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec, store = make_spec("vanilla", steps=3), RunStore(tmp_path / "runs")

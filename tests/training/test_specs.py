@@ -109,7 +109,7 @@ def test_error_for_a_wrong_spec_file_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_train_command_trains_writes_specs_and_refuses_bad_options(
+def test_train_command_trains_writes_specs_and_rejects_bad_options(
     tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     size = [

@@ -1,4 +1,4 @@
-"""The trainer: record, checkpoints, training time, refused runs and failures."""
+"""The trainer: record, checkpoints, training time, rejected runs and failures."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_record_has_every_field_that_analysis_reads(
     assert record.versions["torch"] == torch.__version__ and record.hardware["device"] == "cpu"
 
 
-def test_data_with_another_identity_is_refused(
+def test_data_with_another_identity_is_rejected(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec = make_spec("vanilla")
@@ -198,7 +198,7 @@ def test_data_with_another_identity_is_refused(
         ({"validation_tokens": 10**9}, "larger --val-tokens"),
     ],
 )
-def test_too_little_data_is_refused_and_leaves_no_files(
+def test_too_little_data_is_rejected_and_leaves_no_files(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, changes: dict[str, int], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -80,7 +80,7 @@ def pack(
 def unpack(path: str | Path, out: str | Path = ".") -> Packed:
     """Unpack a study below `out` (studies/NAME, runs/HASH, report/NAME), after checking every file's SHA-256.
 
-    A file that is already there with the same content is kept; another content is refused.
+    A file that is already there with the same content is kept; another content is rejected.
     """
     source, target = Path(path), Path(out)
     if not source.is_file():
@@ -158,7 +158,7 @@ def _checked(tar: tarfile.TarFile, name: str, digest: str, source: Path) -> byte
 
 
 def _place(name: str, study: str, target: Path, source: Path) -> Path:
-    """Where a file of a pack goes; a name that would leave the target is refused."""
+    """Where a file of a pack goes; a name that would leave the target is rejected."""
     parts = PurePosixPath(name).parts
     outside = not parts or parts[0] not in ("studies", "runs", "report") or ".." in parts
     if outside or "/" in study or study.startswith("."):

@@ -222,7 +222,7 @@ def _choose(
     choice = choose_recipes(recipe_names(recipe), tpp)
     chosen_arms = [find_arm(arm) for arm in arms]
     given: dict[str, Any] = {**(options or {}), **({"arms": chosen_arms} if chosen_arms else {})}
-    # Refuse wrong options before data is prepared.
+    # Reject wrong options before data is prepared.
     planned = StudyContext(found, assumed_data(found), epochs=epochs, choice=choice)
     next(entry.start(planned.with_optimizer(optimizer), given))
     folder, facts = open_data(found, None if data is None else Path(data), runs, dry_run)

@@ -51,7 +51,7 @@ def import_(
 ) -> None:
     """Import a model as a run, to evaluate, generate with or export.
 
-    A .pt file is read as weights only; one with code in it is refused.
+    A .pt file is read as weights only; one with code in it is rejected.
 
     [bold]steepen import exported/loop-2[/bold]
     """

@@ -226,12 +226,12 @@ def study(
     choice = choose_recipes(recipe or (), tpp)
     request = score_request(parse_words(score), core)
     check_device(device, launcher, dry_run)  # before data is prepared
-    # Refuse wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
+    # Reject wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
     planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice)
     next(listed.start(planned.with_optimizer(optimizer), given))
     folder, facts = open_data(chosen, data, runs, dry_run)
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
-    next(listed.start(context, given))  # refuses wrong options before a journal is written
+    next(listed.start(context, given))  # rejects wrong options before a journal is written
     if (note := tokenizer_note(chosen, folder, facts)) is not None:
         print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     wanted = whole_validation_tokens(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from steepen.training.train_options import TrainOptions
 
 
-# Options that are part of a spec, and so refused beside --spec.
+# Options that are part of a spec, and so rejected beside --spec.
 SPEC_OPTIONS = (
     "arm", "depth", "tokens", "flops", "tpp", "recipe", "seed", "rho", "context", "batch_tokens", "aspect",
     "head_dim", "mlp_multiple", "base_depth", "pool_tokens", "pool", "windows", "epochs", "precision",
@@ -360,7 +360,7 @@ def train(
     from steepen.training.device import find_device
     from steepen.training.trainer import train as train_run
 
-    on_cpu = find_device(device).type == "cpu"  # refuse a wrong name before printing notes
+    on_cpu = find_device(device).type == "cpu"  # reject a wrong name before printing notes
     place = process_environment()
     if gpus is not None and place.size > 1:
         raise UsageError("--gpus starts the processes itself: leave it out under torchrun or srun.")
@@ -421,7 +421,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 def _check_gpus(gpus: int, device: str, sequences: int) -> None:
-    """Refuse ranks that cannot share the batch, or more than GPUs, unless they share one that was named."""
+    """Reject ranks that cannot share the batch, or more than GPUs, unless they share one that was named."""
     import torch
 
     from steepen.training.device import find_device
@@ -468,7 +468,7 @@ def _train_on_ranks(
             words.append(f"--{name}" if value else f"--no-{name}")
     words += ["--wait"] if options.wait else []
     if run.code is not None:
-        code_digest(run.arm, run.optimizer)  # refuses code that is not trusted
+        code_digest(run.arm, run.optimizer)  # rejects code that is not trusted
         words.append("--trust-code")
     words += [word for tracker in options.trackers for word in ("--track", tracker)]
     if options.sample_every is not None:

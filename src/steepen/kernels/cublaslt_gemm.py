@@ -181,7 +181,7 @@ class _Plan:
             return
 
     def run(self, x: Tensor, weight: Tensor, addend: Tensor, out: Tensor) -> bool:
-        """Launch on torch's current stream; False where cuBLAS refused and nothing was computed.
+        """Launch on torch's current stream; False where cuBLAS rejected and nothing was computed.
 
         `addend` is only read by a plan that adds, and may be `out` itself.
         """

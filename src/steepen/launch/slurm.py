@@ -18,7 +18,7 @@ from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_pa
 _POLL_SECONDS = 0.2
 _EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 _DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
-_MAX_QUEUED = 500  # many clusters refuse more jobs per user
+_MAX_QUEUED = 500  # many clusters reject more jobs per user
 # Options that submitit names alike on every cluster.
 _SUBMITIT_OPTIONS = {
     "name",
@@ -97,7 +97,7 @@ class SlurmLauncher(LauncherBase):
                 **_submitit_parameters({"timeout_min": _DEFAULT_TIMEOUT_MINUTES, **options})
             )
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
-            raise UsageError(f"submitit refuses these options: {_first_line(error)}") from error
+            raise UsageError(f"submitit rejects these options: {_first_line(error)}") from error
         default = available_cores() if self.cluster == "local" else _MAX_QUEUED
         super().__init__(context, jobs or default)
 

@@ -115,7 +115,7 @@ def register_forecasts(
     UsageError if that is every arm.
     """
     measured = measured or ladders
-    read_registered(file)  # refuses to add to something else
+    read_registered(file)  # rejects to add to something else
     fit = analysis.primary_fit
     now = datetime.now(UTC).isoformat(timespec="seconds")
     digest, count = data_hash(ladders), sum(len(runs) for one in ladders.values() for runs in one.runs)

@@ -39,7 +39,7 @@ def write_recipe(path: Path, content: RecipeFile) -> None:
 
 
 def read_recipe(path: Path) -> RecipeFile:
-    """Read a recipe file (YAML or JSON); a wrong field is refused by name."""
+    """Read a recipe file (YAML or JSON); a wrong field is rejected by name."""
     try:
         value: Any = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -2,7 +2,7 @@
 
 Each colour has a light form (for print and light pages) and a dark form (for dark pages). The colours of the
 eight main arms maximize the minimum distance over all pairs in normal and simulated protan, deutan and tritan
-vision, within nameable hues (red, blue, …), with a contrast of at least 3 to the background; tests measure it.
+vision, within nameable hues (red, blue, …), with a contrast of at least 3 to the background (tested).
 """
 
 from __future__ import annotations

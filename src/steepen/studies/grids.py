@@ -241,7 +241,7 @@ class AblationGrid:
             if ":" not in name:
                 OptimizerConfig.named(name)
             require(rate > 0, "AblationGrid", "optimizers", (name, rate), "with a positive learning rate")
-        ChainGrid(sweeps=self.tuned)  # refuses an unknown sweep
+        ChainGrid(sweeps=self.tuned)  # rejects an unknown sweep
         object.__setattr__(self, "tuned", tuple(map(full_name, self.tuned)))
         first = self.tuned[:1] == ("learning_rate",)
         require(first, "AblationGrid", "tuned", self.tuned, "sweeps that begin with learning_rate")

@@ -129,7 +129,7 @@ class Preset:
             self.base_steps is None or self.base_steps >= 1, "Preset", "base_steps", self.base_steps,
             "a positive number of steps, or null",
         )  # fmt: skip
-        self.size_rule(128)  # refuses a bad aspect, head or context
+        self.size_rule(128)  # rejects a bad aspect, head or context
         require(
             self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,
             f"a multiple of the context ({self.context})",

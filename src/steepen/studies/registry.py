@@ -42,7 +42,7 @@ class StudyEntry:
         return list(inspect.signature(self.function).parameters)[1:]
 
     def start(self, context: StudyContext, options: dict[str, Any]) -> Study:
-        """The study's generator; an option it does not take is refused."""
+        """The study's generator; an option it does not take is rejected."""
         for name in options:
             if name not in self.options:
                 accepted = ", ".join(map(_flag, self.options)) or "none"
@@ -128,7 +128,7 @@ def find_study(study: str | Callable[..., Study]) -> StudyEntry:
         target = object_name(study, "study")
         name = target.rpartition(":")[2].rpartition(".")[2].replace("_", "-")
         entry = StudyEntry(name, target, adaptive=True, accept_diverged=False)
-        entry.function  # noqa: B018  (refuses a name that cannot be imported)
+        entry.function  # noqa: B018  (rejects a name that cannot be imported)
         return entry
     key = study.strip().lower().replace("_", "-")
     if key not in STUDIES:

@@ -97,7 +97,7 @@ def keep_freed_memory() -> None:
     import ctypes
 
     mallopt = ctypes.CDLL(None).mallopt
-    # M_MMAP_THRESHOLD (-3; older versions refuse more than 32 MiB), then M_TRIM_THRESHOLD (-1). The latter
+    # M_MMAP_THRESHOLD (-3; older versions reject more than 32 MiB), then M_TRIM_THRESHOLD (-1). The latter
     # alone would do harm: setting it freezes the mmap threshold, which otherwise adapts.
     if mallopt(-3, 2**30) or mallopt(-3, 2**25):
         mallopt(-1, 2**30)

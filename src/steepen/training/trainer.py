@@ -66,7 +66,7 @@ def train(
     if world is not None:
         return _train(spec, dataset, store, options, world.device, world)
     place = process_environment()
-    # Refuse a wrong name even if the run is finished.
+    # Reject a wrong name even if the run is finished.
     device, shared = device_info.rank_device(options.device, place.local_rank, place.size)
     if place.size == 1:
         return _train(spec, dataset, store, options, device, World())
@@ -112,7 +112,7 @@ def _train(
     finished = _record_of(directory, world)
     if finished is not None:  # checked before locking: the storage may be read-only
         return finished
-    # Refuse what this device or data cannot train before the run directory is created.
+    # Reject what this device or data cannot train before the run directory is created.
     execution_mode(spec, device, options, world.size)
     batches, validation = make_loaders(spec, dataset)
     batches.row_range(world.rank, world.size)

@@ -57,7 +57,7 @@ def _decoder(kind: Any) -> Decoder:
         accepted = f"one of {', '.join(map(repr, arguments))}"
         # Only text and numbers are compared: a list is never one of them, and `in` would walk through it.
         return lambda value: (
-            value if isinstance(value, str | int) and value in arguments else _refuse(value, accepted)
+            value if isinstance(value, str | int) and value in arguments else _reject(value, accepted)
         )
     if origin in (Union, types.UnionType):
         return _union(arguments)
@@ -74,7 +74,7 @@ def _decoder(kind: Any) -> Decoder:
 
 
 def _exact_type(kind: Any, noun: str) -> Decoder:
-    return lambda value: value if type(value) is kind else _refuse(value, noun)
+    return lambda value: value if type(value) is kind else _reject(value, noun)
 
 
 def _float(value: Any) -> float:
@@ -84,8 +84,8 @@ def _float(value: Any) -> float:
         try:
             return float(value)
         except OverflowError:
-            _refuse("a number of too many digits", "a number")
-    _refuse(value, "a number")
+            _reject("a number of too many digits", "a number")
+    _reject(value, "a number")
 
 
 def _int(value: Any) -> int:
@@ -95,7 +95,7 @@ def _int(value: Any) -> int:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    _refuse(value, "a whole number")
+    _reject(value, "a whole number")
 
 
 def _dataclass(kind: type) -> Decoder:
@@ -114,7 +114,7 @@ def _dataclass(kind: type) -> Decoder:
         if type(value) is kind:  # decoded already
             return value
         if not isinstance(value, dict):
-            _refuse(value, "an object with fields")
+            _reject(value, "an object with fields")
         if aliases:
             value = _without_aliases(value, aliases)
         for name in value:
@@ -175,9 +175,9 @@ def _tuple(arguments: tuple[Any, ...]) -> Decoder:
 
     def decode(value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            _refuse(value, "a list")
+            _reject(value, "a list")
         if not repeated and len(value) != len(decoders):
-            _refuse(value, f"a list of {len(decoders)}")
+            _reject(value, f"a list of {len(decoders)}")
         items: list[Any] = []
         try:
             for index, item in enumerate(value):
@@ -193,7 +193,7 @@ def _tuple(arguments: tuple[Any, ...]) -> Decoder:
 def _dict(decoder: Decoder) -> Decoder:
     def decode(value: Any) -> Any:
         if not isinstance(value, dict):
-            _refuse(value, "an object")
+            _reject(value, "an object")
         items: dict[Any, Any] = {}
         key: Any = None
         try:
@@ -207,5 +207,5 @@ def _dict(decoder: Decoder) -> Decoder:
     return decode
 
 
-def _refuse(value: Any, accepted: str) -> NoReturn:
+def _reject(value: Any, accepted: str) -> NoReturn:
     raise _InvalidValue(f"= {show(value)} is not valid: it must be {accepted}.")

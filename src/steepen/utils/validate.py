@@ -1,4 +1,4 @@
-"""Checks that refuse a bad value at construction and name the field, the value and what is accepted."""
+"""Checks that reject a bad value at construction and name the field, the value and what is accepted."""
 
 from __future__ import annotations
 

@@ -223,9 +223,9 @@ class _BatchRunner:
             else:
                 waiting.append(spec)
         self.progress.start_batch(list(unique.values()), waiting)
-        refused: list[RunSpec] = []
+        rejected: list[RunSpec] = []
         if waiting:
-            outcomes = self.launcher.launch(self._admitted(waiting, refused))
+            outcomes = self.launcher.launch(self._admitted(waiting, rejected))
             # Closing the iterator stops the runs, so close it however this loop ends.
             with contextlib.closing(outcomes):
                 for outcome in outcomes:
@@ -233,8 +233,8 @@ class _BatchRunner:
                     self.progress.run_ended(outcome)
         if failed:
             raise RunsFailed(failed)
-        if refused:
-            raise self._budget_reached(waiting, refused)
+        if rejected:
+            raise self._budget_reached(waiting, rejected)
         return [results[spec.hash] for spec in specs]
 
     def _add_outcome(
@@ -248,15 +248,15 @@ class _BatchRunner:
         else:
             failed.append(outcome)
 
-    def _admitted(self, waiting: Sequence[RunSpec], refused: list[RunSpec]) -> Iterator[RunSpec]:
-        """Yield the specs that fit into the budget, in order; append the others to `refused`."""
+    def _admitted(self, waiting: Sequence[RunSpec], rejected: list[RunSpec]) -> Iterator[RunSpec]:
+        """Yield the specs that fit into the budget, in order; append the others to `rejected`."""
         pending = list(waiting)
         # A spec that does not fit now may fit later, when runs prove faster than assumed.
         while (spec := next(filter(self._fits, pending), None)) is not None:
             pending.remove(spec)
             self.progress.run_started(spec)
             yield spec
-        refused += pending
+        rejected += pending
 
     def _fits(self, spec: RunSpec) -> bool:
         """Whether the budget admits a run; if so, count it as spent."""
@@ -267,14 +267,14 @@ class _BatchRunner:
         flops = remaining_flops(spec, self.store.run(spec))
         return flops, self.progress.speed().seconds(spec, flops)
 
-    def _budget_reached(self, waiting: Sequence[RunSpec], refused: Sequence[RunSpec]) -> BudgetReached:
+    def _budget_reached(self, waiting: Sequence[RunSpec], rejected: Sequence[RunSpec]) -> BudgetReached:
         budget = self.budget
         assert budget is not None
-        costs = [self._remaining_cost(spec) for spec in refused]
-        made, left = len(waiting) - len(refused), sum(flops for flops, _ in costs)
+        costs = [self._remaining_cost(spec) for spec in rejected]
+        made, left = len(waiting) - len(rejected), sum(flops for flops, _ in costs)
         were = "run of this batch was" if made == 1 else "runs of this batch were"
-        are = "run is" if len(refused) == 1 else "runs are"
-        state = f"{made} {were} made, {len(refused)} {are} left ({left:.3g} FLOPs)"
+        are = "run is" if len(rejected) == 1 else "runs are"
+        state = f"{made} {were} made, {len(rejected)} {are} left ({left:.3g} FLOPs)"
         if any(budget.fits_fresh_budget(*cost) for cost in costs):
             return BudgetReached(f"the budget of {budget} is reached: {state}; the same command continues.")
         needed = budget.smallest_sufficient(*min(costs, key=lambda cost: cost[budget.flops is None]))

@@ -78,7 +78,7 @@ class Journal:
     def open(studies: Path, name: str, options: dict[str, Any], runs_directory: Path) -> Journal:
         """The journal of a study that is about to be driven.
 
-        Refuses a name that is taken by a study with other options.
+        Rejects a name that is taken by a study with other options.
         """
         if not name or "/" in name or name.startswith("."):
             raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")

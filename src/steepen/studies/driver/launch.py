@@ -111,7 +111,7 @@ def launch_study(
 ) -> A:
     """Run a study to its answer, with a journal in `studies`/`name` and progress on standard error.
 
-    The journal holds `options`; a study of the same name with other options is refused.
+    The journal holds `options`; a study of the same name with other options is rejected.
     """
     launcher = settings.make_launcher()
     speed = settings.speed()

@@ -143,7 +143,7 @@ def check_ladders(
 ) -> tuple[list[LadderSpec], list[str]]:
     """The ladders at the depths where they exist, without those too short for a law; and warnings of both.
 
-    A reference that is too short is refused.
+    A reference that is too short is rejected.
     """
     possible: list[LadderSpec] = []
     warnings: list[str] = []
