@@ -218,6 +218,7 @@ def ladder(arms: tuple[str, ...], store: RunStore, name: str = "ladder") -> Answ
                 tuple(multipliers),
                 lines=(("y", 1.0, "Vanilla"),),
                 caption="Simulated. Points: measured losses read off Vanilla's law. Bands: 90%.",
+                lead=True,
             ),
             Panel(
                 "Exponent against constant (simulated)",

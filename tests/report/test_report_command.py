@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,8 +36,13 @@ def test_report_writes_page_figures_and_tables(
     tables = ("tpp-optima", "extrapolate-hold-out")
     assert {Path(file).relative_to(out).as_posix() for file in there} == {
         "report.html",
-        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "svg")),
-        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "md")),
+        *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "svg", "csv")),
+        *(f"tables/{name}.{kind}" for name in tables for kind in ("csv", "md", "tex")),
+    }
+    page = (out / "report.html").read_text()
+    links = re.findall(r'<a href="((?:figures|tables)/[^"]+)">', page)
+    assert {str(out / link) for link in links} == there - {said["page"]} - {
+        str(out / f"figures/tpp-all.{kind}") for kind in ("pdf", "svg", "csv")
     }
 
 
@@ -63,7 +69,7 @@ def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path)
         }
         for seed in ("1", "2")
     )
-    assert first.keys() == second.keys() and len(first) == 1 + 4 * 2 + 2
+    assert first.keys() == second.keys() and len(first) == 1 + 4 * 3 + 2 * 3
     assert [name for name in first if first[name] != second[name]] == []
 
 

@@ -118,16 +118,15 @@ def test_page_has_spec_and_record_of_every_run(finished: Callable[[str], LoadedS
 def test_every_point_has_its_values_and_a_link_to_its_run(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
     page = render_page([study])
-    points = re.findall(r'<g class="point" data-run="(\w+)"><title>([^<]*)</title>', page)
-    for record in study.records:
-        said = [
-            re.search(r"validation loss \(nats per token\): ([\d.]+)", t)
-            for run, t in points
-            if run == record.run
-        ]
-        losses = [float(found.group(1)) for found in said if found]
-        assert losses and all(loss == pytest.approx(record.validation_loss, abs=6e-5) for loss in losses)
-        assert f'id="run-{record.run}"' in page
+    figure = next(part for part in page.split("<figure")[1:] if "Loss and fitted laws" in part)
+    top, bottom = (float(v) for v in re.findall(r'data-box="\S+ (\S+) \S+ (\S+)"', figure)[0])
+    low, high = json.loads(unescape(re.findall(r'data-y="([^"]*)"', figure)[0]))["limits"]
+    found: dict[str, float] = {}
+    for runs, marks in re.findall(r'class="points[^>]*data-runs="([^"]*)"[^>]*>(.*?)</g></g>', figure):
+        for run, y in zip(runs.split(), re.findall(r'<use [^>]*y="([^"]+)"', marks), strict=True):
+            found[run] = low * (high / low) ** ((bottom - float(y)) / (bottom - top))
+    assert found == {r.run: pytest.approx(r.validation_loss, abs=2e-5) for r in study.records}
+    assert all(f'id="run-{record.run}"' in page for record in study.records)
 
 
 def test_page_references_no_external_resource(finished: Callable[[str], LoadedStudy]) -> None:
@@ -196,8 +195,14 @@ def test_arm_has_one_colour_on_the_whole_page(finished: Callable[[str], LoadedSt
     rules = re.findall(rf"\.(k\d+)\{{--c:{colour.light};", page)
     assert len(rules) == 1
     shades = set(re.findall(r'<span class="(?:arm|name) (k\d+)">(?:Untied-Grow|untied-grow)<', page))
-    labels = set(re.findall(r'<text class="(k\d+)"[^>]*>Untied-Grow<', page))
-    assert shades == labels == set(rules)
+    labels = set(
+        re.findall(
+            r'<button type="button" class="key (k\d+)"[^>]*>(?:<span[^>]*>[^<]*</span>)*Untied-Grow', page
+        )
+    )
+    marks = set(re.findall(r'<g class="(?:points|line|band) (k\d+)"[^>]*data-n="Untied-Grow', page))
+    marks |= set(re.findall(r'<g [^>]*class="(?:points|line|band) (k\d+)"[^>]*data-n="Untied-Grow', page))
+    assert shades == labels == marks == set(rules)
 
 
 def test_dark_colours_apply_to_screens_only(finished: Callable[[str], LoadedStudy]) -> None:

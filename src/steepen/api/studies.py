@@ -304,7 +304,7 @@ class Study(Result):
         if answer is None:
             return f"{self.headline()}; no answer yet. {self.journal.entry.message}".rstrip()
         verdicts = [f"{arm}: {verdict.summary()}" for arm, verdict in self.verdicts.items()]
-        warnings = [f"note: {text}" for text in answer.warnings]
+        warnings = [f"note: {text}" for text in (*answer.cautions, *answer.warnings)]
         return "\n".join([answer.question, *verdicts, *answer.findings, *warnings])
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from steepen.errors import UsageError
 from steepen.report.colours import ARM_COLOURS, NEUTRAL, PALETTE, arm_key
-from steepen.report.layout import PAPER
 from steepen.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ RC_PARAMS: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "mathtext.fontset": "stix",
     "text.usetex": False,
-    "font.size": PAPER.font,
+    "font.size": 7.5,
     "figure.titlesize": "medium",
     "axes.titlesize": "medium",
     "axes.labelsize": "medium",
@@ -37,6 +36,8 @@ RC_PARAMS: dict[str, Any] = {
     "legend.frameon": False,
     "axes.linewidth": 0.5,
     "axes.edgecolor": "#333333",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "xtick.major.width": 0.5,
@@ -64,11 +65,11 @@ _METADATA: dict[Format, dict[str, Any]] = {
 
 
 @contextmanager
-def figure_style() -> Generator[None]:
+def figure_style(changes: dict[str, Any] | None = None) -> Generator[None]:
     """Apply the style inside a `with` block or a decorated function; ignores the user's matplotlibrc."""
     import matplotlib as mpl
 
-    style: dict[Any, Any] = {**mpl.rcParamsDefault, **RC_PARAMS, "backend": "agg"}
+    style: dict[Any, Any] = {**mpl.rcParamsDefault, **RC_PARAMS, **(changes or {}), "backend": "agg"}
     with mpl.rc_context(style):
         yield
 

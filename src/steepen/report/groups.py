@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steepen.report.colours import NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
@@ -9,7 +10,6 @@ from steepen.studies.answer import Panel, Role, Series
 from steepen.utils.formatting import format_value, pretty_exponents
 
 MAX_LEGEND_ENTRIES = 8
-MAX_DETAILS = 3  # more values of single curves than this are left to the hover text
 # The legend explains measurements and fits only where a series' note does.
 ROLE_WORDS: dict[Role, str] = {
     "measured": "",
@@ -96,15 +96,18 @@ def series_name(series: Series, curve: Curve) -> str:
     return ", ".join(filter(None, (curve.label, role_text(series), series.detail)))
 
 
-def legend_entries(curves: list[Curve]) -> list[LegendEntry]:
+def curve_label(curve: Curve) -> str:
+    """A curve in the legend: its name, and the value it has (its exponent) if there is exactly one."""
+    details = list(dict.fromkeys(series.detail for series in curve.series if series.detail))
+    return f"{curve.label}, {details[0]}" if len(details) == 1 else curve.label
+
+
+def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:
     """What the kinds of lines and markers mean; grey where several curves share a kind."""
     uses: dict[tuple[object, ...], list[tuple[Series, Curve]]] = {}
-    details = sum(any(s.detail for s in curve.series) for curve in curves)
     for curve in curves:
         for series in curve.series:
-            texts = [role_text(series)] if curve.named else [curve.label]
-            if details <= MAX_DETAILS:
-                texts.append(series.detail)
+            texts = [role_text(series)] if curve.named else [curve_label(curve)]
             for text in filter(None, texts):
                 owner = "" if curve.named else curve.label
                 glyph = (series.kind, series.style, series.filled, series.marker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from steepen.laws.ladder import make_ladder
 from steepen.laws.registered_forecasts import read_registered, score_registered
 from steepen.report.colours import ARM_TITLES, arm_key
 from steepen.runs.record import RunRecord
+from steepen.runs.samples import read_samples
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import Journal, find_study_folder
@@ -28,6 +29,10 @@ class LoadedStudy:
     options: dict[str, Any]
     records: tuple[RunRecord, ...]
     failures: tuple[tuple[str, str], ...] = ()  # runs that gave no record, each with the reason
+    runs_directory: Path | None = None
+    samples: dict[str, list[dict[str, Any]]] = field(  # step, prompt and text, of the runs that have any
+        default_factory=dict[str, list[dict[str, Any]]]
+    )
 
 
 def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStudy:
@@ -49,8 +54,11 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     except SteepenError as error:
         raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
     _check(answer, journal.file)
-    records, failures = _records(entry.name, answer, journal.runs_directory(runs))
-    return LoadedStudy(entry.name, answer, entry.options, records, failures)
+    directory = journal.runs_directory(runs)
+    records, failures = _records(entry.name, answer, directory)
+    texts = {record.run: read_samples(directory / record.run / "samples.jsonl") for record in records}
+    samples = {run: lines for run, lines in texts.items() if lines}
+    return LoadedStudy(entry.name, answer, entry.options, records, failures, directory, samples)
 
 
 def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
@@ -109,7 +117,8 @@ def _check(answer: Answer, file: Path) -> None:
     for panel in answer.panels:
         for series in panel.series:
             high = len(series.y_high) if series.kind == "band" else len(series.x)
-            if not len(series.x) == len(series.y) == high:
+            ends = {len(series.low), len(series.high)} - {0}
+            if not len(series.x) == len(series.y) == high or ends - {len(series.x)}:
                 raise SteepenError(
                     f"the series {series.label!r} of the panel {panel.title!r} in {file} has coordinates of "
                     "different lengths; run the study again."

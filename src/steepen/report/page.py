@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page that loads nothing from the network."""
+"""The report as one HTML page that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -6,62 +6,68 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
-from steepen.report.groups import ladder_title
-from steepen.report.layout import NARROW, WIDE, lay_out
+from steepen.report.contents import FigureContent, StudyContent
+from steepen.report.figure import figure_curves, legend_curves
+from steepen.report.groups import curve_label, ladder_title, legend_entries
 from steepen.report.load_studies import LoadedStudy, arm_titles
+from steepen.report.page_figure import page_panels
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.select_verdicts import primary_verdicts, secondary_verdicts
-from steepen.report.svg import alt_text, panel_svg
+from steepen.report.summary import ANSWER_COLUMN, answer_words
 from steepen.report.table_files import formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
-from steepen.studies.answer import Panel, StudyVerdict, Table
+from steepen.studies.answer import Series, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number
 
+Links = Mapping[str, Sequence[tuple[str, str]]]  # (format, path) of the files of a figure or table, by its id
+GLYPHS = {"circle": "●○", "star": "★☆", "square": "■□", "diamond": "◆◇", "triangle": "▲△", "cross": "✖✕"}
 
-def render_page(studies: Sequence[LoadedStudy]) -> str:
-    """The page of one or more studies."""
+
+def render_page(studies: Sequence[LoadedStudy], links: Links | None = None) -> str:
+    """The page of one or more studies; `links` leads to files beside it."""
     import jinja2
 
     assets = files("steepen.report") / "assets"
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    content = _Content(studies)
-    sections = [content.study(i, study) for i, study in enumerate(studies)]
+    page = _Page(studies, links or {})
+    sections = [page.study(StudyContent.of(i, study, page.titles)) for i, study in enumerate(studies)]
     script = (assets / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.from_string((assets / "page.html.j2").read_text(encoding="utf-8")).render(
         title=studies[0].answer.question if len(studies) == 1 else "Study results",
         studies=sections,
-        runs=content.runs(),
+        runs=page.runs(studies),
         css=Markup((assets / "page.css").read_text(encoding="utf-8")),
-        colours=Markup(content.colour_rules()),
+        colours=Markup(page.colour_rules()),
         script=Markup(script),
         # The page may run this script and its own styles, and load nothing, whatever a name in it contains.
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
     )
 
 
-class _Content:
-    """Builds the template's content from answers, and collects the colours in use."""
+class _Page:
+    """Builds the template's values from answers, and collects the colours in use."""
 
-    def __init__(self, studies: Sequence[LoadedStudy]) -> None:
+    def __init__(self, studies: Sequence[LoadedStudy], links: Links) -> None:
         self.titles = arm_titles(studies)
+        self.links = links
         self.records: dict[str, RunRecord] = {r.run: r for study in studies for r in study.records}
         self.classes: dict[Colour, str] = {}
         self.colour_class(NEUTRAL)
         arms = {record.spec.arm.name for record in self.records.values()}
         arms |= {s.arm for study in studies for p in study.answer.panels for s in p.series if s.arm}
         arms |= {judged.arm for study in studies for judged in study.answer.verdicts}
-        self.arms = {arm_key(arm) for arm in arms} | {"vanilla"}
-        names = {name for arm in self.arms for name in (arm, self.titles.get(arm, arm))}
+        self.arms = {arm_key(arm) for arm in arms}
+        names = {*arms, *(self.titles[arm] for arm in self.arms if arm in self.titles)}
         longest_first = "|".join(
             re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))
         )
@@ -110,14 +116,24 @@ class _Content:
             end = match.end()
         return out + escape(text[end:])
 
-    def study(self, index: int, study: LoadedStudy) -> dict[str, Any]:
+    def study(self, content: StudyContent) -> dict[str, Any]:
         """One study's section."""
+        study = content.study
         answer = study.answer
+        figures = [self.figure(figure) for figure in content.figures]
+        verdicts = {answer_words(judged): self.verdict(judged) for judged in primary_verdicts(answer)}
+        tables = [(content.table_id(i), table) for i, table in enumerate(content.tables)]
+        summary = self.table(*tables[0], verdicts) if content.summarized else None
+        rest = [self.table(*pair) for pair in tables[content.summarized :]]
+        contents = [(f"{figure.id}", figure.title) for figure in content.figures]
         return {
-            "id": f"s{index + 1}",
+            "id": content.id,
             "name": study.name,
             "question": answer.question,
             "section": answer.section,
+            "cautions": [self.prose(caution) for caution in answer.cautions],
+            "summary": summary,
+            "lead": [made for made in figures if made["lead"]],
             "verdicts": [
                 {
                     **self.verdict(judged),
@@ -128,36 +144,66 @@ class _Content:
             ],
             "others": [self.verdict(judged) for judged in secondary_verdicts(answer)],
             "findings": [self.prose(finding) for finding in answer.findings],
-            "panels": [self.panel(f"s{index + 1}-f{i + 1}", panel) for i, panel in enumerate(answer.panels)],
-            "tables": [self.table(table) for table in answer.tables],
+            "figures": [made for made in figures if not made["lead"]],
+            "tables": rest,
+            "contents": contents,
+            "samples": self.samples(study),
             "method": [self.prose(sentence) for sentence in answer.method],
             "facts": provenance_rows(study.records),
             "options": [(key, format_value(value)) for key, value in study.options.items()],
             "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
             "failures": list(study.failures),
             "warnings": [self.prose(warning) for warning in answer.warnings],
-            "runs": len(answer.runs),
         }
 
-    def panel(self, name: str, panel: Panel) -> dict[str, Any]:
-        """A figure in its two widths."""
-        wide, narrow = lay_out(panel, WIDE, self.titles), lay_out(panel, NARROW, self.titles)
-        alt = alt_text(panel, wide)
-        hidden = (
-            f" {wide.hidden} points have no place on these axes and are not shown." if wide.hidden else ""
-        )
+    def figure(self, figure: FigureContent) -> dict[str, Any]:
+        """A figure: the SVG of every panel, one legend, and notes on what is not shown."""
+        drawn = page_panels(figure.panels, self.titles, figure.id, self.colour_class)
+        curves = figure_curves(figure.panels, self.titles)
+        captions = [
+            panel.caption if len(figure.panels) == 1 else f"{panel.title}: {panel.caption}"
+            for panel in figure.panels
+            if panel.caption
+        ]
+        if len({panel.caption for panel in figure.panels}) == 1:
+            captions = [figure.panels[0].caption]
+        hidden = sum(one.hidden for _, one in drawn)
+        if hidden:
+            captions.append(f"{hidden} points have no place on these axes and are not shown.")
+        if any(one.cut for _, one in drawn):
+            captions.append("Bands that touch the frame continue beyond it.")
+        legend = [
+            {
+                "text": curve_label(curve),
+                "shade": self.colour_class(curve.colour),
+                "glyph": _glyph(curve.series),
+                "index": curves.index(curve),
+            }
+            for curve in legend_curves(curves)
+        ]
+        legend += [
+            {
+                "text": entry.text,
+                "shade": self.colour_class(entry.colour),
+                "glyph": _glyph([entry.series]),
+                "index": None,
+            }
+            for entry in legend_entries(curves)
+        ]
         return {
-            "id": name,
-            "title": panel.title,
-            "x": panel.x.label,
-            "y": panel.y.label,
-            "wide": panel_svg(wide, f"{name}w", self.colour_class, alt),
-            "narrow": panel_svg(narrow, f"{name}n", self.colour_class, alt),
-            "caption": self.prose((panel.caption + hidden).strip()),
+            "id": figure.id,
+            "lead": figure.lead,
+            "title": figure.title,
+            "panels": [{"title": one.panel.title, "svg": svg} for svg, one in drawn],
+            "legend": legend,
+            "caption": self.prose(" ".join(captions)),
+            "files": self.links.get(figure.id, ()),
         }
 
-    def table(self, table: Table) -> dict[str, Any]:
-        """A table; each cell has its HTML, its class and its sort key."""
+    def table(
+        self, name: str, table: Table, verdicts: Mapping[str, dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """A table; each cell has its HTML, its class and its sort key, or the verdict it states."""
         rows = [
             [
                 self.cell(raw, text, arm=i == table.arm_column)
@@ -165,11 +211,17 @@ class _Content:
             ]
             for row, texts in zip(table.rows, formatted_rows(table), strict=True)
         ]
+        for row in rows:
+            cell = row[ANSWER_COLUMN] if verdicts and len(row) > ANSWER_COLUMN else {}
+            if verdicts and cell["sort"] in verdicts:
+                cell["verdict"] = verdicts[cell["sort"]]
         return {
+            "id": name,
             "title": table.title,
             "columns": list(zip(table.columns, numeric_columns(table), strict=True)),
             "rows": rows,
             "caption": self.prose(table.caption),
+            "files": self.links.get(name, ()),
         }
 
     def cell(self, raw: Any, text: str, *, arm: bool) -> dict[str, Any]:
@@ -182,10 +234,28 @@ class _Content:
         elif arm and isinstance(raw, str) and (arm_key(raw) in self.arms or raw in self.titles.values()):
             html = self.arm(raw)
         key = repr(float(raw)) if is_number(raw) else "" if raw is None else text
-        return {"html": html, "kind": kind, "sort": key}
+        return {"html": html, "kind": kind, "sort": key, "verdict": None}
 
-    def runs(self) -> list[dict[str, Any]]:
+    def samples(self, study: LoadedStudy) -> list[dict[str, Any]]:
+        """What the largest run of each arm wrote last."""
+        found: list[dict[str, Any]] = []
+        for arm in dict.fromkeys(record.spec.arm.name for record in study.records):
+            runs = [r for r in study.records if r.spec.arm.name == arm and r.run in study.samples]
+            if not runs:
+                continue
+            record = max(runs, key=lambda r: (r.flops, r.run))
+            lines = study.samples[record.run]
+            last = lines[-1]["step"]
+            texts = [(line["prompt"], line["text"]) for line in lines if line["step"] == last]
+            found.append(
+                {"arm": self.arm(arm), "title": run_title(record), "run": record.run, "step": last,
+                 "texts": texts}
+            )  # fmt: skip
+        return found
+
+    def runs(self, studies: Sequence[LoadedStudy]) -> list[dict[str, Any]]:
         """Every run, by arm and compute."""
+        samples = {run: lines for study in studies for run, lines in study.samples.items()}
         order = sorted(
             self.records.values(), key=lambda r: (arm_key(r.spec.arm.name), r.flops, r.spec.seed, r.run)
         )
@@ -198,10 +268,26 @@ class _Content:
                 "flops": format_value(record.flops, 3),
                 "spec": _json(record.spec.to_dict()),
                 "record": _json({k: v for k, v in record.to_dict().items() if k != "spec"}),
+                "samples": samples.get(record.run, ()),
             }
             for record in order
         ]
 
 
+def _glyph(series: Sequence[Series]) -> Markup:
+    """How a curve looks: the stroke of its line, its marker, or a block for bands and bars."""
+    line = next((one for one in series if one.kind == "line"), None)
+    point = next((one for one in series if one.kind == "points"), None)
+    out = Markup()
+    if line is not None:
+        out += Markup('<span class="stroke {}"></span>').format(line.style)
+    if point is not None:
+        out += Markup('<span class="glyph">{}</span>').format(GLYPHS[point.marker][0 if point.filled else 1])
+    if line is None and point is None:
+        look = "" if series[0].kind == "band" else "bars" if series[0].filled else "hollow"
+        out += Markup('<span class="block {}"></span>').format(look)
+    return out
+
+
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

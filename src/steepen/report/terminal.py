@@ -62,9 +62,9 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
             _print(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
         if table.caption:
             _print(console, Text(table.caption, style="dim"))
-    if answer.warnings:
+    if answer.cautions or answer.warnings:
         console.print()
-    for warning in answer.warnings:
+    for warning in (*answer.cautions, *answer.warnings):
         _print(console, Text.assemble(("warning", "yellow"), f": {warning}"))
 
 

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from steepen.errors import UsageError
+from steepen.report.contents import StudyContent, figure_csv
+from steepen.report.figure import figure_files
 from steepen.report.figure_style import FORMATS, Format
 from steepen.report.load_studies import LoadedStudy, arm_titles, load_study
 from steepen.report.page import render_page
-from steepen.report.panel_figures import draw_panels
-from steepen.report.table_files import to_csv, to_markdown
-from steepen.studies.answer import Panel
+from steepen.report.table_files import to_csv, to_latex, to_markdown
+from steepen.studies.answer import Panel, Table
 from steepen.utils.files import write_atomically
 
 PAGE_NAME = "report.html"
-MAX_COMBINED_PANELS = 6  # panels that one figure may hold
+MAX_COMBINED_PANELS = 6  # panels that one figure of a whole study may hold
+
+
+@dataclass(frozen=True)
+class _File:
+    """A figure or table with the name of its files; `id` is its place on the page, "" where it has none."""
+
+    name: str
+    id: str
+    panels: tuple[Panel, ...] = ()
+    table: Table | None = None
 
 
 def write_report(
@@ -26,21 +38,48 @@ def write_report(
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is a file; give a folder, which is made if it does not exist.")
     out.mkdir(parents=True, exist_ok=True)
-    yield (_write(out / PAGE_NAME, render_page(studies).encode()),)
-    names = arm_titles(studies)
-    drawn_names: set[str] = set()
+    titles = arm_titles(studies)
+    planned = _plan(studies)
+    links = {one.id: _links(one, formats) for one in planned if one.id}
+    yield (_write(out / PAGE_NAME, render_page(studies, links).encode()),)
+    for one in planned:
+        if one.table is None:
+            drawn = figure_files(one.panels, titles, formats)
+            content = {**drawn, "csv": figure_csv(one.panels, titles).encode()}
+        else:
+            texts = {"csv": to_csv(one.table), "md": to_markdown(one.table), "tex": to_latex(one.table)}
+            content = {kind: text.encode() for kind, text in texts.items()}
+        folder = out / ("figures" if one.table is None else "tables")
+        yield tuple(_write(folder / f"{one.name}.{kind}", data) for kind, data in content.items())
+
+
+def _plan(studies: Sequence[LoadedStudy]) -> list[_File]:
+    """Every figure and table of the report, each with a name of its own.
+
+    A study of a few panels without groups also has a figure of all of them, "…-all".
+    """
+    titles = arm_titles(studies)
+    figure_names: set[str] = set()
     table_names: set[str] = set()
-    for study in studies:
-        for title, panels in figures_to_draw(study):
-            name = _name(study.name, title, drawn_names)
-            drawn = draw_panels(panels, names, formats)
-            yield tuple(_write(out / "figures" / f"{name}.{kind}", data) for kind, data in drawn.items())
-        for table in study.answer.tables:
+    found: list[_File] = []
+    for i, study in enumerate(studies):
+        content = StudyContent.of(i, study, titles)
+        for figure in content.figures:
+            found.append(_File(_name(study.name, figure.title, figure_names), figure.id, figure.panels))
+        panels = study.answer.panels
+        if 1 < len(panels) <= MAX_COMBINED_PANELS:
+            found.append(_File(_name(study.name, "all", figure_names), "", panels))
+        for k, table in enumerate(content.tables):
             name = _name(study.name, table.title, table_names)
-            texts = {"csv": to_csv(table), "md": to_markdown(table)}
-            yield tuple(
-                _write(out / "tables" / f"{name}.{kind}", text.encode()) for kind, text in texts.items()
-            )
+            found.append(_File(name, content.table_id(k), table=table))
+    return found
+
+
+def _links(one: _File, formats: tuple[Format, ...]) -> list[tuple[str, str]]:
+    """The files of a figure or table, relative to the page."""
+    if one.table is None:
+        return [(kind, f"figures/{one.name}.{kind}") for kind in ("csv", *formats)]
+    return [(kind, f"tables/{one.name}.{kind}") for kind in ("csv", "md", "tex")]
 
 
 def make_report(
@@ -63,16 +102,9 @@ def make_report(
     return Path(out) / PAGE_NAME
 
 
-def figures_to_draw(study: LoadedStudy) -> list[tuple[str, list[Panel]]]:
-    """What is drawn of a study: every panel by itself, and together where they fit on one page."""
-    panels = list(study.answer.panels)
-    alone = [(panel.title, [panel]) for panel in panels]
-    return [*alone, ("all", panels)] if 1 < len(panels) <= MAX_COMBINED_PANELS else alone
-
-
 def step_count(studies: Sequence[LoadedStudy]) -> int:
     """How many steps `write_report` takes."""
-    return 1 + sum(len(figures_to_draw(study)) + len(study.answer.tables) for study in studies)
+    return 1 + len(_plan(studies))
 
 
 def parse_formats(text: str) -> tuple[Format, ...]:

@@ -38,18 +38,20 @@ class Axis:
     scale: Scale = "linear"
     reverse: bool = False
     names: tuple[str, ...] = ()  # of the values 0, 1, 2, …, instead of numbers
+    limits: tuple[float, float] | None = None  # None: everything drawn is inside
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points, a line or a band of one curve.
+    """Points, a line, a band or bars of one curve.
 
     Series with the same `arm`, `variant` and `level` are one curve: they share a colour and a label. Without
-    an arm and a level, series with the same `label` are.
+    an arm and a level, series with the same `label` are. Bars stand on the axis that has `names`: beside
+    each other where several series share a place.
     """
 
     label: str  # the curve's name: an arm, "d8", "1e17 FLOPs"
-    kind: Literal["points", "line", "band"]
+    kind: Literal["points", "line", "band", "bars"]
     x: tuple[float, ...]
     y: tuple[float, ...]  # of a band: its lower edge
     y_high: tuple[float, ...] = ()  # of a band: its upper edge
@@ -61,13 +63,20 @@ class Series:
     detail: str = ""  # a value of this curve alone, such as its exponent
     style: Literal["solid", "dashed", "dotted"] = "solid"
     filled: bool = True
-    marker: Literal["circle", "star", "square"] = "circle"
+    marker: Literal["circle", "star", "square", "diamond", "triangle", "cross"] = "circle"
     runs: tuple[str, ...] = ()  # run hashes, point by point
+    low: tuple[float, ...] = ()  # error bars of points and bars, point by point: the lower ends …
+    high: tuple[float, ...] = ()  # … and the upper ends, along y (along x where y has names)
+    texts: tuple[str, ...] = ()  # what each point is, shown on hover: "hellaswag", "d12"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes. `lines` are labelled vertical or horizontal reference lines."""
+    """One set of axes. `lines` are labelled vertical or horizontal reference lines.
+
+    Panels of an answer with the same `group` are one figure, titled with it: a grid of `columns` (0: as many
+    as fit) with one legend. `share` gives the panels of a group the same range of an axis.
+    """
 
     title: str
     x: Axis
@@ -75,6 +84,10 @@ class Panel:
     series: tuple[Series, ...]
     lines: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
     caption: str = ""
+    group: str = ""
+    columns: int = 0
+    share: Literal["", "x", "y", "xy"] = ""
+    lead: bool = False  # shown first: the figure that answers the study's question
 
 
 @dataclass(frozen=True)
@@ -136,6 +149,7 @@ class Answer:
     panels: tuple[Panel, ...] = ()
     tables: tuple[Table, ...] = ()
     warnings: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()  # of borrowed and untuned recipes: the report says them at the top
     method: tuple[str, ...] = ()  # how it was measured, one sentence each
     runs: tuple[str, ...] = field(default=())  # hashes of all its runs
 

@@ -213,7 +213,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
         verdicts=verdicts,
         fits=tuple(replace(fit, part=name) for name, answer in answers.items() for fit in answer.fits),
         panels=tuple(
-            replace(panel, title=f"{name}: {panel.title}")
+            replace(panel, title=f"{name}: {panel.title}", group=panel.group and f"{name}: {panel.group}")
             for name, answer in answers.items()
             for panel in answer.panels
         ),
@@ -223,6 +223,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
             for table in answer.tables
         ),
         warnings=tuple(f"{name}: {note}" for name, answer in answers.items() for note in answer.warnings),
+        cautions=tuple(dict.fromkeys(note for answer in answers.values() for note in answer.cautions)),
         method=(
             "Every part is judged against the first ladder of its own group.",
             *dict.fromkeys(sentence for answer in answers.values() for sentence in answer.method[1:]),

@@ -105,12 +105,13 @@ def compare_ladders(
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
+    cautions: list[str] = []
     if borrowed:
         arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())
         first = next(iter(borrowed))
-        warnings.append(
-            f"without a recipe of their own: {arms}. A mistuned arm looks worse than it is; `steepen study "
-            f"fit-recipe --arms {first} --preset {context.preset.name}` fits one (--dry-run counts its cost)"
+        cautions.append(
+            f"Without a recipe of their own: {arms}. A mistuned arm looks worse than it is; `steepen study "
+            f"fit-recipe --arms {first} --preset {context.preset.name}` fits one (--dry-run counts its cost)."
         )
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
     own = next(ladder for ladder in possible if ladder.label == reference)
@@ -150,6 +151,7 @@ def compare_ladders(
         panels=tuple(panels),
         tables=(*tables, runs_table(measured)),
         warnings=tuple(warnings),
+        cautions=tuple(cautions),
         method=(
             f"{len(records)} runs: {len(measured)} ladders {recipes}, {seed_count} "
             f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,7 @@ def ladder_panels(
 ) -> LadderPanels:
     """Loss with fitted laws, reducible loss, multipliers with bands, and exponent against constant."""
     label, noun = AXIS_WORDS[by]
+    group = "Laws" if by == "flops" else f"Laws and multipliers per {noun}"
     head = analysis.primary_fit
     irreducible = next(iter(head.arms.values())).e.value
     loss: list[Series] = []
@@ -194,13 +195,17 @@ def ladder_panels(
             f"Loss against {noun}", Axis(label, "log"), Axis("validation loss (nats per token)"), tuple(loss),
             caption="One point per run; lines are laws with one irreducible loss "
             f"E = {irreducible:.4f}, fitted jointly.",
+            group=group,
         ),
         reducible_loss=Panel(
             f"Reducible loss against {noun}", Axis(label, "log"), Axis("loss − E", "log"), tuple(reducible),
             caption="A power law is a straight line here; a better exponent is a steeper one.",
+            group=group,
         ),
-        multipliers=_multiplier_panel(analysis, curves, by),
-        exponents=_exponent_panel(analysis, curves),
+        multipliers=replace(
+            _multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
+        ),
+        exponents=replace(_exponent_panel(analysis, curves), group=group),
     )  # fmt: skip
 
 

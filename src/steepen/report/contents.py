@@ -1,0 +1,90 @@
+"""What the report of a study consists of: its figures and tables, with the ids and names they have."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steepen.report.groups import curves_of, role_text
+from steepen.report.load_studies import LoadedStudy
+from steepen.report.run_panels import curve_panels, residual_panel, scatter_table
+from steepen.report.summary import summary_table
+from steepen.studies.answer import Panel, Table
+
+
+@dataclass(frozen=True)
+class FigureContent:
+    """One figure: a panel, or the panels of a group."""
+
+    id: str
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def lead(self) -> bool:
+        """Whether it is shown first."""
+        return any(panel.lead for panel in self.panels)
+
+
+@dataclass(frozen=True)
+class StudyContent:
+    """The figures and tables of a study's report; the first table is the summary if `summarized`."""
+
+    id: str
+    study: LoadedStudy
+    figures: tuple[FigureContent, ...]
+    tables: tuple[Table, ...]
+    summarized: bool
+
+    @staticmethod
+    def of(index: int, study: LoadedStudy, titles: dict[str, str]) -> StudyContent:
+        """The study's own panels and tables, and those that its runs give."""
+        answer, records = study.answer, study.records
+        panels = list(answer.panels)
+        residuals = residual_panel(answer, records, titles)
+        panels += [residuals] if residuals is not None else []
+        panels += curve_panels(records, study.runs_directory, titles)
+        groups: dict[str, list[Panel]] = {}
+        for i, panel in enumerate(panels):
+            groups.setdefault(panel.group or f"\0{i}", []).append(panel)
+        name = f"s{index + 1}"
+        figures = [
+            FigureContent(f"{name}-f{i + 1}", members[0].group or members[0].title, tuple(members))
+            for i, members in enumerate(groups.values())
+        ]
+        summary = summary_table(answer, records, titles)
+        scatter = scatter_table(answer, records, titles)
+        tables = (summary, *answer.tables, scatter)
+        found = tuple(table for table in tables if table is not None)
+        return StudyContent(name, study, tuple(figures), found, summary is not None)
+
+    def table_id(self, index: int) -> str:
+        """The id of a table on the page."""
+        return f"{self.id}-t{index + 1}"
+
+
+def figure_csv(panels: Sequence[Panel], titles: dict[str, str]) -> str:
+    """Everything that a figure shows, one row per point, numbers to their last digit."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ("panel", "curve", "kind", "what", "x_label", "y_label", "x", "y", "low", "high", "run", "text")
+    )
+    for panel in panels:
+        for curve in curves_of(panel, titles):
+            for series in curve.series:
+                what = role_text(series) or series.role
+                head = (panel.title, curve.label, series.kind, what, panel.x.label, panel.y.label)
+                for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+                    low = y if series.kind == "band" else _item(series.low, i)
+                    high = _item(series.y_high if series.kind == "band" else series.high, i)
+                    middle = "" if series.kind == "band" else repr(y)
+                    numbers = (repr(x), middle, low, high)
+                    writer.writerow((*head, *numbers, _item(series.runs, i), _item(series.texts, i)))
+    return text.getvalue()
+
+
+def _item(values: Sequence[object], index: int) -> object:
+    return values[index] if index < len(values) else ""
