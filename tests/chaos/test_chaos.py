@@ -43,7 +43,7 @@ COUNT = int(os.environ.get("STEEPEN_CHAOS", "0"))  # 0: the short form
 SEED = int(os.environ.get("STEEPEN_CHAOS_SEED", "0"))
 SECONDS = 10.0  # no command may take longer to reject its input
 MakeSpec = Callable[..., RunSpec]
-TIMING = {"tokens_per_second", "data_wait"}
+TIMING = {"tokens_per_second", "data_wait", "checkpoint_wait"}
 
 
 def metrics_of(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import pytest
 from steepen.data import Dataset
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import LaunchContext, Outcome
+from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.launch.ray import RayLauncher
 from steepen.launch.registry import make_launcher
 from steepen.runs.spec import RunSpec, expected_flops
@@ -123,3 +124,66 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
     killer.start()
     check(list(make_launcher("slurm", context, 2, ["cluster=local"]).launch(specs)), expected)
     assert killer.killed
+
+
+def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
+    data: Path, specs: list[RunSpec], expected: dict[int, float], tmp_path: Path
+) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+    from ray.util import placement_group_table
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=2)
+        found: set[str] = set()
+        for on_node, strategy in ((2, "STRICT_PACK"), (1, "STRICT_SPREAD")):
+            context = LaunchContext(
+                data,
+                RunStore(tmp_path / f"runs-{on_node}"),
+                ("--device", "cpu", "--micro-batch", "1"),
+                gpus_per_run=GpusPerRun(2),
+            )
+            options = [f"address={cluster.address}", f"gpus_on_node={on_node}", "num_gpus=0"]
+            launcher = make_launcher("ray", context, 1, options)
+            assert isinstance(launcher, RayLauncher)
+            (outcome,) = launcher.launch(specs[:1])
+            assert outcome.record is not None, outcome.failure
+            assert outcome.record.hardware["ranks"] == 2
+            assert outcome.record.validation_loss == pytest.approx(expected[1], abs=1e-4)
+            (name,) = placement_group_table().keys() - found
+            group = placement_group_table()[name]
+            found.add(name)
+            assert group["strategy"] == strategy
+            assert [bundle["CPU"] for bundle in group["bundles"].values()] == [on_node] * (2 // on_node)
+            assert group["state"] == "REMOVED"  # its resources are free again
+        # Runs on one GPU follow each other in one process of a Ray worker.
+        context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+        short = [replace(specs[0], seed=seed, steps=4) for seed in (3, 4)]
+        launcher = make_launcher("ray", context, 1, [f"address={cluster.address}", "num_gpus=0"])
+        assert [outcome.failure for outcome in launcher.launch(short)] == [None, None]
+        assert len({context.store.run(one).lock_file.read_text().split()[1] for one in short}) == 1
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_a_slurm_job_makes_several_runs_in_one_process(
+    data: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import submitit.core.core
+
+    monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
+    identity = Dataset.open(data).identity
+    made = [spec(seed, arm="vanilla", steps=4, identity=identity) for seed in range(4)]
+    wrong = replace(made[1], data=replace(made[1].data, identity="another"))
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    launcher = make_launcher("slurm", context, 1, ["cluster=local", "runs_per_job=5"])
+    outcomes = {outcome.spec: outcome for outcome in launcher.launch([made[0], wrong, *made[1:]])}
+    assert [outcomes[one].failure for one in made] == [None] * 4
+    refused = outcomes[wrong].failure
+    assert refused is not None and "asks for data" in refused.message
+    # One job made all five, and the failed run cost its worker process only.
+    assert len(list((tmp_path / "runs" / ".slurm").glob("[0-9]*"))) == 1
+    trainers = [context.store.run(one).lock_file.read_text().split()[1] for one in made]
+    assert trainers[0] != trainers[1] and len(set(trainers[1:])) == 1

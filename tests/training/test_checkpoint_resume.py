@@ -53,7 +53,7 @@ def losses(store: RunStore, spec: RunSpec) -> list[float]:
     return [line["loss"] for line in read_metrics(store.run(spec).metrics_file) if "loss" in line]
 
 
-TIMING = {"tokens_per_second", "data_wait"}
+TIMING = {"tokens_per_second", "data_wait", "checkpoint_wait"}
 
 
 def metrics(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ LauncherOptions = Annotated[
         "--launcher-option",
         metavar="KEY=VALUE",
         help="Option of the launcher (repeatable). local: runs_per_gpu, threads. slurm: partition, "
-        "timeout_min, gpus_per_node, account and any other of submitit. ray: address, num_cpus, num_gpus, "
-        "threads.",
+        "timeout_min, gpus_per_node, runs_per_job, account and any other of submitit. ray: address, "
+        "num_cpus, num_gpus, gpus_on_node, threads.",
         rich_help_panel=LAUNCH,
     ),
 ]

@@ -141,6 +141,12 @@ def show(
     chart = text_plot([curve], min(80, shutil.get_terminal_size().columns))
     if chart:
         print("\ntraining loss over tokens\n" + "\n".join(chart))
+    waits = [row["checkpoint_wait"] for row in found.metrics_rows() if row.get("checkpoint_wait")]
+    if waits:
+        print(
+            f"\ntraining stood still for {sum(waits):.2f} s to save {len(waits)} checkpoints, "
+            f"at most {max(waits):.2f} s"
+        )
     samples = found.samples()
     if samples:
         print(f"\n{_samples_text(samples)}")

@@ -15,6 +15,7 @@ from steepen.errors import UsageError
 from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
+    from steepen.distributed.processes import NodeGroup
     from steepen.runs.spec import RunSpec
     from steepen.training.train_options import TrainOptions
 
@@ -373,9 +374,12 @@ def train(
         if spec is None and not given:
             print(wrap_to_terminal(f"note: {BF16_ON_CPU}", sys.stderr), file=sys.stderr)
 
-    if gpus is not None and gpus > 1 and store.record(run) is None:
-        _check_gpus(gpus, device, run.batch_sequences)
-        _train_on_ranks(run, gpus, max_restarts, data, runs, options)
+    nodes = _node_group() if place.size == 1 else None
+    if ((gpus or 1) > 1 or nodes is not None) and store.record(run) is None:
+        _check_gpus(gpus or 1, 1 if nodes is None else nodes.count, device, run.batch_sequences)
+        _train_on_ranks(run, gpus or 1, max_restarts, data, runs, options, nodes)
+        if nodes is not None:  # the record may not be visible here yet
+            return
     record = train_run(run, dataset, store, options)
     if ranks_only or not place.is_main:
         return
@@ -420,15 +424,27 @@ def _print_notes(notes: Sequence[str]) -> None:
         print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
 
 
-def _check_gpus(gpus: int, device: str, sequences: int) -> None:
+def _node_group() -> NodeGroup | None:
+    """The nodes of this run, as a launcher has set them for this process; None: this one only."""
+    import os
+
+    from steepen.distributed.processes import NodeGroup
+    from steepen.launch.worker import NODES_VARIABLE
+
+    text = os.environ.get(NODES_VARIABLE)
+    return None if text is None else NodeGroup.parse(text)
+
+
+def _check_gpus(gpus: int, nodes: int, device: str, sequences: int) -> None:
     """Reject ranks that cannot share the batch, or more than GPUs, unless they share one that was named."""
     import torch
 
     from steepen.training.device import find_device
 
-    if sequences % gpus:
+    if sequences % (gpus * nodes):
         raise UsageError(
-            f"--gpus {gpus} is not possible: a batch of {sequences:,} sequences cannot be divided evenly."
+            f"--gpus {gpus * nodes} is not possible: a batch of {sequences:,} sequences cannot be divided "
+            "evenly."
         )
     found = find_device(device)
     if found.type == "cuda" and found.index is None and torch.cuda.device_count() < gpus:
@@ -439,9 +455,15 @@ def _check_gpus(gpus: int, device: str, sequences: int) -> None:
 
 
 def _train_on_ranks(
-    run: RunSpec, gpus: int, max_restarts: int, data: Path, runs: Path, options: TrainOptions
+    run: RunSpec,
+    gpus: int,
+    max_restarts: int,
+    data: Path,
+    runs: Path,
+    options: TrainOptions,
+    nodes: NodeGroup | None,
 ) -> None:
-    """Train a run in `gpus` processes of this machine; raises SystemExit if it does not finish."""
+    """Train a run in `gpus` processes of this machine (and of others); raises SystemExit if it fails."""
     import os
     import tempfile
 
@@ -488,6 +510,7 @@ def _train_on_ranks(
                 "PYTHONPATH": python_path(),
                 "PYTHONSAFEPATH": "1",
             },
+            nodes=nodes,
         )
     if code:
         raise SystemExit(code)

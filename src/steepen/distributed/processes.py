@@ -12,11 +12,29 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, LOST_EXIT_CODE
 
+MEETING_SECONDS = 600  # for all nodes to have started
 SHUTDOWN_SECONDS = 300  # for the ranks to save after SIGTERM, before they are killed
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """This node among the nodes of a run, and HOST:PORT on node 0 at which they meet."""
+
+    node: int
+    count: int
+    address: str
+
+    @staticmethod
+    def parse(text: str) -> NodeGroup:
+        """From "NODE/NODES HOST:PORT"."""
+        place, address = text.split()
+        node, count = place.split("/")
+        return NodeGroup(int(node), int(count), address)
 
 
 def start_processes(
@@ -26,12 +44,13 @@ def start_processes(
     max_restarts: int = 0,
     say: Callable[[str], None],
     environment: dict[str, str] | None = None,
+    nodes: NodeGroup | None = None,
 ) -> int:
     """Run `command` (program and arguments) in `count` processes to their end; returns an exit code.
 
     A rank that is killed or hangs stops all; they are then restarted up to `max_restarts` times and continue
     from the last checkpoint. SIGTERM and SIGINT are passed on: the ranks save and stop. `say` is given the
-    sentence of every fault.
+    sentence of every fault. With several `nodes` this starts the processes of one of them.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,12 +62,14 @@ def start_processes(
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_SECONDS)
     os.environ.update(environment or {})
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=1 if nodes is None else nodes.count,
+        max_nodes=1 if nodes is None else nodes.count,
         nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
+        run_id=uuid.uuid4().hex if nodes is None else nodes.address,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_endpoint="localhost:0" if nodes is None else nodes.address,
+        # By itself the agent compares host names, which misleads where a machine has several addresses.
+        rdzv_configs={} if nodes is None else {"is_host": nodes.node == 0, "read_timeout": MEETING_SECONDS},
         max_restarts=max_restarts,
     )
     with (

@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
 from steepen.launch.local import available_cores, visible_gpus
-from steepen.launch.worker import Attempt, python_path, run_attempt
+from steepen.launch.worker import (
+    NODES_VARIABLE,
+    Attempt,
+    TrainCommand,
+    python_path,
+    run_attempt,
+)
 from steepen.runs.spec import RunSpec
 
 _GRACE_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
+class _Tasks:
+    """The tasks of one attempt, one per node, and the placement group that holds their resources."""
+
+    handles: list[Any]
+    group: Any = None  # None: a task on one GPU, which Ray places by itself
+
+
+def rendezvous_address() -> str:
+    """HOST:PORT of this node at which the nodes of a run can meet."""
+    import ray.util
+
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+
+
+def run_on_node(command: TrainCommand, node: int, nodes: int, address: str) -> Attempt:
+    """Run one node's ranks of an attempt on several nodes."""
+    meeting = {NODES_VARIABLE: f"{node}/{nodes} {address}"}
+    return run_attempt(replace(command, environment={**command.environment, **meeting}))
+
+
 class RayLauncher(LauncherBase):
     """Ray tasks of `num_cpus` and `num_gpus` each (half a GPU means two runs on one).
+
+    A run on several GPUs has a placement group: all GPUs on one node or, beyond `gpus_on_node`, as many on
+    each of several nodes, reserved together. `num_cpus` and `num_gpus` are then per rank.
 
     With an address ("auto", "ray-head:6379") it connects to that cluster, whose nodes must see data and runs
     under the same paths. Without one it starts Ray on this machine and stops it in the end.
@@ -33,6 +67,7 @@ class RayLauncher(LauncherBase):
         num_cpus: float = 1,
         num_gpus: float | None = None,
         threads: int = 1,
+        gpus_on_node: int = 8,
     ) -> None:
         try:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: it is read there
@@ -41,12 +76,14 @@ class RayLauncher(LauncherBase):
             raise SteepenError(
                 "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
-        if num_cpus < 0 or (num_gpus or 0) < 0 or (jobs is not None and jobs < 1):
-            raise UsageError("jobs must be at least 1, and num_cpus and num_gpus can't be negative.")
+        if num_cpus < 0 or (num_gpus or 0) < 0 or (jobs is not None and jobs < 1) or gpus_on_node < 1:
+            raise UsageError(
+                "jobs and gpus_on_node must be at least 1, and num_cpus and num_gpus can't be negative."
+            )
         self.ray: Any = ray
         self.address, self.threads = address, threads
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
-        self.jobs = jobs
+        self.jobs, self.gpus_on_node = jobs, gpus_on_node
         self.started_here = False
         super().__init__(context, jobs or 0)
 
@@ -65,8 +102,10 @@ class RayLauncher(LauncherBase):
                 ),
             )
         have = self.ray.cluster_resources()
-        limits = [have.get("CPU", 0) / self.num_cpus] if self.num_cpus else []
-        limits += [have.get("GPU", 0) / self._gpus] if self._gpus else []
+        count = self.context.gpus_per_run.count
+        ranks = 1 if count == "auto" else count
+        limits = [have.get("CPU", 0) / (self.num_cpus * ranks)] if self.num_cpus else []
+        limits += [have.get("GPU", 0) / (self._gpus * ranks)] if self._gpus else []
         return max(1, int(min(limits, default=1)))
 
     @property
@@ -98,29 +137,99 @@ class RayLauncher(LauncherBase):
         self.started_here = True
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Submit a task for each."""
-        # Ray's own retries are off: `LauncherBase` retries.
-        environment = {"OMP_NUM_THREADS": str(self.threads)}
+        """Submit a task for each, or one per node."""
         for job in jobs:
             gpus = self.context.gpus_per_run.of(job.spec)
-            # One task holds all GPUs of a run, on one node, and starts the ranks there.
-            needs = {"num_cpus": self.num_cpus * gpus, "num_gpus": self._gpus * gpus}
-            remote = self.ray.remote(**needs, max_retries=0)(run_attempt)
-            job.handle = remote.remote(self.context.train_command(job.spec, environment, gpus=gpus))
+            job.handle = self._start_one(job) if gpus == 1 else self._start_on_several(job, gpus)
+
+    def _remote(self, function: Any, cpus: float, gpus: float, **options: Any) -> Any:
+        # Ray's own retries are off: `LauncherBase` retries.
+        return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, **options)(function)
+
+    def _start_one(self, job: Job) -> _Tasks:
+        command = self.context.train_command(job.spec, {"OMP_NUM_THREADS": str(self.threads)})
+        return _Tasks([self._remote(run_attempt, self.num_cpus, self._gpus).remote(command)])
+
+    def _start_on_several(self, job: Job, gpus: int) -> _Tasks:
+        """Reserve the resources of all ranks and start one task per node, which starts the ranks there."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        on_node = min(gpus, self.gpus_on_node)
+        nodes = gpus // on_node
+        if nodes * on_node != gpus:
+            raise UsageError(
+                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a "
+                "node (--launcher-option gpus_on_node=N)."
+            )
+        need = {"CPU": self.num_cpus * on_node, "GPU": self._gpus * on_node}
+        need = {name: amount for name, amount in need.items() if amount}
+        self._require(need, nodes)
+        group = placement_group(
+            [dict(need) for _ in range(nodes)], strategy="STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
+        )
+        command = self.context.train_command(job.spec, {"OMP_NUM_THREADS": str(self.threads)}, gpus=on_node)
+
+        def place(function: Any, bundle: int, cpus: float, gpus: float) -> Any:
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+            return self._remote(function, cpus, gpus, scheduling_strategy=where)
+
+        if nodes == 1:
+            task = place(run_attempt, 0, need.get("CPU", 0), need.get("GPU", 0))
+            return _Tasks([task.remote(command)], group)
+        address = place(rendezvous_address, 0, 0, 0).remote()
+        tasks = [
+            place(run_on_node, node, need.get("CPU", 0), need.get("GPU", 0)).remote(
+                command, node, nodes, address
+            )
+            for node in range(nodes)
+        ]
+        return _Tasks(tasks, group)
+
+    def _require(self, need: dict[str, float], nodes: int) -> None:
+        """Raise UsageError for more than a Ray of this machine can ever have; a cluster may still grow."""
+        have = self.ray.cluster_resources()
+        for name, amount in need.items():
+            if self.address is None and amount * nodes > have.get(name, 0):
+                raise UsageError(
+                    f"a run needs {amount * nodes:g} {name}s, and the Ray of this machine has "
+                    f"{have.get(name, 0):g}; use a cluster (--launcher-option address=…), or fewer "
+                    "--gpus-per-run."
+                )
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs whose task has ended."""
-        ready, _ = self.ray.wait([job.handle for job in running], num_returns=1, timeout=0.2)
-        return [(job, self._attempt(job.handle)) for job in running if job.handle in ready]
+        """Jobs whose tasks have ended."""
+        every = [handle for job in running for handle in job.handle.handles]
+        ended, _ = self.ray.wait(every, num_returns=len(every), timeout=0)
+        done = [job for job in running if all(handle in ended for handle in job.handle.handles)]
+        if not done:
+            waiting = [handle for handle in every if handle not in ended]
+            self.ray.wait(waiting, num_returns=1, timeout=0.2)
+        return [(job, self._end(job.handle)) for job in done]
+
+    def _end(self, tasks: _Tasks) -> Attempt:
+        """The attempt of a job's tasks, whose resources are given back."""
+        attempts = [self._attempt(handle) for handle in tasks.handles]
+        if tasks.group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(tasks.group)
+        return worst_attempt(attempts)
 
     def stop(self, running: Sequence[Job]) -> None:
         """Cancel the tasks: each makes its run save and stop."""
         for job in running:
-            with contextlib.suppress(Exception):  # it has just ended
-                self.ray.cancel(job.handle, force=False)
+            for handle in job.handle.handles:
+                with contextlib.suppress(Exception):  # it has just ended
+                    self.ray.cancel(handle, force=False)
         deadline = time.monotonic() + _GRACE_SECONDS
         while any(job.run.busy() for job in running) and time.monotonic() < deadline:
             time.sleep(0.1)
+        for job in running:
+            if job.handle.group is not None:
+                from ray.util.placement_group import remove_placement_group
+
+                remove_placement_group(job.handle.group)
 
     def launch(self, specs: Iterable[RunSpec]) -> Generator[Outcome]:
         """Run specs and yield outcomes as runs end. Ray stays up for the next batch: starting it is slow."""
@@ -140,3 +249,12 @@ class RayLauncher(LauncherBase):
             return Attempt(70, f"steepen: the task failed on its node: {str(error).strip().splitlines()[-1]}")
         except self.ray.exceptions.RayError as error:  # worker, node or object lost
             return Attempt(None, (str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def worst_attempt(attempts: Sequence[Attempt]) -> Attempt:
+    """What a run on several nodes came to: a lost node first, then a failure, then success."""
+    lost = [each for each in attempts if each.exit_code is None]
+    failed = [each for each in attempts if each.exit_code]
+    # A node whose peers have failed ends with a signal: the failure itself says more.
+    failed.sort(key=lambda each: (each.exit_code or 0) < 0 or (each.exit_code or 0) > 128)
+    return (lost or failed or list(attempts))[0]

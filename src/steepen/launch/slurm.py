@@ -1,4 +1,4 @@
-"""Runs as Slurm jobs, through submitit: one job per run, submitted as job arrays."""
+"""Runs as Slurm jobs, through submitit; a job makes one run or, if there are many, several in turn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_pa
 _POLL_SECONDS = 0.2
 _EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 _DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
-_MAX_QUEUED = 500  # many clusters reject more jobs per user
+_MAX_QUEUED = 500  # many clusters refuse more jobs per user
+_RUNS_PER_JOB = 8
 # Options that submitit names alike on every cluster.
 _SUBMITIT_OPTIONS = {
     "name",
@@ -46,34 +48,56 @@ def _make_private(folder: Path) -> None:
 
 
 class SlurmTask:
-    """The function of a Slurm job: one attempt. At a time limit or preemption it saves and requeues."""
+    """The function of a Slurm job: attempts at one run or several, one after another in one worker process.
 
-    def __init__(self, command: TrainCommand) -> None:
-        self.command = command
+    At a time limit or preemption it saves and requeues, and goes on with the run that was interrupted.
+    """
+
+    def __init__(self, commands: Sequence[TrainCommand], attempts: Sequence[Attempt] = ()) -> None:
+        self.commands = list(commands)
+        self.attempts = list(attempts)  # of the first commands
         self.process: TrainProcess | None = None
+        self.stopped = False
 
-    def __call__(self) -> Attempt:
-        """Run the attempt."""
-        process = self.process = TrainProcess(self.command)
+    def __call__(self) -> list[Attempt]:
+        """Make the attempts that are left; returns all, in the order of the commands."""
         try:
-            return process.wait()
+            while len(self.attempts) < len(self.commands) and not self.stopped:
+                worker = None if self.process is None else self.process.worker
+                self.process = TrainProcess(self.commands[len(self.attempts)], worker)
+                attempt = self.process.wait()
+                if not self.stopped:
+                    self.attempts.append(attempt)
+            return self.attempts
         finally:
-            process.terminate()
+            if self.process is not None:
+                self.process.terminate()
 
     def checkpoint(self) -> Any:
-        """Called by submitit before preemption or the time limit: save the run and requeue it."""
+        """Called by submitit before preemption or the time limit: save the run and requeue what is left."""
         import submitit
 
+        self.stopped = True
         if self.process is not None:
             self.process.terminate()
             self.process.process.wait()
-        return submitit.helpers.DelayedSubmission(SlurmTask(self.command))
+        return submitit.helpers.DelayedSubmission(SlurmTask(self.commands, self.attempts))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an attempt is made: a Slurm job, and its number among those of the job."""
+
+    job: Any
+    number: int
 
 
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
     A run of more GPUs than a node has (`gpus_on_node`, 8) gets several nodes, and srun starts its ranks.
+    If there are more runs than `jobs`, a job makes up to `runs_per_job` of them, one after another in one
+    worker process: small runs then do not wait for the queue, imports and kernels each.
 
     Slurm-only options need no `slurm_` prefix. `cluster="local"` runs the same jobs as processes
     of this machine.
@@ -89,6 +113,9 @@ class SlurmLauncher(LauncherBase):
         self.cluster = options.pop("cluster", "slurm")
         self.threads = int(options.pop("threads", 1))
         self.gpus_on_node = int(options.pop("gpus_on_node", 8))
+        self.runs_per_job = int(options.pop("runs_per_job", _RUNS_PER_JOB))
+        if self.runs_per_job < 1:
+            raise UsageError(f"runs_per_job = {self.runs_per_job} is not valid: it must be at least 1.")
         folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
         try:
@@ -97,18 +124,39 @@ class SlurmLauncher(LauncherBase):
                 **_submitit_parameters({"timeout_min": _DEFAULT_TIMEOUT_MINUTES, **options})
             )
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
-            raise UsageError(f"submitit rejects these options: {_first_line(error)}") from error
+            raise UsageError(f"submitit refuses these options: {_first_line(error)}") from error
+        self.in_queue: list[Any] = []  # Slurm jobs that have not ended
+        self.waiting: list[Job] = []  # for a place in the queue
         default = available_cores() if self.cluster == "local" else _MAX_QUEUED
         super().__init__(context, jobs or default)
 
-    def start(self, jobs: Sequence[Job]) -> None:
-        """Submit the jobs as one array for each number of GPUs."""
-        sizes = {id(job): self.context.gpus_per_run.of(job.spec) for job in jobs}
-        for gpus in sorted(set(sizes.values())):
-            self._submit([job for job in jobs if sizes[id(job)] == gpus], gpus)
+    @property
+    def max_started(self) -> int:
+        """Runs in the queue: several per Slurm job."""
+        return self.slots * self.runs_per_job
 
-    def _submit(self, jobs: Sequence[Job], gpus: int) -> None:
-        """Submit an array of jobs; one task starts the ranks of a node, and srun those of several nodes."""
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Submit the jobs, or let them wait until fewer than `slots` Slurm jobs are in the queue."""
+        self.waiting += jobs
+        self._submit_waiting()
+
+    def _submit_waiting(self) -> None:
+        """Share the runs that wait out among free Slurm jobs, one array for each number of GPUs."""
+        while self.waiting and (free := self.slots - len(self.in_queue)) > 0:
+            gpus = self.context.gpus_per_run.of(self.waiting[0].spec)
+            alike = [job for job in self.waiting if self.context.gpus_per_run.of(job.spec) == gpus]
+            most = self.runs_per_job if gpus == 1 else 1  # runs on several GPUs take long anyway
+            each = min(most, -(-len(alike) // free))
+            chosen = alike[: each * free]
+            groups = -(-len(chosen) // each)
+            self._submit([chosen[first::groups] for first in range(groups)], gpus)
+            self.waiting = [job for job in self.waiting if job.handle is None]
+
+    def _submit(self, groups: Sequence[Sequence[Job]], gpus: int) -> None:
+        """Submit an array with one Slurm job per group.
+
+        One task starts the ranks of a node, and srun those of several nodes.
+        """
         environment = {"OMP_NUM_THREADS": str(self.threads)}
         several = gpus > self.gpus_on_node
         if several and gpus % self.gpus_on_node:
@@ -117,7 +165,10 @@ class SlurmLauncher(LauncherBase):
                 "GPUs of a node (--launcher-option gpus_on_node=N)."
             )
         ranks = 1 if several else gpus
-        tasks = [SlurmTask(self.context.train_command(job.spec, environment, gpus=ranks)) for job in jobs]
+        tasks = [
+            SlurmTask([self.context.train_command(job.spec, environment, gpus=ranks) for job in group])
+            for group in groups
+        ]
         try:
             if not self.context.gpus_per_run.single:
                 on_node = self.gpus_on_node if several else gpus
@@ -129,31 +180,46 @@ class SlurmLauncher(LauncherBase):
                 handles = self.executor.submit_array(tasks)
         except Exception as error:  # submitit raises what sbatch printed
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
-        for job, handle in zip(jobs, handles, strict=True):
-            job.handle = handle
+        for group, handle in zip(groups, handles, strict=True):
+            self.in_queue.append(handle)
+            for number, job in enumerate(group):
+                job.handle = _Place(handle, number)
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
-        """Jobs that have ended."""
-        done = [(job, _attempt(job.handle)) for job in running if job.handle.done()]
+        """Jobs that have ended: by their record, else when the whole Slurm job has ended."""
+        self.in_queue = [handle for handle in self.in_queue if not handle.done()]
+        done: list[tuple[Job, Attempt]] = []
+        for job in running:
+            if job.handle is None:
+                continue
+            if job.handle.job not in self.in_queue:
+                done.append((job, _attempt(job.handle)))
+            elif job.run.record_file.exists():
+                done.append((job, Attempt(0)))
+        self._submit_waiting()
         if not done:
             time.sleep(_POLL_SECONDS)
         return done
 
     def stop(self, running: Sequence[Job]) -> None:
         """Cancel the jobs; Slurm sends SIGTERM first, on which the runs save."""
-        for job in running:
+        self.waiting.clear()
+        for handle in {id(job.handle.job): job.handle.job for job in running}.values():
             with contextlib.suppress(Exception):  # it has just ended
-                job.handle.cancel()
+                handle.cancel()
         deadline = time.monotonic() + 30
         while any(job.run.busy() for job in running) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 
-def _attempt(handle: Any) -> Attempt:
+def _attempt(place: _Place) -> Attempt:
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
     try:
-        return handle.results()[0]  # of rank 0, where each rank is a task
+        attempts = place.job.results()[0]  # of rank 0, where each rank is a task
+        return (
+            attempts[place.number] if place.number < len(attempts) else Attempt(None, "its job was stopped.")
+        )
     except FailedJobError as error:  # steepen raised on the node
         return Attempt(70, f"steepen: the job failed on its node: {_exception_line(error)}")
     except (UncompletedJobError, OSError) as error:

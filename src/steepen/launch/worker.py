@@ -20,6 +20,9 @@ from typing import BinaryIO
 from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
 from steepen.launch.worker_process import DONE
 
+# Set for `steepen train --gpus` on one node of several: "NODE/NODES HOST:PORT", this node's number, how many
+# there are, and where on node 0 they meet.
+NODES_VARIABLE = "STEEPEN_NODES"
 PROGRAM = ("-m", "steepen.launch.subprocess_entry", "train")
 _OUTPUT_TAIL = 4000  # characters of output that come back with an attempt
 

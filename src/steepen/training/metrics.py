@@ -98,6 +98,7 @@ class MetricBuffer:
         self.cumulative_flops = schedule.cumulative_flops(spec.arm, spec.shape, spec.batch_tokens)
         self.pending: list[tuple[int, Tensor, Tensor]] = []
         self.data_seconds = 0.0  # spent waiting for batches since the last drain
+        self.checkpoint_seconds = 0.0  # for which training has stood still to save, since the last drain
 
     def add(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Queue a step's loss and gradient norm (scalars on the device) without synchronizing."""
@@ -129,6 +130,9 @@ class MetricBuffer:
                 "tokens_per_second": rate,
                 "data_wait": data_wait,  # fraction of the time
             }
+            if self.checkpoint_seconds:
+                values["checkpoint_wait"] = self.checkpoint_seconds
+                self.checkpoint_seconds = 0.0
             self.metrics.write(step=step + 1, tokens=(step + 1) * self.spec.batch_tokens, **values)
             self.trackers.log(step + 1, values)
         self._show(steps, losses[-1], rate, seconds)

@@ -463,8 +463,10 @@ class Trainer:
             what = f"the norm of the weights is {norm}"
             raise diverged(self.spec, self.directory.checkpoints, self.step - 1, what)
         self.metrics.sync()
+        started = time.monotonic()
         self.writer.save(self._training_state(kind), self.network, self.optimizer, wait=wait)
         self.saved_at = time.monotonic()
+        self.buffer.checkpoint_seconds += self.saved_at - started
 
     def _weight_norm(self) -> float:
         """Norm of all weights, over the ranks that own them."""
