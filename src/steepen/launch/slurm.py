@@ -19,7 +19,7 @@ from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_pa
 _POLL_SECONDS = 0.2
 _EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 _DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
-_MAX_QUEUED = 500  # many clusters refuse more jobs per user
+_MAX_QUEUED = 500  # many clusters reject more jobs per user
 _RUNS_PER_JOB = 8
 # Options that submitit names alike on every cluster.
 _SUBMITIT_OPTIONS = {
@@ -124,7 +124,7 @@ class SlurmLauncher(LauncherBase):
                 **_submitit_parameters({"timeout_min": _DEFAULT_TIMEOUT_MINUTES, **options})
             )
         except (TypeError, ValueError, NameError, RuntimeError, AssertionError) as error:
-            raise UsageError(f"submitit refuses these options: {_first_line(error)}") from error
+            raise UsageError(f"submitit rejects these options: {_first_line(error)}") from error
         self.in_queue: list[Any] = []  # Slurm jobs that have not ended
         self.waiting: list[Job] = []  # for a place in the queue
         default = available_cores() if self.cluster == "local" else _MAX_QUEUED
