@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from rank_kills import make_data
 
+import ranks
 from ranks import on_ranks
 from steepen.data import Dataset
 from steepen.distributed.world import World
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
     options = parser.parse_args()
+    ranks.TIMEOUT = 1800.0  # a busy machine is no failure here
     train_options = TrainOptions(device="cpu", quiet=True, micro_batch=2)
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="steepen-arms-") as name:

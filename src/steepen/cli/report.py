@@ -16,7 +16,8 @@ def report(
     study: Annotated[
         list[str],
         typer.Argument(
-            help="Studies: directories, or names (or unambiguous prefixes of names) in --studies."
+            help="Studies: directories, names (or unambiguous prefixes of names) in --studies, or a "
+            "directory that holds runs/ and studies/."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory to write to; created if missing.")],
@@ -51,11 +52,11 @@ def report(
     [bold]steepen report ladder --out report[/bold]
     [bold]steepen report ladder-tiny studies/tpp-tiny --out report --format pdf[/bold]
     """
-    from steepen.report.load_studies import load_study, with_registered_forecasts
+    from steepen.report.load_studies import expand_studies, load_study, with_registered_forecasts
     from steepen.report.write import PAGE_NAME, parse_formats, step_count, write_report
 
     kinds = parse_formats(formats)
-    loaded = [load_study(name, studies, runs) for name in dict.fromkeys(study)]
+    loaded = [load_study(name, studies, runs) for name in expand_studies(study)]
     if forecasts is not None:
         loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
     steps = _with_progress(write_report(loaded, out, kinds), step_count(loaded))

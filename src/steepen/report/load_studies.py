@@ -17,7 +17,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.samples import read_samples
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Table
-from steepen.studies.driver.journal import Journal, find_study_folder
+from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,23 @@ class LoadedStudy:
     samples: dict[str, list[dict[str, Any]]] = field(  # step, prompt and text, of the runs that have any
         default_factory=dict[str, list[dict[str, Any]]]
     )
+
+
+def expand_studies(names: Sequence[str]) -> list[str]:
+    """Study names, where a directory that holds studies/*/study.json stands for all of them with an answer.
+
+    They come in the order in which they began.
+    """
+    found: list[str] = []
+    for name in names:
+        folder = Path(name) / "studies"
+        journals = [] if (Path(name) / JOURNAL).is_file() else read_journals(folder)[0]
+        answered = [journal for journal in journals if journal.entry.answer is not None]
+        if journals and not answered:
+            raise SteepenError(f"no study in {folder} has an answer yet; let one finish first.")
+        answered.sort(key=lambda journal: journal.entry.began)
+        found += [str(journal.folder) for journal in answered] or [name]
+    return list(dict.fromkeys(found))
 
 
 def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStudy:
