@@ -93,8 +93,8 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
             "Δγ",
             "Δγ low",
             "Δγ high",
-            "× bottom (interpolated)",
-            "× top (interpolated)",
+            "× at lowest budget",
+            "× at highest budget",
         ),
         rows=tuple(rows),
         caption=(
