@@ -66,8 +66,8 @@ def give_gradients(network: Network, seed: int) -> None:
 class Reference:
     """Reference of the optimizers: one numpy matrix at a time."""
 
-    def __init__(self, network: Network, choice: OptimizerConfig) -> None:
-        self.choice = choice
+    def __init__(self, network: Network, config: OptimizerConfig) -> None:
+        self.config = config
         self.weights = {n: p.detach().numpy().copy() for n, p in network.named_parameters()}
         self.momentum = {n: np.zeros_like(w) for n, w in self.weights.items()}
         self.second = {n: np.zeros_like(w) for n, w in self.weights.items()}
@@ -76,9 +76,9 @@ class Reference:
 
     def step(self, gradients: dict[str, np.ndarray], factor: float) -> None:
         self.steps += 1
-        if self.choice.clip is not None:
+        if self.config.clip is not None:
             norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
-            gradients = {n: g * min(1.0, self.choice.clip / (norm + 1e-6)) for n, g in gradients.items()}
+            gradients = {n: g * min(1.0, self.config.clip / (norm + 1e-6)) for n, g in gradients.items()}
         for name, gradient in gradients.items():
             rate = (
                 {"embedding": HYPER.embedding_lr_multiplier, "head": HYPER.head_lr_multiplier}.get(name, 1.0)
@@ -86,38 +86,38 @@ class Reference:
                 * factor
             )
             block = name not in ("embedding", "head")
-            if block and self.choice.kind == "muon":
+            if block and self.config.kind == "muon":
                 update = self.muon(name, gradient) * rate
             else:
                 update = self.adam(name, gradient) * rate
             weight = self.weights[name]
             decay = rate * HYPER.weight_decay * weight
-            if block and self.choice.kind == "muon" and self.choice.shape_scaled_decay:
+            if block and self.config.kind == "muon" and self.config.shape_scaled_decay:
                 decay = decay * max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5
-            if self.choice.cautious_decay == "all" or (block and self.choice.cautious_decay == "matrices"):
+            if self.config.cautious_decay == "all" or (block and self.config.cautious_decay == "matrices"):
                 decay = np.where(weight * update >= 0, decay, 0.0)
             self.weights[name] = weight - decay - update
 
     def muon(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        beta = self.choice.momentum
-        if self.choice.momentum_start is not None:
-            rise = (self.steps - 1) / self.choice.momentum_warmup_steps
-            beta = self.choice.momentum_start + (beta - self.choice.momentum_start) * min(1.0, rise)
+        beta = self.config.momentum
+        if self.config.momentum_start is not None:
+            rise = (self.steps - 1) / self.config.momentum_warmup_steps
+            beta = self.config.momentum_start + (beta - self.config.momentum_start) * min(1.0, rise)
         self.momentum[name] = beta * self.momentum[name] + (1 - beta) * gradient
         direction = self.momentum[name]
-        if self.choice.nesterov:
+        if self.config.nesterov:
             direction = beta * direction + (1 - beta) * gradient
         out = np.empty_like(direction)
         rows, columns = direction.shape[-2:]
         for place in np.ndindex(direction.shape[:-2]):
             each = direction[place]
-            if self.choice.row_normalize:
+            if self.config.row_normalize:
                 each = each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-7)
             update = self.polynomial(each)
-            if self.choice.variance_reduction != "none":
-                by_column = self.choice.variance_reduction == "row-or-column" and rows < columns
+            if self.config.variance_reduction != "none":
+                by_column = self.config.variance_reduction == "row-or-column" and rows < columns
                 mean = (update**2).mean(0 if by_column else 1, keepdims=True)
-                beta2 = self.choice.variance_beta2
+                beta2 = self.config.variance_beta2
                 old = self.variance.setdefault((name, place), np.zeros_like(mean))
                 running = beta2 * old + (1 - beta2) * mean
                 self.variance[name, place] = running
@@ -129,7 +129,7 @@ class Reference:
     def polynomial(self, matrix: np.ndarray) -> np.ndarray:
         """Through the singular values: an odd matrix polynomial only changes those."""
         left, values, right = np.linalg.svd(matrix, full_matrices=False)
-        if self.choice.orthogonalization == "newton-schulz":
+        if self.config.orthogonalization == "newton-schulz":
             table = [(3.4445, -4.7750, 2.0315)] * 5
             values = values / (np.sqrt((values**2).sum()) + 1e-7)
         else:
@@ -156,10 +156,10 @@ class Reference:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_equal_an_independent_reference_in_fp64(variant: str) -> None:
-    choice = VARIANTS[variant]
+    config = VARIANTS[variant]
     network = network_with_gradients()
-    optimizer = Optimizer(network.named_parameters(), HYPER, choice, network.refresh)
-    reference = Reference(network, choice)
+    optimizer = Optimizer(network.named_parameters(), HYPER, config, network.refresh)
+    reference = Reference(network, config)
     for step, factor in enumerate((1.0, 0.7, 0.2)):
         if step:
             generator = torch.Generator().manual_seed(step)

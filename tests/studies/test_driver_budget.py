@@ -96,12 +96,12 @@ def test_smaller_runs_are_made_after_one_that_exceeds_the_time_budget(
     slow = Speed((), expected_flops(specs[-1]) / 10, "assumed")  # ten seconds per size, and the start
     progress = BatchProgress(store, speed=slow, quiet=True)
     with pytest.raises(BudgetReached, match="1 run of this batch was made, 1 run is left"):
-        drive(asks(*specs[1:3]), store, SlowToTell(instant), budget=Budget(seconds=60), progress=progress)
+        drive(asks(*specs[1:3]), store, EagerLauncher(instant), budget=Budget(seconds=60), progress=progress)
     assert instant.ran == [2]
 
 
-class SlowToTell:
-    """Takes all specs before the first ends, so that nothing is measured yet when the last is chosen."""
+class EagerLauncher:
+    """Takes all specs before the first run ends, so that no speed is measured when the last is chosen."""
 
     slots = 9
 

@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset.open(folder / "data")
 
 
-def small_bench(data: Dataset) -> StudyContext:
+def small_context(data: Dataset) -> StudyContext:
     preset = replace(
         load_preset("tiny"),
         context=16,
@@ -78,7 +78,7 @@ def small_bench(data: Dataset) -> StudyContext:
 def run_ladder(data: Dataset, folder: Path) -> Answer:
     store = RunStore(folder / "runs")
     journal = Journal.open(folder / "studies", "ladder", {}, store.root)
-    study = ladder(small_bench(data), arms=["vanilla", "untied-grow"])
+    study = ladder(small_context(data), arms=["vanilla", "untied-grow"])
     return drive(study, store, InProcess(data, store), journal=journal)
 
 

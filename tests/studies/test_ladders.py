@@ -340,10 +340,12 @@ def test_scaled_hyperparameters_have_ladders_of_their_own(paper: StudyContext) -
 
 
 def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:
-    def flat(spec: RunSpec) -> float:
-        return 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11
+    def one_law(spec: RunSpec) -> float:
+        # Fits to ladders that differ by nothing but noise converge six times as fast as to equal ladders.
+        noise = 0.004 * (int(spec.hash[:4], 16) / 2**16 - 0.5)
+        return 1.7 + 1.25 * (expected_flops(spec) / C0) ** -0.11 * (1 + noise)
 
-    formula = Formula(flat)
+    formula = Formula(one_law)
     answer = formula.answer(ablations(paper))
     references = {name: value["flops"]["reference"] for name, value in answer.values.items()}
     assert references["operator"] == "vanilla"
@@ -352,7 +354,7 @@ def test_each_ablation_part_has_its_own_reference(paper: StudyContext) -> None:
     assert references["optimizer, width and depth"] == "deep-vanilla"
     assert references["optimizer, width only"] == "width-only-deep-vanilla"
     assert {spec.optimizer.kind for spec in formula.specs} == {"muon", "adamw"}
-    alone = Formula(flat)
+    alone = Formula(one_law)
     alone.answer(ablations(paper, parts=["constant"]))
     constant = {s.hyperparameters.learning_rate for s in alone.specs if s.arm.name == "vanilla"}
     assert constant == {0.04}
@@ -393,7 +395,7 @@ def test_irreducible_loss_hypothesis_is_tabulated_beside_the_exponent_hypothesis
         assert None in row[1:7], "the ladders are exact, so a hypothesis is rejected and left out"
     assert [row[0] for row in table.rows] == ["operator-1", "untied-2"]
     assert "not measured" in table.caption
-    assert "× top (interpolated)" in answer.tables[0].columns
+    assert "× at highest budget" in answer.tables[0].columns
 
 
 def test_both_intervals_of_the_exponent_are_drawn_with_different_styles(paper: StudyContext) -> None:

@@ -25,7 +25,7 @@ from steepen.training.train_step import TrainStep, warm_up
 
 SCALE = SizeRule(aspect=8, head_dim=8, mlp_multiple=8, context=12, vocabulary=40)
 DEFAULT = OptimizerConfig()
-CHOICES = [
+CONFIGS = [
     DEFAULT,
     OptimizerConfig.named("muon"),
     OptimizerConfig.named("normuon"),
@@ -33,13 +33,13 @@ CHOICES = [
 ]
 
 
-def make(fused: bool, graphs: bool = False, choice: OptimizerConfig = DEFAULT) -> TrainStep:
+def make(fused: bool, graphs: bool = False, config: OptimizerConfig = DEFAULT) -> TrainStep:
     arm = ARMS["untied-2"]
     network = materialize(build_on_meta(arm.shape(4, SCALE), arm), dtype=torch.float64, embedding_std=0.3)
     if fused:
         install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
     optimizer = Optimizer(
-        network.named_parameters(), replace(recipe_of(arm).base, learning_rate=0.05), choice, network.refresh
+        network.named_parameters(), replace(recipe_of(arm).base, learning_rate=0.05), config, network.refresh
     )
     return TrainStep(
         network, optimizer, GradientAccumulator(network, 4, 2, print), cuda_graphs=graphs, say=print
@@ -62,13 +62,13 @@ def test_fused_steps_equal_reference_steps() -> None:
         torch.testing.assert_close(one, two, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("done", [0, 3])
 def test_warm_up_and_capture_leave_the_state_unchanged(
-    done: int, choice: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
+    done: int, config: OptimizerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TrainStep, "_capture", lambda *_: None)  # capture needs a GPU
-    warmed, other = make(fused=True, graphs=True, choice=choice), make(fused=True, choice=choice)
+    warmed, other = make(fused=True, graphs=True, config=config), make(fused=True, config=config)
     for stepper in (warmed, other):
         for step in range(done):
             stepper(*batch(step), 2, 1.0)
