@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steepen.api.fits import fit
+from steepen.api.fits import ComputeResult, fit
 from steepen.model.arms import find_arm
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
@@ -86,14 +86,18 @@ def loss_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def verdict_table(rows: Sequence[dict[str, Any]], reference: str) -> str:
     """Laws and verdicts of `steepen fit` on these rows."""
-    found = fit(list(rows), reference=reference).to_rows()
+    found = fit(list(rows), reference=reference)
+    assert isinstance(found, ComputeResult)
     lines: list[list[str]] = []
-    for row in found:
+    for row in found.to_rows():
         gain = at = "–"
         if row["delta_gamma"] is not None:
             low, high = row["delta_gamma_low"], row["delta_gamma_high"]
             gain = f"{row['delta_gamma']:+.4f} ({low:+.4f} to {high:+.4f})"
-            at = f"{row['multiplier']:.3f} at {row['multiplier_flops']:.2g}"
+            inside = [one for one in found[row["arm"]].leading_multipliers if not one.extrapolated]
+            if inside:
+                top = max(inside, key=lambda one: one.flops)
+                at = f"{top.value:.3f} ({top.low:.3f} to {top.high:.3f}) at {top.flops:.2g}"
         lines.append(
             [
                 find_arm(row["arm"]).title,

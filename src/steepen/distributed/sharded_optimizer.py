@@ -80,6 +80,7 @@ class DistributedOptimizer(ABC):
     """
 
     capturable = False  # collectives of a step are not captured in CUDA graphs
+    gradients_capturable = False  # whether forward and backward may be: the step then takes `.grad`
     sums_gradients = False  # whether gradients of micro-batches are summed outside `.grad` of plain tensors
 
     def __init__(
@@ -151,6 +152,8 @@ class ShardedOptimizer(DistributedOptimizer):
     Build it when the weights are in place. `copies` are the compute copies by parameter name; `after_gather`
     is called when they have changed.
     """
+
+    gradients_capturable = True
 
     def __init__(
         self,

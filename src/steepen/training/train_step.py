@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from steepen.distributed.sharded_optimizer import DistributedOptimizer
+from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.execution.cuda_graphs import CudaGraphCache
 from steepen.model.loss import mean_loss
 from steepen.model.network import Network
@@ -23,7 +23,10 @@ from steepen.training.gradient_accumulation import GradientAccumulator, accumula
 
 
 class TrainStep:
-    """Runs optimizer steps; with `cuda_graphs`, replays one CUDA graph per number of passes."""
+    """Runs optimizer steps; with `cuda_graphs`, replays one CUDA graph per number of passes.
+
+    On several ranks a graph holds forward and backward only: collectives stay outside.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,8 @@ class TrainStep:
         self.network, self.optimizer, self.accumulator = network, optimizer, accumulator
         self.cuda_graphs, self.say = cuda_graphs, say
         self.captured = CudaGraphCache()  # by number of passes
+        # On several ranks: the gradients that a graph writes, by number of passes.
+        self.written: dict[int, list[tuple[nn.Parameter, Tensor]]] = {}
 
     def __call__(
         self, inputs: Tensor, targets: Tensor, passes: int, factor: float, step: int | None = None
@@ -46,6 +51,14 @@ class TrainStep:
         `step` is the number of the step, for Muon's momentum; without it, momentum is as last set.
         """
         captured = self.captured.get(passes)
+        if captured is not None and isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.wait_for_weights()  # a replay does not call the hooks that wait
+            (loss,) = captured.replay(inputs, targets)
+            for parameter, gradient in self.written[passes]:
+                parameter.grad = gradient
+            norm = self.optimizer.step(factor, step)
+            self.optimizer.zero_grad()
+            return loss, norm
         if captured is not None:
             assert isinstance(self.optimizer, Optimizer)
             self.optimizer.set_lr_factor(factor)
@@ -66,8 +79,8 @@ class TrainStep:
         Does nothing without CUDA graphs: only small networks use them, whose weights and optimizer state
         are cheap to copy.
         """
-        if not self.cuda_graphs:
-            return
+        if not self.cuda_graphs or isinstance(self.optimizer, DistributedOptimizer):
+            return  # on several ranks the first step is captured: released weights cannot be restored
         parameters = list(self.network.parameters())
         weights = [p.detach().clone() for p in parameters]
         before = {
@@ -86,6 +99,7 @@ class TrainStep:
     def reset(self) -> None:
         """Drop the captured graphs, which are stale once the network grows or optimizer state is replaced."""
         self.captured.clear()
+        self.written.clear()
 
     def _capture(self, inputs: Tensor, targets: Tensor, passes: int) -> None:
         """Capture a step like the one just run, which has allocated the optimizer state.
@@ -95,22 +109,36 @@ class TrainStep:
         """
 
         optimizer = self.optimizer
-        assert isinstance(optimizer, Optimizer)
+        if isinstance(optimizer, ShardedOptimizer):
+            optimizer.wait_for_weights()
+
+        def gradients(inputs: Tensor, targets: Tensor) -> tuple[Tensor]:
+            size, rows = self.accumulator.micro_batch, len(inputs) * self.accumulator.ranks
+            return (accumulate(self.network, inputs, targets, passes, size, global_rows=rows),)
 
         def step(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             # Not through the accumulator: out of memory, it would retry with a smaller micro-batch and leave
             # the kernels captured so far in the graph.
+            assert isinstance(optimizer, Optimizer)
             loss = accumulate(self.network, inputs, targets, passes, self.accumulator.micro_batch)
             return loss, optimizer.step_at_current_lr()
 
+        sharded = isinstance(optimizer, ShardedOptimizer)
         try:
-            self.captured.capture(passes, step, inputs, targets)
+            self.captured.capture(passes, gradients if sharded else step, inputs, targets)
+            if sharded:
+                found = [(p, p.grad) for p in self.network.parameters()]
+                self.written[passes] = [(p, gradient) for p, gradient in found if gradient is not None]
         except RuntimeError as error:
             self.cuda_graphs = False
             self.reset()
             self.say(f"CUDA graph capture failed ({str(error).splitlines()[0]}); going on without graphs.")
         finally:
             self.optimizer.zero_grad()  # these gradients live in the graph's memory pool
+        if isinstance(optimizer, ShardedOptimizer) and not optimizer.world.minimum(self.cuda_graphs):
+            # Ranks with and without graphs would reduce gradients in different orders.
+            self.cuda_graphs = False
+            self.reset()
 
 
 def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[str], None]) -> None:

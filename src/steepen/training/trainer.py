@@ -288,7 +288,12 @@ class Trainer:
             self.network,
             self.optimizer,
             self.accumulator,
-            cuda_graphs=self.mode.cuda_graphs and self.optimizer.capturable,
+            cuda_graphs=self.mode.cuda_graphs
+            and (
+                self.optimizer.gradients_capturable
+                if isinstance(self.optimizer, DistributedOptimizer)
+                else self.optimizer.capturable
+            ),
             say=say,
         )
         if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
