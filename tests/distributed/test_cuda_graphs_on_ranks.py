@@ -84,7 +84,7 @@ def run_where_one_rank_cannot_capture(world: World, spec: RunSpec, data: Dataset
         def fail(self: ImitatedGraphs, *arguments: Any) -> None:
             raise RuntimeError("not enough memory for a graph")
 
-        ImitatedGraphs.capture = fail
+        ImitatedGraphs.capture = fail  # pyright: ignore[reportAttributeAccessIssue]
     return len(run(world, spec, data, store, graphs=True))
 
 
