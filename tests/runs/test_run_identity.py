@@ -102,6 +102,7 @@ DEFAULTS: dict[str, Any] = {
     "OptimizerConfig.shape_scaled_decay": True,
     "OptimizerConfig.clip": None,
     "OptimizerConfig.growth_state": "fresh",
+    "OptimizerConfig.embedding_precision": "fp32",
     "LearningRateConfig.decay_to_zero": True,
     "LearningRateConfig.rewarm_steps": 40,
     "ModelOptions.norm_eps": 1.1920929e-07,

@@ -16,6 +16,7 @@ Orthogonalization = Literal["newton-schulz", "polar-express"]
 GrowthState = Literal["copy", "zero", "fresh"]
 VarianceReduction = Literal["none", "row", "row-or-column"]
 CautiousDecay = Literal["none", "matrices", "all"]
+EmbeddingPrecision = Literal["fp32", "bf16"]
 
 # Built-in optimizers of the block matrices, with the bytes of state they keep per fp32 parameter.
 STATE_BYTES: dict[str, int] = {"muon": 4, "adamw": 8}
@@ -87,6 +88,8 @@ class OptimizerConfig:
     shape_scaled_decay: bool = True  # Muon: decay at lr·max(1, rows/columns)^½, as the update, instead of lr
     clip: float | None = None  # gradient norm to clip at; off in the paper
     growth_state: GrowthState = "fresh"  # optimizer state of the cores that growth adds
+    # "bf16": weight, gradient and moments of the embedding are rounded to bf16, as the authors store them.
+    embedding_precision: EmbeddingPrecision = "fp32"
 
     if TYPE_CHECKING:
 
@@ -106,6 +109,7 @@ class OptimizerConfig:
             shape_scaled_decay: bool = True,
             clip: float | None = None,
             growth_state: GrowthState = "fresh",
+            embedding_precision: EmbeddingPrecision = "fp32",
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -119,7 +123,11 @@ class OptimizerConfig:
             value = getattr(self, name)
             if value is not None:
                 require(0 <= value < 1, "optimizer", name, value, "in [0, 1)")
-        for name, choices in (("variance_reduction", VarianceReduction), ("cautious_decay", CautiousDecay)):
+        for name, choices in (
+            ("variance_reduction", VarianceReduction),
+            ("cautious_decay", CautiousDecay),
+            ("embedding_precision", EmbeddingPrecision),
+        ):
             value = getattr(self, name)
             require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
         require_positive(self, ("momentum_warmup_steps",))

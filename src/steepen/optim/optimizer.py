@@ -36,6 +36,12 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
     return nn.utils.get_total_norm(gradients)
 
 
+@torch.no_grad()
+def round_to_bf16_(tensor: Tensor) -> None:
+    """Round the values to those that bf16 has; the dtype stays."""
+    tensor.copy_(tensor.bfloat16())
+
+
 class Optimizer:
     """Steps named parameters by a recipe's hyperparameters; state is read and loaded by parameter name.
 
@@ -143,6 +149,10 @@ class Optimizer:
         small = sum(p.numel() for p in self.matrices.values()) <= PARALLEL_MAX_ELEMENTS
         # Only during capture: eagerly, a small step is limited by the host, which streams would burden more.
         parallel = self.device.type == "cuda" and small and torch.cuda.is_current_stream_capturing()
+        embedding = self.parameters.get("embedding")
+        rounded = embedding if self.config.embedding_precision == "bf16" else None
+        if rounded is not None and rounded.grad is not None:
+            round_to_bf16_(rounded.grad)
         tasks: list[Callable[[], Any]] = [self.adamw.step]
         if self.muon is not None:
             weight_decay = self.hyperparameters.weight_decay
@@ -157,6 +167,10 @@ class Optimizer:
         else:
             tasks.insert(0, lambda: self.total_norm(gradients))
         norm, *_ = self.streams(tasks, self.device) if parallel else run_sequentially(tasks)
+        if rounded is not None:
+            state = self.adamw.state_of(rounded) or {}
+            for tensor in (rounded, *(value for key, value in state.items() if key != "step")):
+                round_to_bf16_(tensor)
         if self.after_step is not None:
             self.after_step()
         return norm

@@ -19,7 +19,7 @@ from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, initialize, name_seed
 from steepen.model.load_weights import WeightsMismatch, allocate, copy_weights
 from steepen.model.network import Network
-from steepen.optim.optimizer import Optimizer
+from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state
 from steepen.runs.spec import RunSpec
 from steepen.training.checkpoint import (
@@ -167,6 +167,8 @@ def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World
     # Custom blocks may draw random numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, f"run/{world.rank}" if world.rank else "run"))
     initialize(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
+    if spec.optimizer.embedding_precision == "bf16":
+        round_to_bf16_(network.embedding)
     optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
     return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 

@@ -1,0 +1,75 @@
+"""The embedding as the paper's authors store it: weight, gradient and moments in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ranks import on_ranks
+from steepen.data import Dataset
+from steepen.distributed.world import World
+from steepen.model.arms import find_arm
+from steepen.optim.config import OptimizerConfig
+from steepen.optim.optimizer import Optimizer
+from steepen.recipe.paper_tables import recipe_of
+from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunStore
+from steepen.training.checkpoint import list_checkpoints
+from steepen.training.train_options import TrainOptions
+from steepen.training.trainer import train
+
+
+def test_steps_equal_those_of_an_adamw_that_stores_bf16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(40, 16, generator=generator).bfloat16()
+    hyper = recipe_of(find_arm("vanilla")).base
+    ours = nn.Parameter(start.float())
+    optimizer = Optimizer([("embedding", ours)], hyper, OptimizerConfig(embedding_precision="bf16"))
+    weight, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    for step in range(1, 6):
+        gradient = torch.randn(40, 16, generator=generator)
+        ours.grad = gradient.clone()
+        optimizer.step(1.0, step - 1)
+        # The textbook's AdamW on bf16 tensors: computed in fp32, stored in bf16.
+        g, lr = gradient.bfloat16().float(), hyper.embedding_lr
+        m = hyper.beta1 * first.float() + (1 - hyper.beta1) * g
+        v = hyper.beta2 * second.float() + (1 - hyper.beta2) * g * g
+        decayed = weight.float() * (1 - lr * hyper.weight_decay)
+        scaled = (v / (1 - hyper.beta2**step)).sqrt() + hyper.adam_eps
+        moved = decayed - lr * (m / (1 - hyper.beta1**step)) / scaled
+        weight, first, second = moved.bfloat16(), m.bfloat16(), v.bfloat16()
+        # A value half-way between two of bf16 may round the other way.
+        assert (ours.detach() == weight.float()).float().mean() > 0.99
+        torch.testing.assert_close(ours.detach(), weight.float(), rtol=2**-7, atol=0)
+        weight = ours.detach().bfloat16()
+        state = optimizer.state()["embedding"]
+        first, second = state["exp_avg"].bfloat16(), state["exp_avg_sq"].bfloat16()
+        assert torch.equal(first.float(), state["exp_avg"]) and torch.equal(
+            second.float(), state["exp_avg_sq"]
+        )
+        assert torch.equal(weight.float(), ours.detach())
+
+
+def trained(world: World, spec: RunSpec, data: Dataset, store: Path) -> float:
+    options = TrainOptions(device="cpu", quiet=True, micro_batch=2)
+    return train(spec, data, RunStore(store), options, world=world).validation_loss
+
+
+def test_a_run_stores_only_bf16_values_on_any_number_of_ranks(
+    make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path: Path
+) -> None:
+    spec = make_spec("vanilla", optimizer=OptimizerConfig(embedding_precision="bf16"))
+    plain = make_spec("vanilla")
+    assert spec.hash != plain.hash
+    loss = trained(World(), spec, tiny_data, tmp_path / "1")
+    (saved,) = list_checkpoints(tmp_path / "1" / spec.hash / "checkpoints")[-1:]
+    with saved.reader() as reader:
+        embedding = reader.read("model", "embedding")
+        head = reader.read("model", "head")
+    assert torch.equal(embedding.bfloat16().float(), embedding)
+    assert not torch.equal(head.bfloat16().float(), head)
+    assert on_ranks(2, trained, spec, tiny_data, tmp_path / "2") == [loss, loss]
+    assert abs(trained(World(), plain, tiny_data, tmp_path / "1") - loss) > 1e-6
