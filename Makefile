@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 PRESET ?= tiny
 
-.PHONY: help setup setup-dev quickstart test lint types unit format clean
+.PHONY: help setup setup-dev quickstart test lint types unit docs format clean
 
 help:
 	@echo "make quickstart   install, train a small ladder of three arms, write quickstart/report.html"
 	@echo "                  (PRESET=mini on a GPU)"
 	@echo "make test         install, then lint, type-check and run the tests (WORKERS=4: four processes)"
+	@echo "make docs         install, then build the documentation site in site/ (readable without a network)"
 	@echo "make format       fix lint errors and format the code"
 	@echo "make clean        remove the environment and the caches"
 
@@ -49,10 +50,15 @@ types: setup-dev
 unit: setup-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
+# Broken links, missing pages and unknown names in the reference are errors.
+docs: setup-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo "site/index.html: open it in any browser."
+
 format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build site src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

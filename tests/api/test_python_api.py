@@ -18,6 +18,7 @@ import pytest
 import steepen
 from steepen.api.frames import as_table
 from steepen.api.result import Result
+from steepen.cli.app import main
 from steepen.errors import UsageError
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -219,3 +220,26 @@ def test_runs_filter_sort_and_become_a_frame(runs: Path) -> None:
 def test_runs_are_a_table_for_fit(runs: Path) -> None:
     table = as_table(steepen.open_runs(runs, status="finished"))
     assert len(table) == 3 and table.has("parameters") and table.has("tokens")
+
+
+def test_fit_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["method,C,val"]
+    rows += [f"{arm},{c:g},{1.8 + a * c**-0.1:.5f}" for arm, a in (("plain", 60.0), ("mine", 57.0))
+             for c in (1e17, 3e17, 1e18, 3e18, 1e19, 3e19)]  # fmt: skip
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    words = [
+        "fit",
+        str(tmp_path / "own.csv"),
+        "--columns",
+        "arm=method,flops=C,loss=val",
+        "--reference",
+        "plain",
+    ]
+    files = [tmp_path / name for name in ("laws.tex", "laws.csv", "laws.md")]
+    assert main([*words, *(word for file in files for word in ("--table", str(file)))]) == 0
+    assert "table: " in capsys.readouterr().out
+    tex, table, markdown = (file.read_text() for file in files)
+    assert tex.startswith("\\begin{tabular}") and "mine & " in tex
+    assert table.splitlines()[0].startswith("arm,verdict,gamma") and len(table.splitlines()) == 3
+    assert "| mine |" in markdown
+    assert main([*words, "--table", "laws.doc"]) == 2 and ".tex, .csv or .md" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -144,3 +145,38 @@ def test_a_study_scores_its_runs(tiny_data: Dataset, tmp_path: Path, monkeypatch
         device="cpu", jobs=1, score="kl-depth",
     )  # fmt: skip
     assert all(run["kl_depth"] is not None for run in study.runs)
+
+
+BLOCK = """
+from steepen.model.block import TransformerBlock
+
+class Plain(TransformerBlock):
+    pass
+"""
+
+
+def test_runs_of_a_custom_block_are_listed_without_running_its_code(
+    launcher: type, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "plain_block.py").write_text(BLOCK)
+    study = steepen.ladder(
+        ["vanilla", __import__("plain_block").Plain], rungs=[2, 3, 4, 5], data=tiny_data.directory,
+        epochs=10_000, launcher=launcher, device="cpu", label="custom",
+    )  # fmt: skip
+    text = study.summary() + str(study.answer)
+    assert "plain uses vanilla's" in text
+    assert "fit-recipe --arms plain_block:Plain --preset tiny` fits one with about" in text
+    run = study.runs.filter("arm == 'plain' and depth == 5")[0]
+    (run.path / "record.json").unlink()
+    (tmp_path / "plain_block.py").write_text("raise SystemExit('this code must not run')")
+    monkeypatch.delitem(__import__("sys").modules, "plain_block")
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if run.name in line)
+    assert line.startswith("waiting") and "–" in line
+    for words in (["status", "custom"], ["runs", "show", run.name[:6]], ["runs", "--where", "depth > 3"]):
+        assert main(words) == 0, words
+    capsys.readouterr()
+    assert main(["status", "custom", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["flops_left"] == pytest.approx(run["flops"])  # the journal's

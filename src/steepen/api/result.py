@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from steepen.api.frames import to_pandas
+from steepen.errors import UsageError
 
 
 class Result(ABC):
@@ -41,6 +43,28 @@ class Result(ABC):
         from steepen.report.table_files import to_latex
 
         return to_latex(self._table(caption), label=label)
+
+    def write_table(self, path: str | Path) -> Path:
+        """Write the rows as .tex (booktabs), .md (both rounded) or .csv (every column and digit)."""
+        from steepen.report.table_files import to_csv, to_markdown
+        from steepen.studies.answer import Table
+        from steepen.utils.files import write_atomically
+
+        target = Path(path)
+        kind = target.suffix.lower()
+        if kind == ".tex":
+            text = self.to_latex()
+        elif kind == ".md":
+            text = to_markdown(self._table())
+        elif kind == ".csv":
+            rows = self.to_rows()
+            columns = list(rows[0]) if rows else []
+            cells = tuple(tuple(row.get(column) for column in columns) for row in rows)
+            text = to_csv(Table(self.headline(), tuple(columns), cells))
+        else:
+            raise UsageError(f"the table {target.name} must end in .tex, .csv or .md.")
+        write_atomically(target, text)
+        return target
 
     def _table(self, caption: str = "") -> Any:
         from steepen.studies.answer import Table

@@ -11,6 +11,7 @@ import typer
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
+    from steepen.api.result import Result
     from steepen.laws.fits.chinchilla import ChinchillaLoss
     from steepen.laws.fits.vertex import VertexMethod
     from steepen.laws.table import Table
@@ -215,6 +216,15 @@ def fit(
             help="Draw the fit to this .pdf, .png or .svg.", show_default=False, rich_help_panel=OUTPUT
         ),
     ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--table",
+            help="Write laws and verdicts to this .tex (booktabs), .csv (every digit) or .md. Repeatable.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Fit a scaling law to a table of runs and judge each arm against a reference.
 
@@ -237,6 +247,9 @@ def fit(
         raise UsageError(f"law is {law!r}; choose one of {', '.join(LAWS)}.")
     if figure is not None and figure.suffix.lower() not in (".pdf", ".png", ".svg"):
         raise UsageError(f"the figure {figure.name} must end in .pdf, .png or .svg.")
+    for path in tables or ():
+        if path.suffix.lower() not in (".tex", ".csv", ".md"):
+            raise UsageError(f"the table {path.name} must end in .tex, .csv or .md.")
     if (register or score) and law != "compute":
         raise UsageError("--register and --score are for --law compute.")
     if register and budget is None:
@@ -251,7 +264,7 @@ def fit(
         reference = reference or published.reference
         hold_out = hold_out or list(published.hold_out)
         c0 = c0 or published.c0
-    run: Callable[..., None]
+    run: Callable[..., Result]
     options: dict[str, Any] = {"budget": budget, "hold_out": hold_out or [], "confidence": confidence}
     if law == "compute":
         run = _fit_compute
@@ -274,9 +287,13 @@ def fit(
     else:
         run = _fit_isoflop
         options |= {"loss": loss or "log-mse", "vertex": vertex, "nearest": nearest}
-    run(data, as_json=as_json, figure=figure, **options)
-    if figure is not None and not as_json:
-        typer.echo(f"figure: {figure}")
+    result = run(data, as_json=as_json, figure=figure, **options)
+    for path in tables or ():
+        result.write_table(path)
+    if not as_json:
+        for kind, path in (("figure", figure), *(("table", path) for path in tables or ())):
+            if path is not None:
+                typer.echo(f"{kind}: {path}")
 
 
 def _fit_compute(
@@ -289,7 +306,8 @@ def _fit_compute(
     register: Path | None,
     score: Path | None,
     **options: Any,
-) -> None:
+) -> Result:
+    from steepen.api.fits import ComputeResult
     from steepen.cli.fit_tables import print_analysis, print_registered, spinner
     from steepen.laws.analysis import AnalysisRequest
     from steepen.laws.ladder import read_ladders
@@ -326,6 +344,7 @@ def _fit_compute(
     else:
         print_analysis(analysis)
         print_registered([*registered, *scored])
+    return ComputeResult(analysis, ladders)
 
 
 def _fit_chinchilla(
@@ -342,7 +361,8 @@ def _fit_chinchilla(
     hold_out: list[str],
     as_json: bool,
     figure: Path | None,
-) -> None:
+) -> Result:
+    from steepen.api.fits import ChinchillaResult
     from steepen.cli.fit_tables import spinner
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
@@ -366,6 +386,7 @@ def _fit_chinchilla(
         _echo_json(found.to_dict())
     else:
         typer.echo(found.summary())
+    return ChinchillaResult(found)
 
 
 def _fit_isoflop(
@@ -379,7 +400,8 @@ def _fit_isoflop(
     hold_out: list[str],
     as_json: bool,
     figure: Path | None,
-) -> None:
+) -> Result:
+    from steepen.api.fits import IsoflopResult
     from steepen.laws.table_fits import fit_isoflop_table
 
     found = fit_isoflop_table(
@@ -400,6 +422,7 @@ def _fit_isoflop(
         _echo_json(found.to_dict())
     else:
         typer.echo(found.summary())
+    return IsoflopResult(found)
 
 
 def _echo_json(data: dict[str, Any]) -> None:

@@ -227,12 +227,23 @@ def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
     done = f"{report.finished} finished" if report.finished else "none finished yet"
     if report.complete:
         return f"Nothing is left to run ({done}): the study has its answer."
-    lines = [f"{'run':16}  {'arm':20} {'depth':>5} {'seed':>4} {'tokens':>14} {'FLOPs':>9} {'time':>14}"]
-    for run in report.runs:
-        lines.append(
-            f"{run.run:16}  {run.arm:20} {run.depth:5} {run.seed:4} {run.tokens:14,} {run.flops:9.2e} "
-            f"{format_duration(run.seconds):>14}"
+    seeds = len({run.seed for run in report.runs}) > 1
+    rows = [("run", "arm", "depth", *(("seed",) if seeds else ()), "tokens", "FLOPs", "time")]
+    rows += [
+        (
+            run.run, run.arm, str(run.depth), *((str(run.seed),) if seeds else ()), f"{run.tokens:,}",
+            f"{run.flops:.2e}", format_duration(run.seconds),
         )
+        for run in report.runs
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
     noun = "run" if len(report.runs) == 1 else "runs"
     lines += [
         "",

@@ -422,7 +422,7 @@ def print_rows(rows: Sequence[RunRow]) -> None:
             str(row.depth),
             str(row.seed),
             *([f"{row.tokens:,}"] if wide else []),
-            f"{row.flops:.2e}",
+            f"{row.flops:.2e}" if row.flops else "–",
             loss if row.status == "finished" else Text(loss, style="dim"),
         ]
         if wide:

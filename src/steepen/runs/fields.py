@@ -54,7 +54,7 @@ def run_fields(run: RunDirectory, row: RunRow) -> dict[str, Any]:
     fields |= _spec_fields(spec)
     if record:
         fields |= _record_fields(record)
-    fields["seed"], fields["flops"] = row.seed, row.flops
+    fields["seed"], fields["flops"] = row.seed, row.flops or None
     return fields
 
 
@@ -140,14 +140,14 @@ def _counts(spec: dict[str, Any]) -> dict[str, Any]:
     """Passes and parameters that a spec implies, whether or not the run has finished."""
     try:
         found = RunSpec.from_dict(spec)
-    except Exception:  # a spec of another version, or of custom code that is not here
+        final = found.schedule.final
+        return {
+            "passes": final,
+            "parameters": stored_parameters(found.arm, found.shape, final),
+            "compute_active_parameters": compute_active_parameters(found.arm, found.shape, final),
+        }
+    except Exception:  # a spec of another version, or of custom code that is not here or not trusted
         return {}
-    final = found.schedule.final
-    return {
-        "passes": final,
-        "parameters": stored_parameters(found.arm, found.shape, final),
-        "compute_active_parameters": compute_active_parameters(found.arm, found.shape, final),
-    }
 
 
 def _record_fields(record: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     store = RunStore(journal.runs_directory(runs_directory))
     names = {asked.run for asked in entry.runs}
     known = {row.run: row for row in store.rows() if row.run in names}
-    rows = tuple(known.get(asked.run) or _waiting_row(asked) for asked in entry.runs)
+    rows = tuple(_row(asked, known.get(asked.run)) for asked in entry.runs)
     counts = Counter(row.status for row in rows)
     fractions = {row.run: _fraction_done(row, store) for row in rows}
     left = [row for row in rows if row.status != "finished" and row.failure_kind != "Diverged"]
@@ -66,8 +66,11 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     )
 
 
-def _waiting_row(asked: RequestedRun) -> RunRow:
-    return RunRow(**asdict(asked), status="waiting")
+def _row(asked: RequestedRun, known: RunRow | None) -> RunRow:
+    """The row of a requested run; FLOPs that only custom code could count are the journal's."""
+    if known is None:
+        return RunRow(**asdict(asked), status="waiting")
+    return known if known.flops else replace(known, flops=asked.flops)
 
 
 def _fraction_done(row: RunRow, store: RunStore) -> float:

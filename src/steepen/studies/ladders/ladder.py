@@ -7,9 +7,12 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from steepen.errors import SteepenError, UsageError
+from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
 from steepen.runs.record import RunRecord
+from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
@@ -106,14 +109,9 @@ def compare_ladders(
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")
     borrowed = _borrowed_recipes(context, possible)
     cautions: list[str] = []
-    if borrowed:
-        arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())
-        first = next(iter(borrowed))
-        cautions.append(
-            f"Without a recipe of their own: {arms}. A mistuned arm looks worse than it is; `steepen study "
-            f"fit-recipe --arms {first} --preset {context.preset.name}` fits one (--dry-run counts its cost)."
-        )
     measured: list[MeasuredLadder] = yield from run_ladders(context, possible, seeds)
+    if borrowed:
+        cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     own = next(ladder for ladder in possible if ladder.label == reference)
     judged = judge_ladders(measured, reference, noise=noise, c0=c0 or _tuned_compute(context, own))
     analysis = judged.analysis
@@ -169,6 +167,47 @@ def _borrowed_recipes(context: StudyContext, ladders: Sequence[LadderSpec]) -> d
     own = {*context.recipes, *context.choice.files}
     arms = [ladder.arm for ladder in ladders]
     return {arm.name: arm.recipe for arm in arms if arm.recipe != arm.name and arm.name not in own}
+
+
+def _borrowed_caution(
+    context: StudyContext, ladders: Sequence[LadderSpec], borrowed: dict[str, str], *, cost: bool
+) -> str:
+    """Whose recipe each arm borrows, and the command that fits its own, with what it takes."""
+    arms = ", ".join(f"{arm} uses {owner}'s" for arm, owner in borrowed.items())
+    first = next(ladder.arm for ladder in ladders if ladder.arm.name in borrowed)
+    what = "fits one (--dry-run counts its cost)"
+    if cost:  # seconds of simulation, so not for every part of a study of many ladders
+        runs, flops = _cost_of_fitting_a_recipe(context, first)
+        what = f"fits one with about {runs} runs, {flops:.2g} FLOPs"
+    return (
+        f"Without a recipe of their own: {arms}. A mistuned arm looks worse than it is; `steepen study "
+        f"fit-recipe --arms {_name_on_the_command_line(first)} --preset {context.preset.name}` {what}."
+    )
+
+
+def _cost_of_fitting_a_recipe(context: StudyContext, arm: Arm) -> tuple[int, float]:
+    """Runs and FLOPs of `fit-recipe`, estimated by leading it through synthetic records."""
+    from steepen.studies.stages.fit_recipe import fit_recipe
+    from steepen.studies.synthetic import SIMULATED_RECORDS
+
+    requested: dict[str, RunSpec] = {}
+    study = fit_recipe(context, arms=[arm])
+    try:
+        specs = next(study)
+        while True:
+            requested |= {spec.hash: spec for spec in specs}
+            specs = study.send([SIMULATED_RECORDS[0](spec) for spec in specs])
+    except (StopIteration, SteepenError):  # too little data for a stage: what was requested so far
+        study.close()
+    return len(requested), sum(map(expected_flops, requested.values()))
+
+
+def _name_on_the_command_line(arm: Arm) -> str:
+    """The arm's name where it is a built-in one; else the class of its block, or a place for its name."""
+    try:
+        return find_arm(arm.name).name
+    except UsageError:
+        return arm.block if isinstance(arm.block, str) and ":" in arm.block else "MODULE:ARM"
 
 
 def _time_warnings(records: Sequence[RunRecord]) -> list[str]:

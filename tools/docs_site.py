@@ -1,0 +1,146 @@
+"""Pages of the documentation site that are made from other files: the references and two of the root's pages.
+
+A hook of MkDocs (`mkdocs.yml`): `make docs` builds the site.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Classes of results, after the functions that return them.
+RESULTS = {
+    "steepen.api.fits": ["ComputeResult", "ChinchillaResult", "IsoflopResult", "PowerResult"],
+    "steepen.api.runs": ["Runs", "Run"],
+    "steepen.api.studies": ["Study"],
+    "steepen.api.training": ["EvaluationResult"],
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages and the notebooks."""
+    from mkdocs.structure.files import File
+
+    pages = {
+        "reference.md": python_reference(),
+        "commands.md": command_reference(),
+        "changelog.md": root_page("CHANGELOG.md"),
+        "contributing.md": root_page("CONTRIBUTING.md"),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
+        files.append(File.generated(config, f"examples/{notebook.name}", content=notebook.read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Point links to the notebooks, which are beside docs/ in the repository and inside the site."""
+    return markdown.replace("](../examples/", "](examples/")
+
+
+def root_page(name: str) -> str:
+    """A page of the repository's root, with links as seen from docs/."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+    return text.replace("](CHANGELOG.md)", "](changelog.md)").replace(
+        "](CONTRIBUTING.md)", "](contributing.md)"
+    )
+
+
+def python_reference() -> str:
+    """Every name of `import steepen` with its signature and docstring, then the results' methods."""
+    import steepen
+
+    lazy: dict[str, str] = steepen.__dict__["_LAZY"]
+    lines = [
+        "# Python reference", "",
+        "What `import steepen` offers, from the docstrings. [steepen in Python](python.md) shows it in use.",
+        "", "## Functions", "",
+    ]  # fmt: skip
+    kinds = {"Arm", "PassSchedule", "SteepenError", "UsageError"}
+    for name in steepen.__all__:
+        module = "steepen.report.write" if name == "report" else lazy[name]
+        attribute = "make_report" if name == "report" else name
+        if name not in kinds:
+            lines += [f"::: {module}.{attribute}", ""]
+    lines += [
+        "## Results",
+        "",
+        "Each also has the methods of a result:",
+        "",
+        "::: steepen.api.result.Result",
+        "",
+    ]
+    for module, names in RESULTS.items():
+        known = importlib.import_module(module)
+        for name in names:
+            if not hasattr(known, name):
+                raise AttributeError(f"{module} has no {name}: change tools/docs_site.py")
+            lines += [f"::: {module}.{name}", ""]
+    lines += ["## Arms and errors", ""]
+    for name in sorted(kinds):
+        lines += [f"::: {lazy[name]}.{name}", ""]
+    return "\n".join(lines)
+
+
+def command_reference() -> str:
+    """Every command with its options, from the help texts of the command line."""
+    import typer.main
+
+    from steepen.cli.app import app
+
+    lines = ["# Commands", "", "`steepen COMMAND --help` prints the same.", ""]
+    root: Any = typer.main.get_command(app)
+    for path, command in walk(root, "steepen"):
+        help_text = re.sub(r"\[/?bold\]", "`", command.help or command.short_help or "")
+        context = command.make_context(path, [], resilient_parsing=True)
+        arguments = " ".join(command.collect_usage_pieces(context))
+        lines += [f"## {path}", "", f"```\n{path} {arguments}\n```", "", *as_markdown(help_text), ""]
+        options = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+        rows = [option_row(one) for one in options]
+        if rows:
+            lines += ["| option | meaning | default |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """A command's subcommands, in the order of the help, each with its full name."""
+    for name, one in command.commands.items():
+        if one.hidden:
+            continue
+        if not hasattr(one, "commands") or one.invoke_without_command:
+            yield f"{path} {name}", one
+        if hasattr(one, "commands"):
+            yield from walk(one, f"{path} {name}")
+
+
+def as_markdown(help_text: str) -> list[str]:
+    """A help text as paragraphs; a block after \\b (a table of names) stays as it is."""
+    lines: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", help_text.strip()):
+        if paragraph.startswith("\b"):
+            lines += ["```", *paragraph.replace("`", "").splitlines()[1:], "```", ""]
+        else:
+            text = " ".join(paragraph.split())
+            text = re.sub(r"^Example: `?(.*?)`?$", r"Example: `\1`", text)
+            text = re.sub(r"^(steepen .*)$", r"`\1`", text)
+            lines += [text, ""]
+    return lines
+
+
+def option_row(option: Any) -> str:
+    """One row: names, help and default."""
+    if option.param_type_name == "argument":
+        names = f"`{option.metavar or option.name.upper()}`"
+    else:
+        names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    default = option.default
+    shown = option.show_default if isinstance(getattr(option, "show_default", None), str) else None
+    if shown is None and default not in (None, False, (), []) and not callable(default):
+        shown = str(default)
+    meaning = " ".join((getattr(option, "help", "") or "").split()).replace("|", "\\|")
+    return f"| {names} | {meaning} | {f'`{shown}`' if shown else ''} |"
