@@ -23,7 +23,7 @@ RESULTS = {
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages and the notebooks."""
-    from mkdocs.structure.files import File
+    file_type: Any = importlib.import_module("mkdocs.structure.files").File
 
     pages = {
         "reference.md": python_reference(),
@@ -32,9 +32,9 @@ def on_files(files: Any, config: Any) -> Any:
         "contributing.md": root_page("CONTRIBUTING.md"),
     }
     for name, text in pages.items():
-        files.append(File.generated(config, name, content=text))
+        files.append(file_type.generated(config, name, content=text))
     for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
-        files.append(File.generated(config, f"examples/{notebook.name}", content=notebook.read_bytes()))
+        files.append(file_type.generated(config, f"examples/{notebook.name}", content=notebook.read_bytes()))
     return files
 
 
