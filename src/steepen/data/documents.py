@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError
+from steepen.utils.files import open_without_links
 
 ENTRY = np.dtype("<i8")
 
@@ -28,7 +29,7 @@ class DocumentEndsWriter:
 
     def __init__(self, path: Path, documents: int = 0) -> None:
         size = documents * ENTRY.itemsize
-        self._stream = path.open("ab")
+        self._stream = open(path, "ab", opener=open_without_links)  # noqa: SIM115
         if path.stat().st_size < size:
             self._stream.close()
             raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")

@@ -21,7 +21,7 @@ from steepen.data.sources.resolve import resolve_source
 from steepen.data.sources.source import Source
 from steepen.data.tokenize_source import STAGING, JournalState, TokenizationJob, read_journal
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import TEMPORARY_SUFFIX, sync_directory
+from steepen.utils.files import remove_leftovers, sync_directory
 from steepen.utils.lock import file_lock
 
 __all__ = ["PrepareProgress", "PrepareRequest", "prepare"]
@@ -65,8 +65,7 @@ def prepare(
         if (out / MANIFEST).is_file():  # another process has finished it since
             shutil.rmtree(partial, ignore_errors=True)
             return _open_existing(out, identity)
-        for leftover in partial.glob(f".*{TEMPORARY_SUFFIX}"):  # of a process that was killed
-            leftover.unlink(missing_ok=True)
+        remove_leftovers(partial)
         if not (partial / MANIFEST).is_file():
             job = TokenizationJob(
                 request,

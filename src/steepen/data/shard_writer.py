@@ -12,7 +12,7 @@ import numpy.typing as npt
 from steepen.data.manifest import ShardRecord
 from steepen.data.shards import DTYPES, Shard, header, size_in_bytes
 from steepen.errors import SteepenError
-from steepen.utils.files import sha256_of_file
+from steepen.utils.files import open_without_links, sha256_of_file
 
 
 class ShardWriter:
@@ -48,7 +48,7 @@ class ShardWriter:
             path, size = self._path(), size_in_bytes(self.dtype, open_tokens)
             if not path.is_file() or path.stat().st_size < size:
                 raise SteepenError(f"{path} is shorter than the journal says; use --restart to begin again.")
-            self._stream = path.open("r+b")
+            self._stream = open(path, "r+b", opener=open_without_links)  # noqa: SIM115
             self._stream.truncate(size)
             self._stream.seek(0, os.SEEK_END)
 
@@ -56,7 +56,7 @@ class ShardWriter:
         """Write ids, starting a new shard whenever one is full."""
         while len(ids):
             if self._stream is None:
-                self._stream = self._path().open("wb")
+                self._stream = open(self._path(), "wb", opener=open_without_links)  # noqa: SIM115
                 self._stream.write(header(self.dtype, 0, self.vocabulary))
             written = ids[: self.shard_tokens - self.open_tokens]
             self._stream.write(written.astype(DTYPES[self.dtype], copy=False).data)

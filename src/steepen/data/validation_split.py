@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from steepen.data.sources.source import HASH_BYTES
 from steepen.errors import SteepenError
+from steepen.utils.files import open_without_links
 
 BYTES_PER_TOKEN = 4.0  # English under GPT-2's tokenizer; only used to size the fraction below
 DEFAULT_VAL_TOKENS = 10_485_760
@@ -56,7 +57,7 @@ class ValidationSplit:
         entry = HASH_BYTES if dedup_tokens is None else hashlib.sha1().digest_size
         self.threshold = int(fraction * 2 ** (8 * HASH_BYTES))  # hashes below it are eligible
         self._chosen: set[bytes] = set()
-        self._stream = file.open("a+b")
+        self._stream = open(file, "a+b", opener=open_without_links)  # noqa: SIM115
         if file.stat().st_size < documents * entry:
             raise SteepenError(f"{file} is shorter than the journal says; use --restart to begin again.")
         self._stream.truncate(documents * entry)

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from steepen.launch.subprocess_entry import PARENT_PID_VARIABLE
 from steepen.launch.worker_process import DONE
+from steepen.utils.files import open_without_links
 
 # Set for `steepen train --gpus` on one node of several: "NODE/NODES HOST:PORT", this node's number, how many
 # there are, and where on node 0 they meet.
@@ -128,7 +129,7 @@ class TrainProcess:
     def __init__(self, command: TrainCommand, worker: Worker | None = None) -> None:
         path = Path(command.run_directory) / "log.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.log: BinaryIO = path.open("ab+")
+        self.log: BinaryIO = open(path, "ab+", opener=open_without_links)  # noqa: SIM115
         self.log_start = self.log.seek(0, os.SEEK_END)
         self.attempt: Attempt | None = None
         if worker is not None and not worker.accepts(command):

@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from steepen.launch.subprocess_entry import terminate_with_parent
+from steepen.utils.files import open_without_links
 
 DONE = b"done\n"
 
@@ -66,7 +67,7 @@ def main() -> int:
     os.set_inheritable(answers, False)
     for line in sys.stdin:
         request = json.loads(line)
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        log = open_without_links(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

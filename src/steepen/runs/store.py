@@ -30,6 +30,10 @@ class RunBusy(SteepenError):
     """Another process is training this run."""
 
 
+class RunLost(SteepenError):
+    """The directory of a run was deleted or moved while the run was trained."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The files of one run."""

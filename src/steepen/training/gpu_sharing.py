@@ -20,6 +20,7 @@ import torch
 from steepen.recipe.memory import training_memory
 from steepen.recipe.recipe import PlannedRun
 from steepen.runs.spec import RunSpec
+from steepen.utils.files import open_without_links
 from steepen.utils.lock import GPU_LOCKS_VARIABLE
 
 _SMALL = 1 / 6  # of the GPU's memory: two such runs fit, also if the estimate is too low by half
@@ -67,7 +68,7 @@ class GpuSharing:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
-        with self.path.with_suffix(suffix).open("a") as file:
+        with open(self.path.with_suffix(suffix), "a", opener=open_without_links) as file:
             while not self.stopped():
                 try:
                     fcntl.flock(file, mode)

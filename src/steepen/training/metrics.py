@@ -20,11 +20,12 @@ from torch import Tensor
 from steepen.distributed.world import World
 from steepen.runs.metrics import read_lines
 from steepen.runs.spec import RunSpec
+from steepen.runs.store import RunLost
 from steepen.training.device import synchronize
 from steepen.training.divergence import diverged
 from steepen.training.step_schedule import StepSchedule
 from steepen.training.trackers import Trackers
-from steepen.utils.files import write_atomically
+from steepen.utils.files import open_without_links, write_atomically
 from steepen.utils.formatting import format_clock, format_count
 from steepen.utils.progress import Progress, ProgressDisplay, ProgressRow
 
@@ -44,6 +45,7 @@ class MetricsFile:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.losses: list[float] = []
+        self.path = path
         self.file: TextIO | None = None
         if path is None:  # a rank that does not log
             return
@@ -57,7 +59,7 @@ class MetricsFile:
                 kept[line["step"], trained] = line
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept.values()))
         self.losses = [line["loss"] for line in kept.values() if "loss" in line]
-        self.file = path.open("a", encoding="utf-8")
+        self.file = open(path, "a", encoding="utf-8", opener=open_without_links)  # noqa: SIM115
 
     def write(self, **values: Any) -> None:
         """Append a line."""
@@ -65,6 +67,20 @@ class MetricsFile:
             self.losses.append(values["loss"])
         if self.file is not None:
             self.file.write(json.dumps(values) + "\n")
+
+    def require_directory(self) -> None:
+        """Raise RunLost if the run's directory was deleted, moved or replaced since the file was opened."""
+        if self.file is None or self.path is None:
+            return
+        try:
+            here = os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
+        except OSError:
+            here = False
+        if not here:
+            raise RunLost(
+                f"the run's directory {self.path.parent} was deleted or moved while it was trained; put it "
+                "back and run the same command to resume, or start over."
+            )
 
     def sync(self) -> None:
         """Flush and fsync."""
@@ -108,6 +124,7 @@ class MetricBuffer:
         """Log the queued steps; raises Diverged where a loss or norm is not finite."""
         if not self.pending:
             return
+        self.metrics.require_directory()
         steps = [step for step, _, _ in self.pending]
         self.world.progress(steps[-1] + 1, "reading the losses")
         own_losses = torch.stack([loss.double() for _, loss, _ in self.pending])

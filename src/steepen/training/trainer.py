@@ -29,7 +29,7 @@ from steepen.optim.optimizer import Optimizer
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.record import RunRecord, ValidationScore
 from steepen.runs.spec import RunSpec, code_digest
-from steepen.runs.store import RunDirectory, RunStore
+from steepen.runs.store import RunDirectory, RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
 from steepen.training.checkpoint import TrainingState
@@ -45,6 +45,7 @@ from steepen.training.trackers import Trackers
 from steepen.training.train_options import TrainOptions
 from steepen.training.train_step import TrainStep, warm_up
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.files import remove_leftovers
 from steepen.utils.json_io import write_json
 from steepen.utils.progress import ProgressDisplay
 
@@ -123,6 +124,7 @@ def _train(
         if finished is not None:
             return finished
         if world.is_main:
+            remove_leftovers(directory.path)
             if not directory.spec_file.exists():
                 write_json(directory.spec_file, spec.to_dict())
             if not directory.tokenizer_file.exists():
@@ -136,7 +138,7 @@ def _train(
         except Exception as error:
             reported = _explain_out_of_memory(error)
             lost = world.size > 1 and is_communication_error(reported)
-            if world.is_main and not isinstance(reported, Interrupted) and not lost:
+            if world.is_main and not isinstance(reported, Interrupted | RunLost) and not lost:
                 _write_failure(directory, type(reported).__name__, str(reported))
             raise reported from error
         finally:
@@ -463,6 +465,7 @@ class Trainer:
         self.buffer.drain()
         self.timer.pause()
         self.world.progress(self.step, "saving a checkpoint")
+        self.metrics.require_directory()
         norm = self._weight_norm()
         if not math.isfinite(norm):
             what = f"the norm of the weights is {norm}"
@@ -518,6 +521,7 @@ class Trainer:
             ranks=self.world.size,
             peak_memory=peak or None,
         )
+        self.metrics.require_directory()
         self.metrics.sync()
         write_json(self.directory.record_file, record.to_dict())
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)

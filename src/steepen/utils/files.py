@@ -1,11 +1,16 @@
-"""Files: atomic writes, SHA-256 of a file, fsync of a directory."""
+"""Files: atomic writes, no writing through links, SHA-256 of a file, fsync of a directory."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import tempfile
 from pathlib import Path
+
+from steepen.errors import SteepenError
 
 TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
 
@@ -17,22 +22,74 @@ os.umask(_UMASK)
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` (text as UTF-8); readers and crashes see the old file or the new one.
 
-    The content is on disk (fsync) before it gets its name. Parent directories are created.
+    The content is on disk (fsync) before it gets its name. Parent directories are created. What earlier
+    writes of this file left behind, in processes that were killed, is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
-    temporary = Path(name)
+    remove_leftovers(path.parent, path.name)
+    handle, temporary = _locked_temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            os.fchmod(
-                handle, 0o666 & ~_UMASK
-            )  # mkstemp makes it private; other users may share the directory
+            # mkstemp makes it private; other users may share the directory
+            os.fchmod(handle, 0o666 & ~_UMASK)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+def _locked_temporary_file(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, open and locked: the lock tells `remove_leftovers` that it is in use."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+        with contextlib.suppress(OSError):  # a file system without locks; no lock is found there either
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if Path(name).exists():
+            return handle, Path(name)
+        os.close(handle)  # deleted before it was locked
+
+
+def remove_leftovers(directory: Path, name: str = "") -> None:
+    """Delete temporary files of processes that were killed while they wrote, of one file or of all.
+
+    The kernel has released the locks of a killed process; a file whose lock is held is being written.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            found = [e.path for e in entries if e.name.startswith(f".{name}") and _is_temporary(e.name, name)]
+    except OSError:
+        return
+    for path in found:
+        with contextlib.suppress(OSError):  # it was renamed meanwhile, or is a link: left alone
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                Path(path).unlink()
+            finally:
+                os.close(handle)
+
+
+def _is_temporary(entry: str, name: str) -> bool:
+    """Whether a directory's entry is a temporary file, of the file `name` or, with "", of any."""
+    middle = entry.removesuffix(TEMPORARY_SUFFIX)
+    return middle != entry and (not name or middle.rpartition(".")[0] == f".{name}")
+
+
+def open_without_links(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """`os.open` that refuses a symbolic link in the place of the file: it may lead to another user's file.
+
+    Usable as the `opener` of `open`.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SteepenError(
+                f"{path} is a symbolic link; remove it: steepen writes no file through one."
+            ) from error
         raise
 
 

@@ -15,6 +15,9 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TextIO
 
+from steepen.errors import SteepenError
+from steepen.utils.files import open_without_links
+
 GPU_LOCKS_VARIABLE = "STEEPEN_GPU_LOCKS"  # environment: lock files of the runs on one GPU, without suffix
 _ATTEMPTS = 5  # without `wait`: retry, because `is_locked` of another process holds the lock briefly
 
@@ -31,7 +34,7 @@ def file_lock(
     attempts = 0
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8", errors="replace") as file:
+        with open(path, "a+", encoding="utf-8", errors="replace", opener=open_without_links) as file:
             try:
                 fcntl.flock(file, mode | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -63,8 +66,8 @@ def _is_current(file: TextIO, path: Path) -> bool:
 def is_locked(path: Path) -> bool:
     """Whether some process, on this machine or another, holds a lock on `path`."""
     try:
-        file = path.open("r+")
-    except OSError:
+        file = open(path, "r+", opener=open_without_links)  # noqa: SIM115
+    except (OSError, SteepenError):
         return False
     with file:
         try:

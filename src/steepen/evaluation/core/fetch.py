@@ -11,6 +11,7 @@ from pathlib import Path
 
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import BadBundle, Bundle
+from steepen.utils.files import open_without_links
 
 # nanochat's copy of DCLM's tasks; the address has no version, so the content is checked.
 ADDRESS = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
@@ -72,7 +73,7 @@ def _download(address: str, file: Path, progress: Callable[[int, int | None], No
             have = have if continued else 0
             length = answer.headers.get("Content-Length")
             total = None if length is None else have + int(length)
-            with file.open("ab" if continued else "wb") as out:
+            with open(file, "ab" if continued else "wb", opener=open_without_links) as out:
                 while data := answer.read(CHUNK):
                     out.write(data)
                     have += len(data)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.files import remove_leftovers
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
 from steepen.utils.lock import file_lock, is_locked
 
@@ -115,6 +116,7 @@ class Journal:
     def driving(self) -> Generator[None]:
         """Hold the study's lock while driving it, and write how it ended."""
         with file_lock(self.folder / "lock", shared=True, wait=True, poll_seconds=0.1):
+            remove_leftovers(self.folder)
             self._write()
             try:
                 yield

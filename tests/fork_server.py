@@ -1,0 +1,234 @@
+"""Runs `steepen` commands in forked processes, so that a storm of kills pays for `import torch` once.
+
+Standard input carries one JSON object per attempt: `commands`, lists of arguments that are run at the same
+time; `environments`, one per command; and the `log` that receives their output. The server answers with the
+process ids, and, when those processes and all their descendants have ended, with their exit codes (−9 after
+SIGKILL) and the orphans: descendants that lived longer than ORPHAN_SECONDS after the last of them.
+
+Worker processes of a study are forked too (`ForkedWorker`), where they would otherwise be started anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+from steepen.launch.worker import python_path
+
+ORPHAN_SECONDS = 30.0  # for the workers of a killed study to save and end
+_PR_SET_CHILD_SUBREAPER = 36
+PRELOADED = (  # what the commands import
+    "torch._dynamo",
+    "rich.table",
+    "steepen.cli.app",
+    "steepen.data.prepare",
+    "steepen.evaluation.evaluate_run",
+    "steepen.report.terminal",
+    "steepen.training.trainer",
+)
+
+
+def _become(commands: list[str], environment: dict[str, str], log: str) -> NoReturn:
+    """Run one command in this forked process, as a process of its own would."""
+    _redirect(os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    os.environ.update(environment)
+    code = 70
+    try:
+        from steepen.cli.app import main
+
+        code = main(commands)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    finally:
+        os._exit(code)
+
+
+def _redirect(stdin: int, stdout: int, stderr: int | None = None) -> None:
+    """Make these the standard streams, and close every other descriptor, as exec would."""
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stdout if stderr is None else stderr, 2)
+    os.closerange(3, 1024)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # pyright: ignore[reportArgumentType]
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        raw = io.FileIO(number, "w", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))  # pyright: ignore[reportArgumentType]
+
+
+class ForkedWorker:
+    """What `subprocess.Popen` gives the launcher of local runs, without starting Python anew."""
+
+    def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
+        assert command[1:] == ["-m", "steepen.launch.worker_process"], command
+        requests, answers = os.pipe(), os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            code = 70
+            try:
+                os.setsid()
+                _redirect(requests[0], answers[1], os.open(os.devnull, os.O_WRONLY))
+                os.environ.clear()
+                os.environ.update(env)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
+                from steepen.launch import worker_process
+
+                code = worker_process.main()
+            except SystemExit as stop:
+                code = stop.code if isinstance(stop.code, int) else 1
+            finally:
+                os._exit(code)
+        os.close(requests[0])
+        os.close(answers[1])
+        self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._wait(0)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, options)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _children(process: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def descendants(process: int) -> list[int]:
+    """Process ids of the children of a process, and of theirs."""
+    found: list[int] = []
+    for child in _children(process):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _wait_for_all(processes: list[int]) -> dict[str, Any]:
+    """Wait for the processes, then for their descendants, which the kernel has made children of this one."""
+    codes: dict[int, int] = {}
+    since: float | None = None
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return {"codes": [codes[process] for process in processes], "orphans": 0}
+        if ended:
+            codes[ended] = os.waitstatus_to_exitcode(status)
+            continue
+        if since is None and all(process in codes for process in processes):
+            since = time.monotonic()
+        if since is not None and time.monotonic() > since + ORPHAN_SECONDS:
+            orphans = descendants(os.getpid())
+            for orphan in orphans:
+                os.kill(orphan, signal.SIGKILL)
+            return {"codes": [codes[process] for process in processes], "orphans": len(orphans)}
+        time.sleep(0.002)
+
+
+def serve() -> None:
+    """Fork what is asked for until standard input ends."""
+    import torch
+
+    import steepen.data.tokenize_source
+    import steepen.launch.worker
+    import steepen.studies.ladders.ladder_runs
+
+    for name in PRELOADED:
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Small enough for preparations of a fraction of a second to be resumed in the middle.
+    steepen.data.tokenize_source.JOURNAL_SECONDS = 0.005
+    steepen.studies.ladders.ladder_runs.BOOTSTRAP_DRAWS = 100
+    forking: Any = types.SimpleNamespace(Popen=ForkedWorker, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    steepen.launch.worker.subprocess = forking
+    answers = os.fdopen(os.dup(1), "w")
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        processes: list[int] = []
+        for command, environment in zip(request["commands"], request["environments"], strict=True):
+            child = os.fork()
+            if not child:
+                _become(command, environment, request["log"])
+            processes.append(child)
+        print(json.dumps(processes), file=answers, flush=True)
+        print(json.dumps(_wait_for_all(processes)), file=answers, flush=True)
+
+
+class ForkServer:
+    """The client: starts commands, and waits for them with a limit."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": python_path(),
+                "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "PYTHONUNBUFFERED": "1",
+            },
+        )
+        assert self._answer(120) == "ready"
+
+    def _answer(self, seconds: float) -> str:
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], seconds)[0], f"no answer; see {self.log}"
+        return self.process.stdout.readline().decode().strip()
+
+    def start(self, *commands: list[str], environments: list[dict[str, str]] | None = None) -> list[int]:
+        """Fork one process per command; returns their ids."""
+        assert self.process.stdin is not None
+        request = {"commands": commands, "environments": environments or [{} for _ in commands]}
+        self.process.stdin.write(json.dumps({**request, "log": str(self.log)}).encode() + b"\n")
+        self.process.stdin.flush()
+        return json.loads(self._answer(30))
+
+    def wait(self, seconds: float = 120) -> list[int]:
+        """Exit codes, once the processes and all their descendants have ended; fails where one does not."""
+        ended = json.loads(self._answer(seconds + ORPHAN_SECONDS))
+        assert not ended["orphans"], f"{ended['orphans']} orphans; see {self.log}"
+        return ended["codes"]
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+if __name__ == "__main__":
+    serve()
