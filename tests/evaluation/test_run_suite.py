@@ -97,6 +97,19 @@ def test_damaged_outcomes_are_evaluated_again(
     assert evaluate_core(network, tokenizer, bundle, CoreOptions((0,)), folder=tmp_path) == whole
 
 
+def test_altered_outcome_is_evaluated_again(
+    network: Network, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
+) -> None:
+    whole = evaluate_core(network, tokenizer, bundle, CoreOptions((0,)), folder=tmp_path)
+    file = tmp_path / "choose.seed0.jsonl"
+    text = file.read_text()
+    wrong = text.replace('"correct": true', '"correct": false').replace('"correct": 1', '"correct": 0')
+    assert wrong != text
+    file.write_text(wrong)
+    assert evaluate_core(network, tokenizer, bundle, CoreOptions((0,)), folder=tmp_path) == whole
+    assert file.read_text() == text
+
+
 def test_subset_is_a_prefix_of_any_larger_subset(
     network: Network, tokenizer: Tokenizer, bundle: Bundle, tmp_path: Path
 ) -> None:

@@ -115,10 +115,7 @@ def test_submitit_gives_the_same_results_though_a_worker_is_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import submitit.core.core
-
-    # How long submitit waits for a slow file system before it calls a job lost.
-    monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
+    monkeypatch.setattr("steepen.launch.slurm.RESULT_SECONDS", 1.0)
     context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
     killer = Killer(context.store.run(specs[0]))
     killer.start()
@@ -171,9 +168,7 @@ def test_ray_reserves_the_gpus_of_a_run_together_on_one_node_or_several(
 def test_a_slurm_job_makes_several_runs_in_one_process(
     data: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import submitit.core.core
-
-    monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
+    monkeypatch.setattr("steepen.launch.slurm.RESULT_SECONDS", 1.0)
     identity = Dataset.open(data).identity
     made = [spec(seed, arm="vanilla", steps=4, identity=identity) for seed in range(4)]
     wrong = replace(made[1], data=replace(made[1].data, identity="another"))
@@ -187,3 +182,18 @@ def test_a_slurm_job_makes_several_runs_in_one_process(
     assert len(list((tmp_path / "runs" / ".slurm").glob("[0-9]*"))) == 1
     trainers = [context.store.run(one).lock_file.read_text().split()[1] for one in made]
     assert trainers[0] != trainers[1] and len(set(trainers[1:])) == 1
+
+
+def test_results_of_slurm_jobs_are_never_unpickled(
+    data: Path, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import submitit.core.core
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a pickle was loaded")
+
+    monkeypatch.setattr(submitit.core.core.utils, "pickle_load", refuse)
+    context = LaunchContext(data, RunStore(tmp_path / "runs"), ("--device", "cpu"))
+    short = spec(3, steps=2, identity=Dataset.open(data).identity)
+    (outcome,) = make_launcher("slurm", context, 1, ["cluster=local"]).launch([short])
+    assert outcome.record is not None

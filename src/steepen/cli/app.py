@@ -31,6 +31,7 @@ from steepen.cli import (
 )
 from steepen.errors import SteepenError, shorten
 from steepen.utils.imports import code_from
+from steepen.utils.printable_stream import printable_output
 
 # Groups of `steepen --help`, in the order in which a project uses them.
 PLAN = "Plan"
@@ -129,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         if here not in sys.path:  # at the end: `my_module:ARM` is found but never shadows another module
             sys.path.append(here)
     try:
-        with code_from(words, trust_all=trust):
+        with code_from(words, trust_all=trust), printable_output():
             app(args=words, prog_name="steepen")
         return 0
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code

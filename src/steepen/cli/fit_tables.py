@@ -74,7 +74,7 @@ def print_analysis(analysis: LadderAnalysis) -> None:
         )
         if h.forecast_by_hypothesis:
             each = ", ".join(f"{name} {value:.4f}" for name, value in h.forecast_by_hypothesis.items())
-            console.print(f"  · forecast by hypothesis: {each}", highlight=False)
+            console.print(f"  · forecast by hypothesis: {escape(each)}", highlight=False)
     for warning in analysis.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}", highlight=False)
 

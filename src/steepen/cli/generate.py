@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from steepen.utils.printable_stream import unwrapped
+
 
 def generate(
     run: Annotated[
@@ -45,12 +47,13 @@ def generate(
     from steepen.inference.generate import generate as generate_text
 
     streaming = len(prompt) == 1 and not as_json
+    # A terminal gets printable text only; a file or pipe gets the text as it is.
+    out = sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout)
     started = False
 
     def show(row: int, text: str) -> None:
         nonlocal started
-        sys.stdout.write(text if started else prompt[row] + text)
-        sys.stdout.flush()
+        print(text if started else prompt[row] + text, end="", file=out, flush=True)
         started = True
 
     texts = generate_text(
@@ -69,7 +72,7 @@ def generate(
         pairs = [{"prompt": one, "text": text} for one, text in zip(prompt, texts, strict=True)]
         typer.echo(json.dumps({"run": str(run), "passes": passes, "seed": seed, "texts": pairs}, indent=2))
     elif streaming:
-        typer.echo("" if started else prompt[0])
+        print("" if started else prompt[0], file=out)
     else:
         for one, text in zip(prompt, texts, strict=True):
-            typer.echo(f"{one}{text}\n")
+            print(f"{one}{text}\n", file=out)

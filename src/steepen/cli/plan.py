@@ -71,7 +71,7 @@ def arms(
     table = Table(title=f"Arms at d{depth} (width {128 * depth})", box=None, header_style="bold")
     for column in ("arm", "what it is"):
         table.add_column(column, no_wrap=column == "arm")
-    console = SafeConsole()
+    console = SafeConsole(markup=False)
     wide = console.width >= WIDE  # otherwise descriptions would be cut
     for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
         table.add_column(column, justify="right", no_wrap=True)
@@ -214,11 +214,12 @@ def _show_ladders(rows: list[dict[str, Any]]) -> None:
 
 def _show(plan: Plan) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from steepen.utils.console import SafeConsole
     from steepen.utils.formatting import format_bytes
 
-    console = SafeConsole()
+    console = SafeConsole(markup=False)
     facts = plan.to_dict()
     planned = plan.run
 
@@ -302,7 +303,7 @@ def _show(plan: Plan) -> None:
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"
     table(f"{where}, micro-batch {cluster['micro_batch']} (estimates)", rows)
     for warning in plan.warnings:
-        console.print(f"[yellow]note[/]: {warning}", highlight=False)
+        console.print(Text.assemble(("note", "yellow"), f": {warning}"), highlight=False)
 
 
 def _printed(name: str, value: float) -> str:

@@ -63,7 +63,7 @@ def print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
         numbers = (f"{task[name]:.4f}" for name in ("accuracy", "baseline", "centered", "nll"))
         extra = [_cell(known.get(label, {}).get(name)) for name in ("centered", "nll")] if known else []
         table.add_row(label, str(task["shots"]), f"{task['examples']:,}", *numbers, *extra)
-    console = SafeConsole(highlight=False)
+    console = SafeConsole(highlight=False, markup=False)
     console.width = max(console.width, 125 if known else 100)  # so that labels are not truncated
     console.print(table)
     spread = "" if core["core22_seed_sd"] is None else f" ± {core['core22_seed_sd']:.4f} over seeds"

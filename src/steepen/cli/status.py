@@ -13,6 +13,7 @@ import typer
 from steepen.cli.launch_options import Studies
 from steepen.cli.runs import Json, print_rows
 from steepen.errors import UsageError
+from steepen.utils.printable_stream import unwrapped
 
 if TYPE_CHECKING:
     from steepen.studies.driver.study_status import StudyStatus
@@ -42,7 +43,7 @@ def status(
         raise UsageError("--watch shows text for people; ask for --json again and again instead.")
     while True:
         if watch and sys.stdout.isatty():
-            print("\x1b[H\x1b[2J", end="")  # home, and clear the screen
+            print("\x1b[H\x1b[2J", end="", file=unwrapped(sys.stdout))  # home, and clear the screen
         running = _show(study, studies, runs, as_json)
         if not (watch and running):
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
+import uuid
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from steepen.errors import SteepenError, UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import available_cores
 from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_path
+from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
 
 _POLL_SECONDS = 0.2
-_EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+RESULT_SECONDS = 15.0  # for the result of a job that is done to appear on a slow file system
 _DEFAULT_TIMEOUT_MINUTES = 1440  # at its time limit a job saves and is requeued
 _MAX_QUEUED = 500  # many clusters reject more jobs per user
 _RUNS_PER_JOB = 8
@@ -35,7 +37,7 @@ _SUBMITIT_OPTIONS = {
 
 
 def _make_private(folder: Path) -> None:
-    """Make a directory that only its owner may write to: submitit's results in it are pickles."""
+    """Make a directory that only its owner may write to: submitit hands jobs over as pickles in it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if state.st_uid != os.geteuid():
@@ -50,17 +52,20 @@ def _make_private(folder: Path) -> None:
 class SlurmTask:
     """The function of a Slurm job: attempts at one run or several, one after another in one worker process.
 
-    At a time limit or preemption it saves and requeues, and goes on with the run that was interrupted.
+    At a time limit or preemption it saves and requeues, and goes on with the run that was interrupted. It
+    leaves the attempts as JSON in the file `result`: the launcher never loads the pickles of submitit.
     """
 
-    def __init__(self, commands: Sequence[TrainCommand], attempts: Sequence[Attempt] = ()) -> None:
-        self.commands = list(commands)
+    def __init__(
+        self, commands: Sequence[TrainCommand], result: Path, attempts: Sequence[Attempt] = ()
+    ) -> None:
+        self.commands, self.result = list(commands), result
         self.attempts = list(attempts)  # of the first commands
         self.process: TrainProcess | None = None
         self.stopped = False
 
-    def __call__(self) -> list[Attempt]:
-        """Make the attempts that are left; returns all, in the order of the commands."""
+    def __call__(self) -> None:
+        """Make the attempts that are left, and write all, in the order of the commands."""
         try:
             while len(self.attempts) < len(self.commands) and not self.stopped:
                 worker = None if self.process is None else self.process.worker
@@ -68,10 +73,15 @@ class SlurmTask:
                 attempt = self.process.wait()
                 if not self.stopped:
                     self.attempts.append(attempt)
-            return self.attempts
+        except Exception as error:
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            failed = Attempt(70, f"steepen: the job failed on its node: {reason}")
+            self.attempts += [failed] * (len(self.commands) - len(self.attempts))
         finally:
             if self.process is not None:
                 self.process.terminate()
+            if _is_first_task():
+                write_json(self.result, with_checksum({"attempts": to_builtins(self.attempts)}))
 
     def checkpoint(self) -> Any:
         """Called by submitit before preemption or the time limit: save the run and requeue what is left."""
@@ -81,7 +91,7 @@ class SlurmTask:
         if self.process is not None:
             self.process.terminate()
             self.process.process.wait()
-        return submitit.helpers.DelayedSubmission(SlurmTask(self.commands, self.attempts))
+        return submitit.helpers.DelayedSubmission(SlurmTask(self.commands, self.result, self.attempts))
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class _Place:
 
     job: Any
     number: int
+    result: Path
 
 
 class SlurmLauncher(LauncherBase):
@@ -116,7 +127,7 @@ class SlurmLauncher(LauncherBase):
         self.runs_per_job = int(options.pop("runs_per_job", _RUNS_PER_JOB))
         if self.runs_per_job < 1:
             raise UsageError(f"runs_per_job = {self.runs_per_job} is not valid: it must be at least 1.")
-        folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
+        folder = self.folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster)
@@ -165,9 +176,10 @@ class SlurmLauncher(LauncherBase):
                 "GPUs of a node (--launcher-option gpus_on_node=N)."
             )
         ranks = 1 if several else gpus
+        results = [self.folder / f"result-{uuid.uuid4().hex}.json" for _ in groups]
         tasks = [
-            SlurmTask([self.context.train_command(job.spec, environment, gpus=ranks) for job in group])
-            for group in groups
+            SlurmTask([self.context.train_command(job.spec, environment, gpus=ranks) for job in group], result)
+            for group, result in zip(groups, results, strict=True)
         ]
         try:
             if not self.context.gpus_per_run.single:
@@ -180,10 +192,10 @@ class SlurmLauncher(LauncherBase):
                 handles = self.executor.submit_array(tasks)
         except Exception as error:  # submitit raises what sbatch printed
             raise SteepenError(f"the jobs could not be submitted: {_first_line(error)}") from error
-        for group, handle in zip(groups, handles, strict=True):
+        for group, handle, result in zip(groups, handles, results, strict=True):
             self.in_queue.append(handle)
             for number, job in enumerate(group):
-                job.handle = _Place(handle, number)
+                job.handle = _Place(handle, number, result)
 
     def poll(self, running: Sequence[Job]) -> list[tuple[Job, Attempt]]:
         """Jobs that have ended: by their record, else when the whole Slurm job has ended."""
@@ -213,17 +225,28 @@ class SlurmLauncher(LauncherBase):
 
 
 def _attempt(place: _Place) -> Attempt:
-    from submitit.core.utils import FailedJobError, UncompletedJobError
+    """An attempt of a job that is done, as its result file has it."""
+    deadline = time.monotonic() + RESULT_SECONDS
+    while not place.result.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    try:
+        value = without_checksum(parse_json(place.result.read_bytes()), required=True)
+        attempts = from_builtins(tuple[Attempt, ...], value["attempts"], "attempts")
+    except FileNotFoundError:
+        return Attempt(None, f"job {place.job.job_id} left no result; its state is {place.job.state}.")
+    except (OSError, ValueError, LookupError, TypeError, SteepenError) as error:
+        return Attempt(None, f"the result of job {place.job.job_id} cannot be read ({error}).")
+    return attempts[place.number] if place.number < len(attempts) else Attempt(None, "its job was stopped.")
+
+
+def _is_first_task() -> bool:
+    """Whether this is the first of the tasks of a job, or its only one."""
+    import submitit
 
     try:
-        attempts = place.job.results()[0]  # of rank 0, where each rank is a task
-        return (
-            attempts[place.number] if place.number < len(attempts) else Attempt(None, "its job was stopped.")
-        )
-    except FailedJobError as error:  # steepen raised on the node
-        return Attempt(70, f"steepen: the job failed on its node: {_exception_line(error)}")
-    except (UncompletedJobError, OSError) as error:
-        return Attempt(None, _first_line(error))
+        return submitit.JobEnvironment().global_rank == 0
+    except RuntimeError:  # not in a job
+        return True
 
 
 def _submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
@@ -236,12 +259,6 @@ def _submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _exception_line(error: Exception) -> str:
-    """The last line of a printed traceback that names an exception."""
-    lines = [line for line in str(error).splitlines() if _EXCEPTION_LINE.match(line)]
-    return lines[-1] if lines else _first_line(error)
 
 
 @contextlib.contextmanager

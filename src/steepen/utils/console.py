@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from steepen.utils.formatting import printable
+from steepen.utils.printable_stream import unwrapped
 
 
 class SafeConsole(Console):
     """A console that replaces control characters in everything it prints; its own styles stay."""
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream itself, without `PrintableStream` before it: styles are control sequences."""
+        return unwrapped(super().file)
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render to segments, without control characters in their texts."""

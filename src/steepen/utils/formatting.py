@@ -129,9 +129,12 @@ def format_bytes(count: float) -> str:
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: str) -> str:
-    """The text with � for every character that could control a terminal or cannot be encoded."""
-    return _UNPRINTABLE.sub("�", text)
+def printable(text: str, keep: str = "") -> str:
+    """The text with � for every character that could control a terminal or cannot be encoded.
+
+    Characters in `keep` stay.
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else "�", text)
 
 
 def wrap_to_terminal(text: str, stream: TextIO) -> str:

@@ -17,7 +17,10 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, show
+from steepen.utils.json_io import parse_json
+from steepen.utils.validate import is_whole
+from steepen.utils.yaml_io import load_yaml
 
 CONFIG, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
@@ -135,8 +138,8 @@ def _read_config(file: Path) -> list[tuple[dict[str, Any], int]]:
     """The task entries of core.yaml with the line each begins on."""
     text = _read_text(file)
     try:
-        value, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError as error:
+        value, node = load_yaml(text), yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         raise BadBundle(file, mark.line + 1 if mark else None, "this is not YAML.") from error
     entries = value.get("icl_tasks") if isinstance(value, dict) else None
@@ -152,12 +155,16 @@ def _read_config(file: Path) -> list[tuple[dict[str, Any], int]]:
 
 def _read_baselines(file: Path) -> dict[str, float]:
     """Accuracy of random guessing by task label, in per cent as in the file."""
-    rows = csv.DictReader(_read_text(file).splitlines())
+    try:
+        rows = csv.DictReader(_read_text(file).splitlines())
+        names, lines = rows.fieldnames or [], list(rows)
+    except csv.Error as error:
+        raise BadBundle(file, None, f"the file cannot be read ({error}).") from error
     for column in ("Eval Task", "Random baseline"):
-        if column not in (rows.fieldnames or []):
+        if column not in names:
             raise BadBundle(file, 1, f"there is no column {column!r}.")
     found: dict[str, float] = {}
-    for row in rows:
+    for row in lines:
         try:
             found[row["Eval Task"]] = float(row["Random baseline"])
         except (TypeError, ValueError):
@@ -177,30 +184,32 @@ def _read_task(
     def field(name: str, kind: type, default: Any = None) -> Any:
         value = entry.get(name, default)
         if not isinstance(value, kind):
-            raise BadBundle(config, line, f"{name} = {value!r} is not valid: it must be a {kind.__name__}.")
+            raise BadBundle(
+                config, line, f"{name} = {show(value)} is not valid: it must be a {kind.__name__}."
+            )
         return value
 
     label = field("label", str)
     if not re.fullmatch(r"[\w.-]+", label):
         raise BadBundle(
-            config, line, f"the label {label!r} is not valid: use letters, digits, _, - and dots."
+            config, line, f"the label {show(label)} is not valid: use letters, digits, _, - and dots."
         )
     kind = entry.get("icl_task_type")
     if kind not in KINDS:
         raise BadBundle(
-            config, line, f"{label} has the unknown task type {kind!r}; known are {', '.join(KINDS)}."
+            config, line, f"{label} has the unknown task type {show(kind)}; known are {', '.join(KINDS)}."
         )
     shots = field("num_fewshot", list)
-    if len(shots) != 1 or not isinstance(shots[0], int) or shots[0] < 0:
+    if len(shots) != 1 or not is_whole(shots[0]) or shots[0] < 0:
         raise BadBundle(
-            config, line, f"num_fewshot = {shots!r} is not valid: it must be a list of one count."
+            config, line, f"num_fewshot = {show(shots)} is not valid: it must be a list of one count."
         )
     baseline = baselines.get(label)
     if baseline is None or not 0 <= baseline < 100:
         raise BadBundle(
             root / BASELINES, None, f"there is no random baseline between 0 and 100 (per cent) for {label!r}."
         )
-    file = root / DATA / field("dataset_uri", str)
+    file = _inside(root / DATA, field("dataset_uri", str), config, line)
     if (file, kind) not in files:
         files[file, kind] = _read_items(file, kind)
     items = files[file, kind]
@@ -214,6 +223,16 @@ def _read_task(
     return Task(label, kind, file, shots[0], delimiter, baseline / 100, items)
 
 
+def _inside(folder: Path, name: str, config: Path, line: int) -> Path:
+    """The file of that name in the folder; refuses a name that leads out of it, also through links."""
+    try:
+        if (folder / name).resolve().is_relative_to(folder.resolve()):
+            return folder / name
+    except (OSError, ValueError):  # a loop of links, a null character
+        pass
+    raise BadBundle(config, line, f"dataset_uri = {show(name)} is not valid: it must be a file in {DATA}.")
+
+
 def _read_items(file: Path, kind: Kind) -> tuple[Item, ...]:
     lines = _read_text(file).split("\n")
     if lines and not lines[-1].strip():
@@ -225,9 +244,10 @@ def _read_items(file: Path, kind: Kind) -> tuple[Item, ...]:
 
 def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BadBundle(file, number, f"this is not JSON ({error.msg}).") from None
+        value = parse_json(line)
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise BadBundle(file, number, f"this is not JSON ({reason}).") from None
     if not isinstance(value, dict):
         raise BadBundle(file, number, "an example must be an object with fields.")
     fields = cast("dict[str, Any]", value)
@@ -252,7 +272,9 @@ def _read_item(file: Path, number: int, line: str, kind: Kind) -> Item:
         item = Item(number, (text("query"),), texts("choices"), fields.get("gold", -1))
     if type(item.gold) is not int or not 0 <= item.gold < item.candidates:
         raise BadBundle(
-            file, number, f"gold = {item.gold!r} is not valid: it must be from 0 to {item.candidates - 1}."
+            file,
+            number,
+            f"gold = {show(item.gold)} is not valid: it must be from 0 to {item.candidates - 1}.",
         )
     if any(not answer.strip() for answer in item.answers):
         raise BadBundle(file, number, "an answer has no text.")

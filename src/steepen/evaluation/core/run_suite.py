@@ -20,6 +20,7 @@ from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, TextEn
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.scorer import ScoredModel, Scorer, supports_attention_mask
 from steepen.utils.files import write_atomically
+from steepen.utils.json_io import parse_json
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
 PROTOCOL = 2  # incremented whenever the same settings would give other scores
@@ -259,18 +260,39 @@ def _collect(jobs: Sequence[_Job], found: dict[str, list[Outcome]], options: Cor
 def _save(folder: Path | None, job: _Job, outcomes: list[Outcome]) -> None:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
+        lines = "".join(_line(outcome) + "\n" for outcome in outcomes)
         write_atomically(folder / job.name, lines.encode())
 
 
+_CHECKSUM = ', "checksum": "'
+
+
+def _line(outcome: Outcome) -> str:
+    """An outcome as JSON, with a checksum of its other fields as the last one."""
+    text = json.dumps(asdict(outcome))
+    return f'{text[:-1]}{_CHECKSUM}{_checksum(text)}"}}'
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _read_line(line: str) -> Outcome:
+    """Inverse of `_line`; raises ValueError for a wrong checksum. Earlier versions wrote none."""
+    fields, found, checksum = line.rstrip("\n").rpartition(_CHECKSUM)
+    text = fields + "}" if found else line
+    if found and checksum != f'{_checksum(text)}"}}':
+        raise ValueError("the checksum does not match")
+    return _outcome(parse_json(text))
+
+
 def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
-    """The saved outcomes of a finished job; None if there are none or not all."""
+    """The saved outcomes of a finished job; None if there are none, or not all, or if one was altered."""
     if folder is None or not (folder / job.name).is_file():
         return None
     try:
         with (folder / job.name).open(encoding="utf-8") as file:
-            lines: list[dict[str, Any]] = [json.loads(line) for line in file]
-        outcomes = [_outcome(line) for line in lines]
-    except (ValueError, TypeError, KeyError):
+            outcomes = [_read_line(line) for line in file]
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return outcomes if [outcome.index for outcome in outcomes] == list(range(job.examples)) else None
