@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from run_fixtures import make_spec
-from steepen.cli.app import main
+from steepen.cli.app import app, main
 from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
 from steepen.model.arm import Stage
@@ -32,6 +33,39 @@ COMMANDS = [
     "study ladder --preset tiny --dry-run --launcher-option threads={",
     "fit paper:fineweb --draws -99999999999",
 ]
+
+
+def numeric_options() -> dict[str, Any]:
+    """Every option of every command that takes a number, by command and name."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, path: str) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, f"{path} {name}".strip())
+        for option in command.params:
+            if option.type_descriptor.annotation in (int, float):
+                found[f"{path} {option.opts[0]}"] = option
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_every_number_on_the_command_line_has_a_stated_range() -> None:
+    options = numeric_options()
+    assert len(options) > 70
+    for name, option in options.items():
+        if option.metavar == "COUNT≤1e15":  # token counts with a suffix, as 100M
+            continue
+        assert option.min is not None and option.max is not None and option.min < option.max, name
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e99", "1e99", "1" * 5000, "x"])
+def test_every_number_on_the_command_line_is_checked(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in numeric_options():
+        *command, option = name.split()
+        assert main([*command, f"{option}={value}"]) == 2, name
+        said = capsys.readouterr().err
+        assert option in said and "internal" not in said, (name, said)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

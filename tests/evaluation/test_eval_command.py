@@ -134,7 +134,7 @@ def test_wrong_requests_are_rejected_in_a_sentence(
     assert "not a CORE bundle" in rejected(capsys, "eval", run, *data, "--core", tmp_path)
     assert "--passes '8..1'" in rejected(capsys, "eval", run, *data, "--passes", "8..1")
     assert "--passes 'all'" in rejected(capsys, "eval", run, *data, "--passes", "all")
-    assert "--examples 0" in rejected(capsys, "eval", run, *data, "--examples", "0")
+    assert "--examples" in rejected(capsys, "eval", run, *data, "--examples", "0")
     assert "direction 'up'" in rejected(capsys, "eval", run, *data, "--kl-depth", "--kl-direction", "up")
     core = (*data, "--core", bundle_folder)
     assert "no task 'chose'" in rejected(capsys, "eval", run, *core, "--tasks", "chose")

@@ -49,7 +49,7 @@ def prepare(
             help="Validation tokens to split off, by document.",
             show_default="1/50, at most 10,485,760",
             parser=parse_token_count,
-            metavar="COUNT",
+            metavar="COUNT≤1e15",
         ),
     ] = None,
     val_source: Annotated[
@@ -61,7 +61,7 @@ def prepare(
         typer.Option(
             help="Stop after the document that reaches this many training tokens.",
             parser=parse_token_count,
-            metavar="COUNT",
+            metavar="COUNT≤1e15",
         ),
     ] = None,
     dedup_tokens: Annotated[
@@ -70,6 +70,8 @@ def prepare(
             help="Leave out training documents whose first so many tokens are those of a document of "
             "--val-source.",
             show_default="off; whole documents are compared",
+            min=1,
+            max=10**9,
         ),
     ] = None,
     field: Annotated[str, typer.Option(help="Field of JSON lines or Parquet that holds the text.")] = "text",
@@ -81,10 +83,17 @@ def prepare(
         bool, typer.Option("--replace-invalid", help="Read invalid UTF-8 as U+FFFD.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="auto, uint16 or uint32.")] = "auto",
-    shard_tokens: Annotated[int, typer.Option(help="Tokens per shard file.")] = 100_000_000,
+    shard_tokens: Annotated[
+        int, typer.Option(help="Tokens per shard file.", min=256, max=10**12)
+    ] = 100_000_000,
     threads: Annotated[
         int | None,
-        typer.Option(help="Tokenizer threads; they do not change the result.", show_default="all cores"),
+        typer.Option(
+            help="Tokenizer threads; they do not change the result.",
+            show_default="all cores",
+            min=1,
+            max=10_000,
+        ),
     ] = None,
     hub: Annotated[
         str | None,

@@ -96,7 +96,9 @@ def checkpoint(
     ] = None,
     examples: Annotated[
         int | None,
-        typer.Option(help="Maximum examples per task (a fixed subset).", rich_help_panel=CORE),
+        typer.Option(
+            help="Maximum examples per task (a fixed subset).", rich_help_panel=CORE, min=1, max=10**9
+        ),
     ] = None,
     convention: Annotated[
         str,
@@ -120,16 +122,20 @@ def checkpoint(
             rich_help_panel=CORE,
         ),
     ] = None,
-    kl_threshold: Annotated[float, typer.Option(help="KL threshold in nats.", rich_help_panel=DEPTH)] = 2.0,
+    kl_threshold: Annotated[
+        float, typer.Option(help="KL threshold in nats.", rich_help_panel=DEPTH, min=0, max=1000000.0)
+    ] = 2.0,
     kl_direction: Annotated[
         str, typer.Option(help="KL direction: final-to-block or block-to-final.", rich_help_panel=DEPTH)
     ] = "final-to-block",
     kl_depth_tokens: Annotated[
         int | None,
-        typer.Option(help="Validation tokens for --kl-depth; default 16,384.", rich_help_panel=DEPTH),
+        typer.Option(
+            help="Validation tokens for --kl-depth; default 16,384.", rich_help_panel=DEPTH, min=1, max=10**15
+        ),
     ] = None,
     validation_tokens: Annotated[
-        int | None, typer.Option(help="Validation tokens; default: as in training.")
+        int | None, typer.Option(help="Validation tokens; default: as in training.", min=1, max=10**15)
     ] = None,
     published: Annotated[
         Path | None,
@@ -153,7 +159,12 @@ def checkpoint(
     ] = "auto",
     token_budget: Annotated[
         int | None,
-        typer.Option(help="Padded tokens per CORE batch; lower it to save memory.", rich_help_panel=CORE),
+        typer.Option(
+            help="Padded tokens per CORE batch; lower it to save memory.",
+            rich_help_panel=CORE,
+            min=1,
+            max=10**12,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -358,9 +369,11 @@ def filter_(
     arm: Annotated[
         str, typer.Option(help="Only runs of this arm; the paper's reference is vanilla.")
     ] = "vanilla",
-    min_gap: Annotated[float, typer.Option(help="Minimum accuracy above chance of the largest run.")] = 0.02,
+    min_gap: Annotated[
+        float, typer.Option(help="Minimum accuracy above chance of the largest run.", min=-1, max=1)
+    ] = 0.02,
     min_tau: Annotated[
-        float, typer.Option(help="Minimum Kendall τ_b of accuracy with training tokens.")
+        float, typer.Option(help="Minimum Kendall τ_b of accuracy with training tokens.", min=-1, max=1)
     ] = 0.50,
     out: Annotated[
         Path | None, typer.Option(help="Write the selected labels to a file, one per line.")

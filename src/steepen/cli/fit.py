@@ -104,7 +104,10 @@ def fit(
     budget: Annotated[
         float | None,
         typer.Option(
-            help="Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.", show_default=False
+            help="Compute in FLOPs to predict at, besides 10 and 1000 times the top rung.",
+            show_default=False,
+            min=1,
+            max=1e60,
         ),
     ] = None,
     extrapolate: Annotated[
@@ -121,6 +124,8 @@ def fit(
             help="C0 in FLOPs. Default: geometric mean of the reference; paper:… its tuned size.",
             show_default=False,
             rich_help_panel=COMPUTE,
+            min=1,
+            max=1e60,
         ),
     ] = None,
     noise: Annotated[
@@ -129,13 +134,21 @@ def fit(
             help="Known standard deviation of a run's loss. Default: estimated from the residuals.",
             show_default=False,
             rich_help_panel=COMPUTE,
+            min=1e-09,
+            max=100,
         ),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="Confidence level of the intervals.", rich_help_panel=INTERVALS)
+        float,
+        typer.Option(
+            help="Confidence level of the intervals.", rich_help_panel=INTERVALS, min=0.01, max=0.9999
+        ),
     ] = 0.90,
     level: Annotated[
-        float, typer.Option(help="Probability of any wrong word in the table.", rich_help_panel=COMPUTE)
+        float,
+        typer.Option(
+            help="Probability of any wrong word in the table.", rich_help_panel=COMPUTE, min=1e-06, max=0.5
+        ),
     ] = 0.05,
     adjust: Annotated[
         bool,
@@ -151,11 +164,18 @@ def fit(
             help="Loss penalty of a learning rate off by 2×, from a sweep: gives penalties as factors too.",
             show_default=False,
             rich_help_panel=COMPUTE,
+            min=0,
+            max=100,
         ),
     ] = None,
     margin: Annotated[
         float,
-        typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=COMPUTE),
+        typer.Option(
+            help="Largest |Δγ|/γ that still counts as a constant gain.",
+            rich_help_panel=COMPUTE,
+            min=0,
+            max=10,
+        ),
     ] = 0.025,
     draws: Annotated[
         int,
@@ -171,7 +191,8 @@ def fit(
         typer.Option(help="Random seed of the bootstrap.", min=0, max=2**32 - 1, rich_help_panel=INTERVALS),
     ] = 0,
     delta: Annotated[
-        float, typer.Option(help="Huber width of log losses.", rich_help_panel=CHINCHILLA)
+        float,
+        typer.Option(help="Huber width of log losses.", rich_help_panel=CHINCHILLA, min=1e-09, max=1_000),
     ] = 1e-3,
     tied: Annotated[
         bool,
@@ -187,7 +208,11 @@ def fit(
     nearest: Annotated[
         int | None,
         typer.Option(
-            help="Fit only this many points around each minimum.", show_default=False, rich_help_panel=ISOFLOP
+            help="Fit only this many points around each minimum.",
+            show_default=False,
+            rich_help_panel=ISOFLOP,
+            min=3,
+            max=10_000,
         ),
     ] = None,
     register: Annotated[

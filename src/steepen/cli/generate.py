@@ -23,14 +23,20 @@ def generate(
         list[str], typer.Option(help="Text to continue; repeat the option for a batch of prompts.")
     ],
     passes: Annotated[
-        int | None, typer.Option(help="Core passes; default: the number the run is evaluated at.")
+        int | None,
+        typer.Option(help="Core passes; default: the number the run is evaluated at.", min=1, max=10_000),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the softmax; 0 is greedy decoding.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(help="Of the softmax; 0 is greedy decoding.", min=0, max=1000000.0)
+    ] = 0.8,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the most probable tokens that have this mass together.")
+        float,
+        typer.Option(
+            help="Sample from the most probable tokens that have this mass together.", min=1e-09, max=1
+        ),
     ] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Maximum of new tokens per prompt.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.", min=0, max=2**63 - 1)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Maximum of new tokens per prompt.", min=1, max=10**9)] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     precision: Annotated[
         str, typer.Option(help="auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")

@@ -37,6 +37,8 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         help="Max runs at a time (default: one per GPU, else per CPU core).",
+        min=1,
+        max=10_000,
         rich_help_panel=LAUNCH,
     ),
 ]
@@ -91,6 +93,7 @@ Price = Annotated[
         "--dollars-per-hour",
         help="Price per hour of the resources of one run.",
         min=0.0,
+        max=1e6,
         rich_help_panel=ESTIMATE,
     ),
 ]

@@ -21,7 +21,7 @@ CLUSTER = "Memory, time and cost"
 
 
 def arms(
-    depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.")] = 8,
+    depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.", max=512)] = 8,
     as_json: Json = False,
 ) -> None:
     """List the arms, with their size at a depth.
@@ -97,18 +97,28 @@ def plan(
         str | None,
         typer.Option(help="Arm: listed by `steepen arms`, loop-K, untied-K, or module:attribute."),
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Nominal depth ℓ; the width is 128·ℓ.", min=1, max=512)
+    ] = None,
     flops: Annotated[
-        float | None, typer.Option(help="Compute budget, e.g. 1e19; alone, it chooses the depth.")
+        float | None,
+        typer.Option(help="Compute budget, e.g. 1e19; alone, it chooses the depth.", min=1, max=1e40),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="Token budget, e.g. 1e9; with --depth, at that depth.")
+        float | None,
+        typer.Option(
+            help="Token budget, e.g. 1e9; with --depth, at that depth.", min=1, max=1000000000000000.0
+        ),
     ] = None,
     rho: Annotated[
-        float | None, typer.Option(help="Fraction of tokens after growth, instead of the recipe's.")
+        float | None,
+        typer.Option(help="Fraction of tokens after growth, instead of the recipe's.", min=0, max=1),
     ] = None,
     tpp: Annotated[
-        float | None, typer.Option(help="Tokens per initial stored parameter, instead of the recipe's.")
+        float | None,
+        typer.Option(
+            help="Tokens per initial stored parameter, instead of the recipe's.", min=1e-06, max=1000000000.0
+        ),
     ] = None,
     recipe: Annotated[
         list[str] | None,
@@ -117,34 +127,57 @@ def plan(
             "(repeatable). Without --arm, plans its whole ladders.",
         ),
     ] = None,
-    context: Annotated[int, typer.Option(help="Context length in tokens.", rich_help_panel=SIZE)] = 2048,
-    vocabulary: Annotated[int, typer.Option(help="Vocabulary size, padded.", rich_help_panel=SIZE)] = 50_304,
-    aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
-    head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
+    context: Annotated[
+        int, typer.Option(help="Context length in tokens.", rich_help_panel=SIZE, min=1, max=10**8)
+    ] = 2048,
+    vocabulary: Annotated[
+        int, typer.Option(help="Vocabulary size, padded.", rich_help_panel=SIZE, min=1, max=10**8)
+    ] = 50_304,
+    aspect: Annotated[
+        int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE, min=1, max=10**8)
+    ] = 128,
+    head_dim: Annotated[
+        int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE, min=2, max=10**8)
+    ] = 128,
     mlp_multiple: Annotated[
-        int, typer.Option(help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE)
+        int,
+        typer.Option(
+            help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE, min=1, max=10**8
+        ),
     ] = 256,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per step.", show_default="524288", rich_help_panel=SIZE)
+        int | None,
+        typer.Option(help="Tokens per step.", show_default="524288", rich_help_panel=SIZE, min=1, max=10**15),
     ] = None,
     base_depth: Annotated[
         int | None,
         typer.Option(
-            help="Depth at which the base learning rate applies.", show_default="8", rich_help_panel=SIZE
+            help="Depth at which the base learning rate applies.",
+            show_default="8",
+            rich_help_panel=SIZE,
+            min=1,
+            max=10**8,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs the run would use.", rich_help_panel=CLUSTER)] = 1,
+    gpus: Annotated[
+        int, typer.Option(help="GPUs the run would use.", rich_help_panel=CLUSTER, min=1, max=10**6)
+    ] = 1,
     gpu: Annotated[
         str, typer.Option(help="GPU model: a100, h100, h200, b200, …", rich_help_panel=CLUSTER)
     ] = "h100",
     mfu: Annotated[
-        float, typer.Option(help="Model FLOPs utilization to assume.", rich_help_panel=CLUSTER)
+        float,
+        typer.Option(help="Model FLOPs utilization to assume.", rich_help_panel=CLUSTER, min=1e-06, max=1),
     ] = 0.4,
     micro_batch: Annotated[
-        int, typer.Option(help="Sequences per GPU, for the memory estimate.", rich_help_panel=CLUSTER)
+        int,
+        typer.Option(
+            help="Sequences per GPU, for the memory estimate.", rich_help_panel=CLUSTER, min=1, max=10**6
+        ),
     ] = 8,
     dollars_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one GPU hour.", rich_help_panel=CLUSTER)
+        float | None,
+        typer.Option(help="Price of one GPU hour.", rich_help_panel=CLUSTER, min=0, max=1000000.0),
     ] = None,
     as_json: Json = False,
 ) -> None:

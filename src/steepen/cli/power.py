@@ -17,11 +17,14 @@ TESTS = "Tests and search"
 def power(
     *,
     delta_gamma: Annotated[
-        float, typer.Option(help="Expected difference in exponent, e.g. 0.0027.", show_default=False)
+        float,
+        typer.Option(help="Expected difference in exponent, e.g. 0.0027.", show_default=False, min=-1, max=1),
     ],
-    rungs: Annotated[int, typer.Option(help="Rungs of each ladder.", rich_help_panel=LADDER)] = 8,
+    rungs: Annotated[
+        int, typer.Option(help="Rungs of each ladder.", rich_help_panel=LADDER, min=3, max=1_000)
+    ] = 8,
     lowest: Annotated[
-        float, typer.Option(help="FLOPs of the lowest rung.", rich_help_panel=LADDER)
+        float, typer.Option(help="FLOPs of the lowest rung.", rich_help_panel=LADDER, min=1, max=1e40)
     ] = 3.25e17,
     highest: Annotated[
         float | None,
@@ -29,6 +32,8 @@ def power(
             help="FLOPs of the highest rung. Default: 1.01e20, or by --span.",
             show_default=False,
             rich_help_panel=LADDER,
+            min=1,
+            max=1e40,
         ),
     ] = None,
     span: Annotated[
@@ -37,31 +42,56 @@ def power(
             help="Decades from lowest to highest, instead of --highest.",
             show_default=False,
             rich_help_panel=LADDER,
+            min=0.01,
+            max=40,
         ),
     ] = None,
     noise: Annotated[
-        float, typer.Option(help="Standard deviation of a run's loss.", rich_help_panel=LADDER)
+        float,
+        typer.Option(help="Standard deviation of a run's loss.", rich_help_panel=LADDER, min=1e-09, max=100),
     ] = 1e-3,
-    seeds: Annotated[int, typer.Option(help="Seeds (runs) per rung.", rich_help_panel=LADDER)] = 1,
-    gamma: Annotated[float, typer.Option(help="The reference's exponent γ.", rich_help_panel=LAWS)] = 0.1113,
+    seeds: Annotated[
+        int, typer.Option(help="Seeds (runs) per rung.", rich_help_panel=LADDER, min=1, max=1_000)
+    ] = 1,
+    gamma: Annotated[
+        float, typer.Option(help="The reference's exponent γ.", rich_help_panel=LAWS, min=0.001, max=10)
+    ] = 0.1113,
     irreducible_loss: Annotated[
-        float, typer.Option(help="The irreducible loss E, the same for both arms.", rich_help_panel=LAWS)
+        float,
+        typer.Option(
+            help="The irreducible loss E, the same for both arms.", rich_help_panel=LAWS, min=0, max=1_000
+        ),
     ] = 1.83,
     constant: Annotated[
-        float, typer.Option(help="A of the reference, for C0 = 1e18 FLOPs.", rich_help_panel=LAWS)
+        float,
+        typer.Option(
+            help="A of the reference, for C0 = 1e18 FLOPs.", rich_help_panel=LAWS, min=1e-06, max=1000000.0
+        ),
     ] = 1.5,
     multiplier: Annotated[
-        float, typer.Option(help="The arm's compute multiplier at the lowest rung.", rich_help_panel=LAWS)
+        float,
+        typer.Option(
+            help="The arm's compute multiplier at the lowest rung.",
+            rich_help_panel=LAWS,
+            min=0.001,
+            max=1000.0,
+        ),
     ] = 1.1,
     level: Annotated[
-        float, typer.Option(help="Significance level of the F-tests.", rich_help_panel=TESTS)
+        float,
+        typer.Option(help="Significance level of the F-tests.", rich_help_panel=TESTS, min=1e-06, max=0.5),
     ] = 0.05,
     margin: Annotated[
         float,
-        typer.Option(help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS),
+        typer.Option(
+            help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS, min=0, max=10
+        ),
     ] = 0.025,
     goal: Annotated[
-        float, typer.Option(help="Target power of the cheapest ladder.", rich_help_panel=TESTS)
+        float,
+        typer.Option(
+            help="Target power of the cheapest ladder.", rich_help_panel=TESTS, min=0.01, max=0.9999
+        ),
     ] = 0.90,
     search: Annotated[
         bool,

@@ -34,7 +34,7 @@ def runs(
     context: typer.Context,
     runs: Runs = Path("runs"),
     arm: Annotated[str | None, typer.Option(help="Only this arm.")] = None,
-    depth: Annotated[int | None, typer.Option(help="Only this depth.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Only this depth.", min=1, max=10_000)] = None,
     status: Annotated[
         str | None, typer.Option(help="Only finished, running, failed, interrupted or waiting.")
     ] = None,

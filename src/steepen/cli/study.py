@@ -77,6 +77,8 @@ def study(
         typer.Option(
             help="Tokens per initial stored parameter of every arm, instead of its recipe's.",
             rich_help_panel=SELECTION,
+            min=1e-06,
+            max=1000000000.0,
         ),
     ] = None,
     score: Annotated[
@@ -115,7 +117,10 @@ def study(
     noise: Annotated[
         float | None,
         typer.Option(
-            help="ladder: known standard deviation of a run's loss.", min=1e-9, rich_help_panel=SINGLE_STUDY
+            help="ladder: known standard deviation of a run's loss.",
+            min=1e-9,
+            rich_help_panel=SINGLE_STUDY,
+            max=100,
         ),
     ] = None,
     c0: Annotated[
@@ -125,6 +130,7 @@ def study(
             min=1.0,
             show_default=False,
             rich_help_panel=SINGLE_STUDY,
+            max=1e40,
         ),
     ] = None,
     source: Annotated[
@@ -135,7 +141,9 @@ def study(
     ] = None,
     hold_out: Annotated[
         int | None,
-        typer.Option(help="extrapolate: the depth to predict.", min=1, rich_help_panel=SINGLE_STUDY),
+        typer.Option(
+            help="extrapolate: the depth to predict.", min=1, rich_help_panel=SINGLE_STUDY, max=10_000
+        ),
     ] = None,
     from_recipe: Annotated[
         bool,
@@ -154,7 +162,7 @@ def study(
     ] = None,
     epochs: Annotated[
         int,
-        typer.Option(help="Maximum number of passes over the data.", min=1, rich_help_panel=FILES),
+        typer.Option(help="Maximum number of passes over the data.", min=1, rich_help_panel=FILES, max=10**6),
     ] = 1,
     runs: Annotated[
         Path, typer.Option("--runs", help="Directory of all runs.", rich_help_panel=FILES)

@@ -6,6 +6,7 @@ import math
 
 import typer
 
+MAX_TOKENS = 1e15
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -19,6 +20,10 @@ def parse_token_count(text: str | float) -> int:
         value = float(words if factor == 1.0 else words[:-1]) * factor
     except ValueError:
         value = math.nan
+    if not 0 <= value <= MAX_TOKENS:
+        value = math.nan
     if not math.isfinite(value) or value != round(value):
-        raise typer.BadParameter(f"{text!r} is not a whole number of tokens, such as 250000, 2e9 or 100M.")
+        raise typer.BadParameter(
+            f"{text!r} is not a whole number of tokens from 0 to 1e15, such as 250000, 2e9 or 100M."
+        )
     return round(value)

@@ -58,29 +58,48 @@ def train(
         ),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option(help="Nominal depth ℓ; the width is aspect·ℓ.", rich_help_panel=RUN)
+        int | None,
+        typer.Option(help="Nominal depth ℓ; the width is aspect·ℓ.", rich_help_panel=RUN, min=1, max=10_000),
     ] = None,
     spec: Annotated[
         Path | None,
         typer.Option(help="Spec file (JSON or YAML), instead of --arm and --depth.", rich_help_panel=RUN),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="Tokens to train on (default: the recipe's).", rich_help_panel=SIZE)
+        float | None,
+        typer.Option(
+            help="Tokens to train on (default: the recipe's).",
+            rich_help_panel=SIZE,
+            min=1,
+            max=1000000000000000.0,
+        ),
     ] = None,
     flops: Annotated[
-        float | None, typer.Option(help="Compute budget, instead of --tokens.", rich_help_panel=SIZE)
+        float | None,
+        typer.Option(help="Compute budget, instead of --tokens.", rich_help_panel=SIZE, min=1, max=1e40),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of weights, data order and random passes.", rich_help_panel=RUN)
+        int,
+        typer.Option(
+            help="Seed of weights, data order and random passes.", rich_help_panel=RUN, min=0, max=2**63 - 1
+        ),
     ] = 0,
     rho: Annotated[
         float | None,
-        typer.Option(help="Fraction of tokens after growth (default: the recipe's).", rich_help_panel=SIZE),
+        typer.Option(
+            help="Fraction of tokens after growth (default: the recipe's).",
+            rich_help_panel=SIZE,
+            min=0,
+            max=1,
+        ),
     ] = None,
     tpp: Annotated[
         float | None,
         typer.Option(
-            help="Tokens per initial stored parameter (default: the recipe's).", rich_help_panel=SIZE
+            help="Tokens per initial stored parameter (default: the recipe's).",
+            rich_help_panel=SIZE,
+            min=1e-06,
+            max=1000000000.0,
         ),
     ] = None,
     recipe: Annotated[
@@ -92,20 +111,34 @@ def train(
         ),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Context length in tokens (default: 2048).", rich_help_panel=SIZE)
+        int | None,
+        typer.Option(
+            help="Context length in tokens (default: 2048).", rich_help_panel=SIZE, min=1, max=10**8
+        ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per step (default: 524,288).", rich_help_panel=SIZE)
+        int | None,
+        typer.Option(help="Tokens per step (default: 524,288).", rich_help_panel=SIZE, min=1, max=10**15),
     ] = None,
-    aspect: Annotated[int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE)] = 128,
-    head_dim: Annotated[int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE)] = 128,
+    aspect: Annotated[
+        int, typer.Option(help="Width per unit of depth.", rich_help_panel=SIZE, min=1, max=10**8)
+    ] = 128,
+    head_dim: Annotated[
+        int, typer.Option(help="Width of an attention head.", rich_help_panel=SIZE, min=2, max=10**8)
+    ] = 128,
     mlp_multiple: Annotated[
-        int, typer.Option(help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE)
+        int,
+        typer.Option(
+            help="Round the MLP width up to a multiple of this.", rich_help_panel=SIZE, min=1, max=10**8
+        ),
     ] = 256,
     base_depth: Annotated[
         int | None,
         typer.Option(
-            help="Depth at which the base learning rate applies (default: 8).", rich_help_panel=SIZE
+            help="Depth at which the base learning rate applies (default: 8).",
+            rich_help_panel=SIZE,
+            min=1,
+            max=10**8,
         ),
     ] = None,
     pool_tokens: Annotated[
@@ -115,7 +148,7 @@ def train(
             "--tpp, the run is that many epochs long.",
             show_default="1.01 times the run's tokens",
             parser=parse_token_count,
-            metavar="COUNT",
+            metavar="COUNT≤1e15",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -135,7 +168,10 @@ def train(
         ),
     ] = "recut",
     epochs: Annotated[
-        int | None, typer.Option(help="Maximum number of epochs.", show_default="1", rich_help_panel=DATA)
+        int | None,
+        typer.Option(
+            help="Maximum number of epochs.", show_default="1", rich_help_panel=DATA, min=1, max=10**6
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -184,6 +220,7 @@ def train(
             "start ranks on several machines.",
             min=1,
             rich_help_panel=EXECUTION,
+            max=10_000,
         ),
     ] = None,
     shard: Annotated[
@@ -200,39 +237,63 @@ def train(
             help="With --gpus: how often to restart from the last checkpoint when a rank is lost.",
             min=0,
             rich_help_panel=EXECUTION,
+            max=10**6,
         ),
     ] = 0,
     rank_timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds without progress after which a rank counts as hung.", rich_help_panel=EXECUTION
+            help="Seconds without progress after which a rank counts as hung.",
+            rich_help_panel=EXECUTION,
+            min=0.001,
+            max=10000000.0,
         ),
     ] = 600.0,
     validate_every: Annotated[
-        int | None, typer.Option(help="Steps between validations.", rich_help_panel=CHECKPOINTS)
+        int | None,
+        typer.Option(help="Steps between validations.", rich_help_panel=CHECKPOINTS, min=1, max=10**12),
     ] = None,
     validation_tokens: Annotated[
         int | None,
         typer.Option(
             help="Validation tokens (default: 10,000,000 or what the data has, in whole batches).",
             rich_help_panel=DATA,
+            min=1,
+            max=10**15,
         ),
     ] = None,
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
-            help="Steps between checkpoints (default: a tenth of the run).", rich_help_panel=CHECKPOINTS
+            help="Steps between checkpoints (default: a tenth of the run).",
+            rich_help_panel=CHECKPOINTS,
+            min=1,
+            max=10**12,
         ),
     ] = None,
     checkpoint_minutes: Annotated[
-        float, typer.Option(help="Maximum minutes between checkpoints.", rich_help_panel=CHECKPOINTS)
+        float,
+        typer.Option(
+            help="Maximum minutes between checkpoints.",
+            rich_help_panel=CHECKPOINTS,
+            min=0.0001,
+            max=10000000.0,
+        ),
     ] = 10.0,
     keep_last: Annotated[
-        int, typer.Option(help="Number of newest checkpoints to keep.", rich_help_panel=CHECKPOINTS)
+        int,
+        typer.Option(
+            help="Number of newest checkpoints to keep.", rich_help_panel=CHECKPOINTS, min=1, max=10**6
+        ),
     ] = 2,
     keep_every: Annotated[
         int | None,
-        typer.Option(help="Also keep checkpoints at multiples of this step.", rich_help_panel=CHECKPOINTS),
+        typer.Option(
+            help="Also keep checkpoints at multiples of this step.",
+            rich_help_panel=CHECKPOINTS,
+            min=1,
+            max=10**12,
+        ),
     ] = None,
     sample_every: Annotated[
         int | None,
@@ -267,7 +328,10 @@ def train(
         typer.Option(help="CORE evaluation bundle to score the finished run on.", rich_help_panel=EVALUATION),
     ] = None,
     core_examples: Annotated[
-        int | None, typer.Option(help="Maximum number of examples per CORE task.", rich_help_panel=EVALUATION)
+        int | None,
+        typer.Option(
+            help="Maximum number of examples per CORE task.", rich_help_panel=EVALUATION, min=1, max=10**9
+        ),
     ] = None,
     kl_depth: Annotated[
         bool, typer.Option("--kl-depth", help="Measure KL effective depth.", rich_help_panel=EVALUATION)
