@@ -6,20 +6,27 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
+MAX_SHOWN = 200  # characters of a value in an error sentence
+MAX_SENTENCE = 1500  # characters of a message, whatever was put into it
+
 
 class SteepenError(Exception):
-    """A failure that the user can act on. The command line prints the message and exits with `exit_code`."""
+    """A failure that the user can act on. The command line prints the message and exits with `exit_code`.
+
+    The middle of a very long message is left out: it quotes what a user or a file has given.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        half = MAX_SENTENCE // 2
+        super().__init__(message if len(message) <= MAX_SENTENCE else f"{message[:half]} … {message[-half:]}")
 
 
 class UsageError(SteepenError):
     """An invalid request (a field, an option, a combination), rejected before anything was started."""
 
     exit_code = 2
-
-
-MAX_SHOWN = 200  # characters of a value in an error sentence
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:

@@ -164,5 +164,7 @@ def test_train_command_trains_writes_specs_and_rejects_bad_options(
     ):
         assert main(wrong) == 2, wrong
         said = capfd.readouterr()
-        assert said.out == "" and "Traceback" not in said.err and said.err.startswith(("steepen: ", "Usage: "))
+        assert (
+            said.out == "" and "Traceback" not in said.err and said.err.startswith(("steepen: ", "Usage: "))
+        )
     assert main(["train", "--data", str(tmp_path / "nowhere"), "--arm", "loop-2", "--depth", "3"]) != 0

@@ -18,7 +18,7 @@ def parse_integers(option: str, text: str | None, minimum: int = 0) -> list[int]
     """Parse integers and ranges, ends included (2,3,5; 0-2; 6-20:2), to a sorted list without repeats."""
     found: set[int] = set()
     for word in parse_words(text):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", word)
+        match = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12})(?::(\d{1,12}))?)?", word)
         first, last, step = match.groups() if match else (None, None, None)
         if first is None or (last is not None and int(last) < int(first)) or step == "0":
             raise UsageError(

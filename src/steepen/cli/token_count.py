@@ -6,6 +6,8 @@ import math
 
 import typer
 
+from steepen.errors import show
+
 MAX_TOKENS = 1e15
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -24,6 +26,6 @@ def parse_token_count(text: str | float) -> int:
         value = math.nan
     if not math.isfinite(value) or value != round(value):
         raise typer.BadParameter(
-            f"{text!r} is not a whole number of tokens from 0 to 1e15, such as 250000, 2e9 or 100M."
+            f"{show(text)} is not a whole number of tokens from 0 to 1e15, such as 250000, 2e9 or 100M."
         )
     return round(value)

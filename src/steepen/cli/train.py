@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steepen.cli.token_count import parse_token_count
-from steepen.errors import UsageError
+from steepen.errors import UsageError, shorten
 from steepen.utils.formatting import wrap_to_terminal
 
 if TYPE_CHECKING:
@@ -588,6 +588,8 @@ def _was_given(context: typer.Context, name: str) -> bool:
 def _micro_batch(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--micro-batch {text!r} is not valid: give a number of sequences, or auto.")
+    if not (text.isdecimal() and len(text) < 10 and int(text) >= 1):
+        raise UsageError(
+            f"--micro-batch {shorten(text)!r} is not valid: give a number of sequences below 1e9, or auto."
+        )
     return int(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, shorten
 from steepen.utils.files import write_atomically
-from steepen.utils.json_io import canonical_json
+from steepen.utils.json_io import canonical_json, parse_json
 
 if TYPE_CHECKING:
     import tiktoken
@@ -136,9 +135,11 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Read a saved tokenizer."""
         try:
-            stored = json.loads(path.read_bytes())
+            stored = parse_json(path.read_bytes())
         except FileNotFoundError:
             raise SteepenError(f"{path} is missing; prepare the data again.") from None
+        except OSError as error:
+            raise SteepenError(f"{path} cannot be read ({error.strerror}).") from None
         except ValueError as error:
             raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
         return cls.from_content(stored, path)
@@ -217,10 +218,14 @@ def parse_tokenizer(name: str) -> int | None:
     if name == "gpt2":
         return None
     kind, _, size = name.partition(":")
-    if kind != "bpe" or not size.replace("_", "").isdigit():
-        raise UsageError(f"unknown tokenizer {name!r}; accepted are gpt2 and bpe:SIZE, for example bpe:8192.")
-    check_trainable(int(size))
-    return int(size)
+    digits = size.replace("_", "")
+    if kind != "bpe" or not digits.isdecimal():
+        raise UsageError(
+            f"unknown tokenizer {shorten(name)!r}; accepted are gpt2 and bpe:SIZE, for example bpe:8192."
+        )
+    number = int(digits[:12])  # more digits are beyond any limit
+    check_trainable(number)
+    return number
 
 
 def bytes_to_unicode() -> list[str]:

@@ -46,7 +46,8 @@ def choose_shard(runs: Sequence[Path], shard: str | None) -> list[Path]:
     if shard is None:
         return list(runs)
     first, slash, count = shard.partition("/")
-    if not (slash and first.isdigit() and count.isdigit() and int(first) < int(count)):
+    numbers = all(word.isdecimal() and len(word) < 10 for word in (first, count))
+    if not (slash and numbers and int(first) < int(count)):
         raise UsageError(f"--shard {shard!r} is not valid: write I/N with I from 0 to N − 1, e.g. 0/8.")
     return list(runs)[int(first) :: int(count)]
 

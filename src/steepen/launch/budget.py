@@ -7,9 +7,11 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, shorten
 from steepen.utils.formatting import format_duration
 
+MAX_FLOPS = 1e40
+MAX_SECONDS = 36_500 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -35,14 +37,17 @@ class Budget:
         compact = text.strip().lower().replace(" ", "")
         if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", compact):
             parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", compact)
-            return Budget(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            if 0 < seconds <= MAX_SECONDS:
+                return Budget(seconds=seconds)
         try:
             value = float(compact.removesuffix("flops"))
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= MAX_FLOPS:
             raise UsageError(
-                f"--budget {text!r} is not valid: give FLOPs (1e15) or time (90s, 30m, 2h, 1h30m)."
+                f"--budget {shorten(text)!r} is not valid: give FLOPs (1e15, at most 1e40) or time "
+                "(90s, 30m, 2h, 1h30m, at most 36500d)."
             )
         return Budget(flops=value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, shorten
 from steepen.recipe.hardware import Accelerator, find_accelerator
 from steepen.recipe.memory import largest_micro_batch
 from steepen.recipe.recipe import PlannedRun
@@ -29,8 +29,11 @@ class GpusPerRun:
         found = None if gpu is None else find_accelerator(gpu)
         if text == "auto":
             return GpusPerRun("auto", found)
-        if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"--gpus-per-run {text!r} is not valid: give a number of GPUs, or auto.")
+        if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
+            raise UsageError(
+                f"--gpus-per-run {shorten(text)!r} is not valid: give a number from 1 to {MAX_GPUS:,}, "
+                "or auto."
+            )
         return GpusPerRun(int(text), found)
 
     @property

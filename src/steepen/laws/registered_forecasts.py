@@ -23,7 +23,10 @@ from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import forecast_loss
+from steepen.utils.codec import from_builtins
 from steepen.utils.formatting import format_flops
+from steepen.utils.json_io import parse_json
+from steepen.utils.validate import require
 
 SAME_COMPUTE = 0.05  # a run within this fraction of the registered FLOPs is the one that was forecast
 
@@ -155,10 +158,10 @@ def read_registered(file: Path) -> list[RegisteredForecast]:
         raise UsageError(f"{file} cannot be read ({error}).") from None
     for number, line in enumerate(lines, start=1):
         try:
-            values: dict[str, Any] = json.loads(line)
-            low, high = values.pop("interval")
-            found.append(RegisteredForecast(interval=(float(low), float(high)), **values))
-        except (json.JSONDecodeError, TypeError, KeyError, ValueError):
+            one = from_builtins(RegisteredForecast, parse_json(line))
+            require(one.flops > 0 and one.c0 > 0, "forecast", "flops", one.flops, "positive, and c0 too")
+            found.append(one)
+        except (ValueError, UsageError):
             raise UsageError(f"{file}, line {number}: not a registered forecast.") from None
     return found
 

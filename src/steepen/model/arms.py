@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, shorten
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.utils.imports import import_object, trust_code
 
@@ -290,11 +290,12 @@ def find_arm(name: str | Arm | type) -> Arm:
     family, _, count = key.rpartition("-")
     if key in _FAMILIES:  # K defaults to 2
         return _FAMILIES[key](2)
-    if family in _FAMILIES and re.fullmatch(r"[1-9]\d*", count):
+    if family in _FAMILIES and re.fullmatch(r"[1-9]\d{0,8}", count):
         return _FAMILIES[family](int(count))
     choices = [*ARMS, *_ALIASES, *(f"{family}-K" for family in _FAMILIES)]
     raise UsageError(
-        f"there is no arm {name!r}; the nearest are {nearest(key, choices)} (`steepen arms` lists all)."
+        f"there is no arm {shorten(name)!r}; the nearest are {nearest(key, choices)} "
+        "(`steepen arms` lists all)."
     )
 
 

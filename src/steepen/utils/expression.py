@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError, nearest, shorten
+from steepen.utils.formatting import is_number
 
 MAX_LENGTH = 2000  # characters; the parser recurses, so a longer text could exhaust the stack
 HINT = """write it like 'learning_rate > 0.1 and arm == "untied-2"'"""
@@ -50,8 +51,8 @@ class Condition:
             return bool(self._value(self.tree, fields))
         except (TypeError, ZeroDivisionError, OverflowError) as error:
             raise UsageError(
-                f"--where {self.text!r} cannot be computed ({error}); put quotes around words, none around "
-                "numbers."
+                f"--where {shorten(self.text)!r} cannot be computed ({error}); put quotes around words, "
+                "none around numbers."
             ) from None
 
     def _value(self, node: ast.expr, fields: Mapping[str, Any]) -> Any:
@@ -65,7 +66,11 @@ class Condition:
             return None if value is None else (-value if isinstance(node.op, ast.USub) else +value)
         if isinstance(node, ast.BinOp):
             left, right = self._value(node.left, fields), self._value(node.right, fields)
-            return None if left is None or right is None else _ARITHMETIC[type(node.op)](left, right)
+            if left is None or right is None:
+                return None
+            if not (is_number(left) and is_number(right)):  # text times a number could fill the memory
+                raise TypeError("+, −, × and / are for numbers")
+            return _ARITHMETIC[type(node.op)](left, right)
         if isinstance(node, ast.Compare):
             return self._compare(node, fields)
         if isinstance(node, ast.List | ast.Tuple):
@@ -102,7 +107,7 @@ def parse_condition(
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         single = "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!="))
         why = " (equality is ==)" if single else ""
-        raise UsageError(f"--where {text!r} is not a condition{why}; {HINT}.") from None
+        raise UsageError(f"--where {shorten(text)!r} is not a condition{why}; {HINT}.") from None
     names: dict[str, str] = {}
     _check(tree, text, names, known, aliases)
     return Condition(text, tree, names)
@@ -118,7 +123,7 @@ def _check(
         field = written if written in known else aliases(written)
         if field not in known:
             raise UsageError(
-                f"--where {text!r}: there is no field {written!r}; the nearest are "
+                f"--where {shorten(text)!r}: there is no field {written!r}; the nearest are "
                 f"{nearest(written, known)} (put quotes around a word that is a value)."
             )
         names[written] = field
@@ -138,6 +143,8 @@ def _check(
     ):
         parts = []
     else:
-        raise UsageError(f"--where {text!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}.")
+        raise UsageError(
+            f"--where {shorten(text)!r} has {ast.unparse(node)!r}, which is not allowed; {HINT}."
+        )
     for part in parts:
         _check(part, text, names, known, aliases)

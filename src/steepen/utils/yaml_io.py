@@ -17,7 +17,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-MAX_CHARACTERS = 10_000_000
+MAX_CHARACTERS = 1_000_000  # which take some seconds
 MAX_DEPTH = 100
 MAX_NODES = 1_000_000  # with every alias counted as often as it is used
 

@@ -10,19 +10,12 @@ import copy
 import json
 import os
 import random
-import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from steepen.cli.app import main
 from steepen.data import Dataset
@@ -33,7 +26,6 @@ from steepen.runs.metrics import read_metrics
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.preset import load_preset
-from steepen.training.checkpoint import STATE_FILE, list_checkpoints
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 from steepen.utils.codec import to_builtins
@@ -49,92 +41,6 @@ TIMING = {"tokens_per_second", "data_wait", "checkpoint_wait"}
 def metrics_of(store: RunStore, spec: RunSpec) -> list[dict[str, Any]]:
     lines = read_metrics(store.run(spec).metrics_file)
     return [{name: value for name, value in line.items() if name not in TIMING} for line in lines]
-
-
-@pytest.mark.parametrize("clip", [None, 0.01], ids=["", "clipped"])
-def test_training_survives_a_storm_of_kills(
-    clip: float | None, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
-) -> None:
-    """Weights, losses, metrics and scores of a growing run equal the undisturbed run's; no file is left."""
-    plain = make_spec("untied-grow", steps=60)
-    spec = replace(plain, optimizer=replace(plain.optimizer, clip=clip))
-    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
-    expected = train(
-        spec, tiny_data, whole, TrainOptions(device="cpu", quiet=True, checkpoint_every=3, validate_every=4)
-    )
-    write_json(tmp_path / "spec.json", spec.to_dict())
-    command = [sys.executable, "-m", "steepen", "train", "--spec", str(tmp_path / "spec.json")]
-    command += ["--data", str(tiny_data.directory), "--runs", str(broken.root), "--device", "cpu"]
-    command += ["--checkpoint-every", "3", "--validate-every", "4"]
-    choose = random.Random(SEED)
-    for _ in range(COUNT or 1):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 60
-        start = len(metrics_of(broken, spec))
-        while process.poll() is None and time.monotonic() < until:  # into the training, not the imports
-            if len(metrics_of(broken, spec)) not in (start, 0):
-                break
-            time.sleep(0.01)
-        time.sleep(choose.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if broken.record(spec) is not None:
-            assert broken.record(spec) is not None
-            shutil.rmtree(broken.root)  # finished: begin again
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    record = broken.record(spec)
-    assert record is not None and record.validation_scores == expected.validation_scores
-    assert metrics_of(whole, spec) == metrics_of(broken, spec)
-    one, two = (
-        load_file(list_checkpoints(s.run(spec).checkpoints)[-1].path / STATE_FILE) for s in (whole, broken)
-    )
-    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    left = [
-        str(path) for path in broken.root.rglob("*") if path.name.startswith(".") or path.suffix == ".tmp"
-    ]
-    assert not left
-
-
-def damaged(content: bytes, choose: random.Random) -> bytes:
-    """The content truncated, with a flipped bit, or replaced."""
-    position = choose.randrange(max(1, len(content)))
-    flipped = (content or b"x")[position] ^ (1 << choose.randrange(8))
-    return choose.choice(
-        (
-            content[:position],
-            content[:position] + bytes([flipped]) + content[position + 1 :],
-            content[:position] + b"\xff\x00" + content[position:],
-            choose.choice((b"", b"null", b"[]", b'"x"', b"{}", b"[" * 50_000, b"\xff\xfe", b"NaN")),
-        )
-    )
-
-
-def test_any_damaged_file_of_a_run_is_rejected_reported_or_harmless(
-    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The loss that is printed after any damage is the right one, or the command fails with a sentence."""
-    spec, choose = make_spec("untied-grow", steps=6), random.Random(SEED)
-    options = TrainOptions(device="cpu", quiet=True, checkpoint_every=2, keep_last=3)
-    store = RunStore(tmp_path / "clean")
-    loss = train(spec, tiny_data, store, options).validation_loss
-    for attack in range(COUNT or 8):
-        place = RunStore(tmp_path / f"attack-{attack}")
-        shutil.copytree(store.root, place.root)
-        if attack % 2:
-            place.run(spec).record_file.unlink()  # resumes from the newest checkpoint
-        files = sorted(path for path in place.run(spec).path.rglob("*") if path.is_file())
-        file = choose.choice([f for f in files if f.name not in ("lock", "spec.json", "tokenizer.json")])
-        file.write_bytes(damaged(file.read_bytes(), choose))
-        assert main(["runs", "--runs", str(place.root)]) == 0, file
-        try:
-            found = train(spec, tiny_data, place, options)
-        except SteepenError as error:
-            assert str(error), file
-        else:
-            assert found.validation_loss == loss, file
-        capsys.readouterr()
-        shutil.rmtree(place.root)
 
 
 VALUES = [
