@@ -38,7 +38,7 @@ def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
 
 def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:
     for text in ("0", "-1", "two"):
-        with pytest.raises(UsageError, match="give a number of GPUs, or auto"):
+        with pytest.raises(UsageError, match="give a number from 1 to 1,024, or auto"):
             GpusPerRun.parse(text)
     with pytest.raises(UsageError, match="cannot be divided evenly"):
         GpusPerRun(3).of(spec(1))  # eight sequences

@@ -266,6 +266,15 @@ def fit(
     from steepen.laws.read_table import read_table
     from steepen.laws.table import parse_columns
 
+    for option, value, choices in (
+        ("--method", method, ("both", "joint", "paper")),
+        ("--reference-law", reference_law, ("regression", "free-fit")),
+        ("--interpolate", interpolate, ("raw-loss", "log-loss")),
+        ("--vertex", vertex, ("quadratic", "akima")),
+        ("--loss", loss or "mse", ("raw-huber", "huber", "mse", "log-mse")),
+    ):  # also where the law at hand does not use them
+        if value not in choices:
+            raise UsageError(f"{option} {value!r} is not valid: choose one of {', '.join(choices)}.")
     if not 0 < confidence < 1:
         raise UsageError(f"--confidence {confidence} is not valid: it must be between 0 and 1.")
     if law not in LAWS:

@@ -16,6 +16,7 @@ from steepen.launch.worker import Attempt, TrainProcess, Worker
 from steepen.utils.lock import GPU_LOCKS_VARIABLE
 from steepen.utils.validate import is_whole
 
+MAX_PER_MACHINE = 10_000  # jobs, threads of a run, runs of a GPU
 _GRACE_SECONDS = 60.0  # for a run to save before it is killed
 
 
@@ -67,8 +68,10 @@ class LocalLauncher(LauncherBase):
         overlap: bool = True,
     ) -> None:
         for name, value in (("jobs", jobs), ("runs_per_gpu", runs_per_gpu), ("threads", threads)):
-            if value is not None and not (is_whole(value) and value >= 1):
-                raise UsageError(f"{name} = {value} is not valid: it must be a whole number of at least 1.")
+            if value is not None and not (is_whole(value) and 1 <= value <= MAX_PER_MACHINE):
+                raise UsageError(
+                    f"{name} = {value} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
+                )
         requested = _device_argument(context.arguments)
         devices = [] if requested == "cpu" else [device for device, _ in visible_gpus()]
         index = requested.removeprefix("cuda:")

@@ -12,7 +12,7 @@ from typing import Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.launch.base import Job, LaunchContext, LauncherBase, Outcome
-from steepen.launch.local import available_cores, visible_gpus
+from steepen.launch.local import MAX_PER_MACHINE, available_cores, visible_gpus
 from steepen.launch.worker import (
     NODES_VARIABLE,
     Attempt,
@@ -21,6 +21,8 @@ from steepen.launch.worker import (
     run_attempt,
 )
 from steepen.runs.spec import RunSpec
+from steepen.utils.formatting import is_number
+from steepen.utils.validate import is_whole
 
 _GRACE_SECONDS = 60.0
 
@@ -76,9 +78,13 @@ class RayLauncher(LauncherBase):
             raise SteepenError(
                 "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
-        if num_cpus < 0 or (num_gpus or 0) < 0 or (jobs is not None and jobs < 1) or gpus_on_node < 1:
+        sizes = (num_cpus, num_gpus or 0)
+        good = all(is_number(value) and 0 <= value <= MAX_PER_MACHINE for value in sizes)
+        counts = (threads, gpus_on_node, jobs or 1)
+        if not (good and all(is_whole(value) and 1 <= value <= MAX_PER_MACHINE for value in counts)):
             raise UsageError(
-                "jobs and gpus_on_node must be at least 1, and num_cpus and num_gpus can't be negative."
+                f"jobs, threads and gpus_on_node must be whole numbers from 1 to {MAX_PER_MACHINE:,}, num_cpus "
+                f"and num_gpus numbers from 0 to {MAX_PER_MACHINE:,}."
             )
         self.ray: Any = ray
         self.address, self.threads = address, threads

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, show
 from steepen.launch.base import Job, LaunchContext, LauncherBase
-from steepen.launch.local import available_cores
+from steepen.launch.local import MAX_PER_MACHINE, available_cores
 from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_path
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.validate import is_whole
 
 _POLL_SECONDS = 0.2
 RESULT_SECONDS = 15.0  # for the result of a job that is done to appear on a slow file system
@@ -47,6 +48,14 @@ def _make_private(folder: Path) -> None:
         )
     if state.st_mode & 0o022:
         folder.chmod(state.st_mode & 0o7755)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not (is_whole(value) and 1 <= value <= MAX_PER_MACHINE):
+        raise UsageError(
+            f"{name} = {show(value)} is not valid: it must be a whole number from 1 to {MAX_PER_MACHINE:,}."
+        )
+    return value
 
 
 class SlurmTask:
@@ -122,11 +131,9 @@ class SlurmLauncher(LauncherBase):
                 "--launcher slurm needs the package submitit; install it with `pip install 'steepen[slurm]'`."
             ) from error
         self.cluster = options.pop("cluster", "slurm")
-        self.threads = int(options.pop("threads", 1))
-        self.gpus_on_node = int(options.pop("gpus_on_node", 8))
-        self.runs_per_job = int(options.pop("runs_per_job", _RUNS_PER_JOB))
-        if self.runs_per_job < 1:
-            raise UsageError(f"runs_per_job = {self.runs_per_job} is not valid: it must be at least 1.")
+        self.threads = _whole("threads", options.pop("threads", 1))
+        self.gpus_on_node = _whole("gpus_on_node", options.pop("gpus_on_node", 8))
+        self.runs_per_job = _whole("runs_per_job", options.pop("runs_per_job", _RUNS_PER_JOB))
         folder = self.folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
         try:

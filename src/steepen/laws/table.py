@@ -49,6 +49,15 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 MAX_COLUMNS_SHOWN = 8
 
 
+# Numbers beyond these are mistakes, and would overflow in the fits; counts may be in any unit.
+RANGES = {
+    "loss": (1e-9, 1e6),
+    "parameters": (1e-6, 1e30),
+    "tokens": (1e-6, 1e30),
+    "flops": (1e-9, 1e60),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns of a file, with the line or row number of every row for error messages."""
@@ -88,6 +97,11 @@ class Table:
                 )
             if positive and values[row] <= 0:
                 raise UsageError(f"{self.place(row)}: {column} is {cell}; it must be greater than zero.")
+            low, high = RANGES.get(column, (-math.inf, math.inf))
+            if positive and not low <= values[row] <= high:
+                raise UsageError(
+                    f"{self.place(row)}: {column} is {cell}; it must be from {low:g} to {high:g}."
+                )
         return values
 
     def names(self, column: str) -> list[str]:

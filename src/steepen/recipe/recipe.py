@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,7 +43,7 @@ class ScalingRule:
         object.__setattr__(self, "hyperparameter", full_name(self.hyperparameter))
         known = self.hyperparameter in SCALABLE
         require(known, "ScalingRule", "hyperparameter", self.hyperparameter, f"one of {', '.join(SCALABLE)}")
-        require(math.isfinite(self.exponent), "ScalingRule", "exponent", self.exponent, "a finite number")
+        require(abs(self.exponent) <= 100, "ScalingRule", "exponent", self.exponent, "from -100 to 100")
         require(self.by in ("parameters", "width"), "ScalingRule", "by", self.by, "parameters or width")
 
 
@@ -74,7 +73,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         require_positive(self, ("base_depth", "batch_tokens"))
-        require(self.tpp > 0, "Recipe", "tpp", self.tpp, "positive")
+        require(0 < self.tpp <= 1e9, "Recipe", "tpp", self.tpp, "positive and at most 1e9")
+        exponent, anchor = self.learning_rate_exponent, self.learning_rate_base
+        require(abs(exponent) <= 100, "Recipe", "learning_rate_exponent", exponent, "from -100 to 100")
+        good = anchor is None or 0 < anchor <= 1e9
+        require(good, "Recipe", "learning_rate_base", anchor, "positive and at most 1e9, or None")
         require(
             self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
         )

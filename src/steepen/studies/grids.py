@@ -10,6 +10,8 @@ from steepen.optim.config import OptimizerConfig
 from steepen.recipe.hyperparameters import full_name
 from steepen.utils.validate import require, require_positive
 
+MAX_DEPTH = 10_000
+
 
 def require_unique(owner: Any, name: str) -> None:
     """Require a non-empty list without repeats."""
@@ -22,8 +24,8 @@ def require_depths(owner: Any, name: str) -> None:
     """Require depths of at least 1 in rising order."""
     require_unique(owner, name)
     value = getattr(owner, name)
-    good = list(value) == sorted(value) and value[0] >= 1
-    require(good, type(owner).__name__, name, list(value), "depths of at least 1 in rising order")
+    good = list(value) == sorted(value) and value[0] >= 1 and value[-1] <= MAX_DEPTH
+    require(good, type(owner).__name__, name, list(value), f"depths from 1 to {MAX_DEPTH:,} in rising order")
 
 
 def require_numbers(owner: Any, name: str, low: float, high: float, minimum: int) -> None:

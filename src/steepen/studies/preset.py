@@ -137,7 +137,8 @@ class Preset:
         for name in ("rungs", "seeds", "arms"):
             require_unique(self, name)
         require_depths(self, "rungs")
-        require(min(self.seeds) >= 0, "Preset", "seeds", self.seeds, "zero or positive")
+        inside = all(0 <= seed < 2**63 for seed in self.seeds)
+        require(inside, "Preset", "seeds", self.seeds, "from 0 to 2^63 − 1")
         for arm in (*self.arms, self.reference):
             find_arm(arm)
 
