@@ -65,7 +65,7 @@ def training_seconds(folder: Path, options: argparse.Namespace) -> tuple[float, 
     recipe = replace(recipe_of(arm), batch_tokens=options.batch_tokens)
     rung = recipe.at_budget(arm, options.depth, size, tokens=options.batch_tokens * options.steps)
     precision = "bf16" if torch.cuda.is_available() else "fp32"
-    spec = RunSpec.of(
+    spec = RunSpec.from_plan(
         rung, DataConfig(data.identity, epochs=1000), validation_tokens=8192, precision=precision
     )
     record = train(spec, data, RunStore(folder / "runs"), TrainOptions(quiet=True))

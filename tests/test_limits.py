@@ -43,7 +43,7 @@ def numeric_options() -> dict[str, Any]:
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, f"{path} {name}".strip())
         for option in command.params:
-            if option.type_descriptor.annotation in (int, float):
+            if option.type_descriptor.annotation in (int, float, list[int], list[float]):
                 found[f"{path} {option.opts[0]}"] = option
 
     walk(typer.main.get_command(app), "")

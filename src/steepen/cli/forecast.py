@@ -27,7 +27,11 @@ def forecast(
     ],
     target: Annotated[
         list[float] | None,
-        typer.Option(help="Compute in FLOPs to forecast at (a loss, for a table without flops); repeatable."),
+        typer.Option(
+            help="Compute in FLOPs to forecast at (a loss, for a table without flops); repeatable.",
+            min=1e-9,
+            max=1e60,
+        ),
     ] = None,
     tasks: Annotated[
         str,

@@ -113,6 +113,7 @@ SampleEvery = Annotated[
         help="Steps between texts that every run generates to samples.jsonl.",
         show_default="the preset's, else none",
         min=1,
+        max=10**12,
         rich_help_panel=LAUNCH,
     ),
 ]

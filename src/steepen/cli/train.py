@@ -301,6 +301,8 @@ def train(
             help="Steps between texts that the network generates to samples.jsonl, also at the end.",
             show_default="none",
             rich_help_panel=CHECKPOINTS,
+            min=1,
+            max=10**12,
         ),
     ] = None,
     sample_prompt: Annotated[

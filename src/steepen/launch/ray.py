@@ -83,8 +83,8 @@ class RayLauncher(LauncherBase):
         counts = (threads, gpus_on_node, jobs or 1)
         if not (good and all(is_whole(value) and 1 <= value <= MAX_PER_MACHINE for value in counts)):
             raise UsageError(
-                f"jobs, threads and gpus_on_node must be whole numbers from 1 to {MAX_PER_MACHINE:,}, num_cpus "
-                f"and num_gpus numbers from 0 to {MAX_PER_MACHINE:,}."
+                f"jobs, threads and gpus_on_node must be whole numbers from 1 to {MAX_PER_MACHINE:,}, "
+                f"num_cpus and num_gpus numbers from 0 to {MAX_PER_MACHINE:,}."
             )
         self.ray: Any = ray
         self.address, self.threads = address, threads

@@ -185,7 +185,9 @@ class SlurmLauncher(LauncherBase):
         ranks = 1 if several else gpus
         results = [self.folder / f"result-{uuid.uuid4().hex}.json" for _ in groups]
         tasks = [
-            SlurmTask([self.context.train_command(job.spec, environment, gpus=ranks) for job in group], result)
+            SlurmTask(
+                [self.context.train_command(job.spec, environment, gpus=ranks) for job in group], result
+            )
             for group, result in zip(groups, results, strict=True)
         ]
         try:
