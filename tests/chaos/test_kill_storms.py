@@ -38,6 +38,7 @@ SEED = int(os.environ.get("STEEPEN_CHAOS_SEED", "0"))
 REPORT = os.environ.get("STEEPEN_CHAOS_REPORT")  # a file to which each storm adds a line
 SHARES = {"train": 0.24, "clipped": 0.2, "ranks": 0.12, "prepare": 0.2, "study": 0.12, "evaluate": 0.12}
 TIMES = {"seconds_training", "seconds_total", "tokens_per_second", "mfu", "finished", "resumed"}
+SECONDS = {"tokens_per_second", "data_wait", "checkpoint_wait"}  # in metrics
 MakeSpec = Callable[..., RunSpec]
 
 
@@ -186,7 +187,7 @@ def same_run(one: Path, two: Path) -> None:
     """Weights, optimizer state, losses, metrics and record of two runs are equal to the bit."""
     assert without_times(one / "record.json") == without_times(two / "record.json")
     metrics = [
-        [{k: v for k, v in line.items() if k not in ("tokens_per_second", "data_wait")} for line in lines]
+        [{k: v for k, v in line.items() if k not in SECONDS} for line in lines]
         for lines in (read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"))
     ]
     assert metrics[0] == metrics[1]
