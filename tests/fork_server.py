@@ -202,7 +202,7 @@ class ForkServer:
                 "PYTHONUNBUFFERED": "1",
             },
         )
-        assert self._answer(120) == "ready"
+        assert self._answer(900) == "ready"  # imports take seconds, on a busy machine minutes
 
     def _answer(self, seconds: float) -> str:
         assert self.process.stdout is not None
@@ -215,9 +215,9 @@ class ForkServer:
         request = {"commands": commands, "environments": environments or [{} for _ in commands]}
         self.process.stdin.write(json.dumps({**request, "log": str(self.log)}).encode() + b"\n")
         self.process.stdin.flush()
-        return json.loads(self._answer(30))
+        return json.loads(self._answer(300))
 
-    def wait(self, seconds: float = 120) -> list[int]:
+    def wait(self, seconds: float = 600) -> list[int]:
         """Exit codes, once the processes and all their descendants have ended; fails where one does not."""
         ended = json.loads(self._answer(seconds + ORPHAN_SECONDS))
         assert not ended["orphans"], f"{ended['orphans']} orphans; see {self.log}"
