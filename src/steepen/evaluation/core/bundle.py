@@ -228,7 +228,7 @@ def _inside(folder: Path, name: str, config: Path, line: int) -> Path:
     try:
         if (folder / name).resolve().is_relative_to(folder.resolve()):
             return folder / name
-    except (OSError, ValueError):  # a loop of links, a null character
+    except (OSError, ValueError, RuntimeError):  # a loop of links, a null character
         pass
     raise BadBundle(config, line, f"dataset_uri = {show(name)} is not valid: it must be a file in {DATA}.")
 
