@@ -33,10 +33,9 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.ready
 
-# A ladder of three arms on the built-in corpus, its verdicts and a report page.
+# A ladder of three arms on the built-in corpus and its page; the paper's verdicts and this ladder's own.
 quickstart: setup
-	$(BIN)/steepen study ladder --preset $(PRESET) --runs quickstart/runs --studies quickstart/studies --name $(PRESET)-ladder
-	$(BIN)/steepen report $(PRESET)-ladder --studies quickstart/studies --out quickstart
+	$(BIN)/python tools/quickstart.py $(PRESET)
 
 test: setup-dev lint types unit
 

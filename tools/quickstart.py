@@ -1,0 +1,59 @@
+"""`make quickstart`: train a small ladder, then judge the paper's ladders and this one, and write its page.
+
+An interrupted ladder is resumed; a finished one is only judged again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import steepen
+from steepen.errors import SteepenError
+from steepen.laws.paper_ladders import paper_ladders
+from steepen.utils.formatting import wrap_to_terminal
+
+OUT = Path("quickstart")
+
+
+def main(preset: str) -> int:
+    """Print the paper's verdicts, the ladder's own, and what such a ladder can and cannot show."""
+    study = steepen.ladder(
+        preset=preset, runs=OUT / "runs", studies=OUT / "studies", label=f"{preset}-ladder"
+    )
+    page = study.report(OUT)
+    paper: Any = steepen.fit("paper:fineweb")
+    say(f"\nThe paper's ladders, {paper_ladders('paper:fineweb').title}: does the gain over vanilla grow?\n")
+    for arm, verdict in paper.verdicts.items():
+        gain = verdict.growth + (" (fragile)" if verdict.fragile else "")
+        by_what = f"by {verdict.by_what}" + (" (fragile)" if verdict.by_what_fragile else "")
+        print(f"  {arm:18} {gain:16} {by_what if verdict.by_what else ''}".rstrip())
+    largest = max(paper.verdicts.values(), key=lambda verdict: abs(verdict.delta_gamma))
+    top = max(record.flops for record in study.runs.records())
+    say(f"\nYour ladder, {len(study.runs)} runs up to {top:.2g} FLOPs:\n")
+    for verdict in study.verdicts.values():
+        say(f"  {verdict.sentence}")
+    widths = [high - low for low, high in (one.delta_gamma_interval for one in study.verdicts.values())]
+    say(
+        "\nIt shows that these arms train and are measured here as they would be at scale. It cannot show a "
+        f"difference as small as the paper's largest ({largest.arm}: Δγ = {largest.delta_gamma:+.4f}): its "
+        f"intervals of Δγ are {min(widths):.2g} wide. `steepen power --delta-gamma "
+        f"{abs(largest.delta_gamma):.2g}` says how large a ladder must be."
+    )
+    say(f"\n{page}: open it in any browser. Next: docs/tutorial.md.")
+    return 0
+
+
+def say(text: str) -> None:
+    """Print a paragraph, wrapped to the terminal."""
+    print(wrap_to_terminal(text, sys.stdout))
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1] if len(sys.argv) > 1 else "tiny"))
+    except SteepenError as error:
+        raise SystemExit(f"steepen: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command resumes it.") from None
