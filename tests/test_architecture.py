@@ -37,7 +37,9 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"data", "distributed", "model", "training", "runs", "laws", "utils"},
     "inference": {"data", "evaluation", "execution", "model", "recipe", "runs", "training", "utils"},
     "laws": {"utils"},
-    "studies": {*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "utils"},
+    "studies": {
+        *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "evaluation.core.suite", "utils"),
+    },
     "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),

@@ -45,10 +45,10 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
     assert panels == ["Options", "Plan", "Run", "Inspect", "Analyse", "Models"]
     listed = [line.split()[1] for line in "\n".join(lines).split("╭─ Plan")[1].splitlines() if "│" in line]
     assert listed == [  # a summary that wraps would add the first word of its second line
-        *("arms", "plan", "power"),
+        *("arms", "plan", "best-passes", "power"),
         *("train", "study", "data"),
         *("status", "serve", "pack", "unpack", "runs"),
-        *("fit", "forecast", "report", "eval"),
+        *("fit", "forecast", "downstream", "report", "eval"),
         *("generate", "export", "import"),
     ]
 

@@ -3,10 +3,11 @@
 Everything that a notebook needs is here, and loaded when it is first used:
 
 - `fit`, `power`: scaling laws and verdicts of a table, and how large a ladder must be
-- `arms`, `plan`, `spec`: the arms, the cost of a run, and its specification
+- `arms`, `plan`, `spec`, `best_passes`: the arms, the cost of a run, its specification, the best passes
 - `prepare`, `train`, `evaluate`, `generate`: data, one run, its scores and its text
 - `ladder`, `study`, `dry_run_study`, `open_study`, `report`: a question with all its runs, and its page
 - `open_runs`: the runs of a directory, filtered, as a frame
+- `downstream`: scores along ladders, at equal loss, and forecast beyond the runs
 - `export`, `import_model`, `pack`, `unpack`: models in other formats, and a study as one file
 - `Arm`, `PassSchedule`: what a custom arm is made of
 
@@ -19,11 +20,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from steepen.api.downstream import downstream as downstream
     from steepen.api.fits import fit as fit
     from steepen.api.fits import power as power
     from steepen.api.pack import pack as pack
     from steepen.api.pack import unpack as unpack
     from steepen.api.plans import arms as arms
+    from steepen.api.plans import best_passes as best_passes
     from steepen.api.plans import plan as plan
     from steepen.api.plans import spec as spec
     from steepen.api.runs import open_runs as open_runs
@@ -46,9 +49,10 @@ if TYPE_CHECKING:
 
 _LAZY = {
     **dict.fromkeys(("fit", "power"), "steepen.api.fits"),
-    **dict.fromkeys(("arms", "plan", "spec"), "steepen.api.plans"),
+    **dict.fromkeys(("arms", "plan", "best_passes", "spec"), "steepen.api.plans"),
     **dict.fromkeys(("prepare", "train", "evaluate"), "steepen.api.training"),
     **dict.fromkeys(("ladder", "study", "dry_run_study", "open_study"), "steepen.api.studies"),
+    "downstream": "steepen.api.downstream",
     "open_runs": "steepen.api.runs",
     "generate": "steepen.inference.generate",
     "export": "steepen.inference.export",
@@ -62,6 +66,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "power",
     "arms",
     "plan",
+    "best_passes",
     "spec",
     "prepare",
     "train",
@@ -75,6 +80,7 @@ __all__ = [  # noqa: RUF022  (in the order of the docstring)
     "open_study",
     "report",  # pyright: ignore[reportUnsupportedDunderAll]  (the package, which can be called)
     "open_runs",
+    "downstream",
     "pack",
     "unpack",
     "Arm",

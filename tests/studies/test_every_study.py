@@ -349,13 +349,17 @@ def test_data_constrained_draws_and_compares_passes_with_retuned_decay(paper: St
         return 3.0 + 0.5 / (size**0.3 * spec.schedule.final**0.3) + 0.02 * size + decay
 
     answer = Formula(surface).answer(data_constrained(paper, parts=["grid"]))
-    use = next(panel for panel in answer.panels if panel.title.startswith("Compute spent"))
-    notes = {(series.note, series.style) for series in use.series if series.kind == "line"}
+    use = next(panel for panel in answer.panels if panel.title.startswith("compute spent"))
+    notes = {
+        (series.note, series.style)
+        for series in use.series
+        if series.kind == "line" and series.label != "saved"
+    }
     assert notes == {
-        ("parameters, decay retuned", "solid"),
-        ("parameters, decay 0.8", "dotted"),
-        ("passes, decay retuned", "dotted"),
-        ("passes, decay 0.8", "dashed"),
+        ("more parameters, decay retuned", "solid"),
+        ("more parameters, decay 0.8", "dotted"),
+        ("more passes, decay retuned", "dashed"),
+        ("more passes, decay 0.8", "solid"),
     }
     curves = curves_of(use, {})
     assert len({curve.label for curve in curves}) == len(curves)
@@ -363,7 +367,7 @@ def test_data_constrained_draws_and_compares_passes_with_retuned_decay(paper: St
     values = answer.values["decay"]
     assert values["retuned_loops_against_size"]["factor"] > 1
     assert values["retuning_lowers_frontier_by"] > 0
-    decays = next(panel for panel in answer.panels if panel.title.startswith("Best weight decay"))
+    decays = next(panel for panel in answer.panels if panel.title.startswith("best weight decay"))
     censored = {(row["depth"], row["passes"]) for row in values["optima"] if not row["interior"]}
     hollow = [s for s in decays.series if s.kind == "points" and not s.filled]
     assert censored and sum(len(series.x) for series in hollow) == len(censored)

@@ -102,7 +102,7 @@ def test_chain_tuning_uses_the_papers_grids(paper: StudyContext) -> None:
 
 def test_chain_figure_has_one_place_for_each_hyperparameter(paper: StudyContext) -> None:
     answer = Formula(separable).answer(chain_tuning(paper, arms=["vanilla", "operator-1"]))
-    first, second = (panel for panel in answer.panels if panel.title.startswith("The chain"))
+    first, second = (panel for panel in answer.panels if panel.group == "The chain of sweeps")
     assert first.x.names[:3] == ("GLR", "ELRM", "HLRM") and second.x.names == first.x.names
     places = {s.arm: [first.x.names[int(x)] for x in s.x] for s in first.series if s.kind == "line"}
     assert "ALPHA" in places["operator-1"]
@@ -349,7 +349,7 @@ def test_screen_sweeps_schedule_and_adam_over_listed_values(paper: StudyContext)
     tried = {name: {getattr(s.hyperparameters, name) for s in formula.specs} for name in DISCRETE}
     assert tried["warmdown_fraction"] >= {0.2, 0.6, 0.8, 1.0} and tried["warmup_steps"] >= {0, 5, 10, 20}
     assert tried["beta2"] >= {0.90, 0.98, 0.99} and tried["adam_eps"] >= {1e-8, 1e-6}
-    panel = next(panel for panel in answer.panels if panel.title.endswith(": warmdown_fraction"))
+    panel = next(panel for panel in answer.panels if panel.title == "warmdown_fraction")
     points = next(series for series in panel.series if series.kind == "points")
     assert set(points.x) >= {0.2, 0.6, 0.8, 1.0}
     best = min(zip(points.y, points.x, strict=True))

@@ -13,6 +13,7 @@ from steepen.errors import UsageError
 if TYPE_CHECKING:
     from steepen.data import Dataset
     from steepen.model.arm import Arm
+    from steepen.recipe.passes_law import BestPasses, PassesLaw
     from steepen.recipe.planner import Plan
     from steepen.runs.spec import RunSpec
 
@@ -22,6 +23,22 @@ def arms(depth: int = 8) -> ArmsResult:
     from steepen.model.arms import ARMS
 
     return ArmsResult(depth, tuple(ARMS.values()))
+
+
+def best_passes(
+    depth: int, tpp: Sequence[float], *, family: str = "both", laws: Sequence[PassesLaw] | None = None
+) -> list[BestPasses]:
+    """K*, E_K* and tokens per parameter at K* for a depth, at the compute of `tpp` with one pass.
+
+    `family` is tied, untied or both; `laws` are the paper's unless given.
+    """
+    from steepen.recipe.passes_law import TIED_PASSES, UNTIED_PASSES
+
+    if family not in ("tied", "untied", "both"):
+        raise UsageError(f"family is {family!r}; choose tied, untied or both.")
+    chosen = laws if laws is not None else (TIED_PASSES, UNTIED_PASSES)
+    wanted = [law for law in chosen if family == "both" or law.tied == (family == "tied")]
+    return [law.at(depth, value) for law in wanted for value in tpp]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

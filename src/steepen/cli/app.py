@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from steepen.cli import (
+    best_passes,
     data,
+    downstream,
     evaluate,
     export,
     fit,
@@ -73,6 +75,9 @@ app.command("arms", rich_help_panel=PLAN, short_help="List the arms and their si
 app.command("plan", rich_help_panel=PLAN, short_help="Plan one run: size, tokens, hyperparameters, cost.")(
     plan.plan
 )
+app.command("best-passes", rich_help_panel=PLAN, short_help="The best number of core passes at a size.")(
+    best_passes.best_passes
+)
 app.command("power", rich_help_panel=PLAN, short_help="Statistical power of a planned ladder.")(power.power)
 app.add_typer(
     data.app, name="data", rich_help_panel=RUN, short_help="Prepare, show and verify tokenized text."
@@ -104,6 +109,9 @@ app.command("fit", rich_help_panel=ANALYSE, short_help="Fit scaling laws to a ta
 app.command("forecast", rich_help_panel=ANALYSE, short_help="Forecast CORE at a larger compute budget.")(
     forecast.forecast
 )
+app.command(
+    "downstream", rich_help_panel=ANALYSE, short_help="Scores along ladders, at equal loss, and beyond."
+)(downstream.downstream)
 app.command("report", rich_help_panel=ANALYSE, short_help="Write a study's page, figures and tables.")(
     report.report
 )

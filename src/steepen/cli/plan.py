@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,10 @@ CLUSTER = "Memory, time and cost"
 
 def arms(
     depth: Annotated[int, typer.Option(min=1, help="Nominal depth ℓ; the width is 128·ℓ.", max=512)] = 8,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw the blocks that the eight main arms execute to this file (PNG, PDF, SVG)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the arms, with their size at a depth.
@@ -31,9 +36,14 @@ def arms(
     arm is named. A custom arm is named module:attribute.
     """
     from steepen.errors import UsageError
-    from steepen.model.arms import ARMS, paper_names
+    from steepen.model.arms import ARMS, MAIN_ARMS, paper_names
     from steepen.recipe.flops import compute_active_parameters, stored_parameters
 
+    if figure is not None:
+        from steepen.report.figure import save_panels
+        from steepen.studies.family_panel import family_panel
+
+        save_panels([family_panel([ARMS[name] for name in MAIN_ARMS], depth)], figure)
     rows: list[dict[str, Any]] = []
     for arm in ARMS.values():
         try:

@@ -37,6 +37,12 @@ def paper_code(name: str) -> str | None:
     return next((code.upper() for code, field in PAPER_CODES.items() if field == name), None)
 
 
+def with_paper_code(name: str) -> str:
+    """A hyperparameter's name with the paper's code: "learning_rate (GLR)"."""
+    code = paper_code(name)
+    return f"{name} ({code})" if code else name
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """Tuned hyperparameters (Table "Base-tuned hyperparameters…"); a comment gives the paper's code."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.recipe.growth_law import TIED_GROWTH, UNTIED_GROWTH
@@ -98,6 +100,27 @@ LADDER_DEPTHS: dict[str, tuple[int, ...]] = {
     "operator-1": (6, 8, 10, 12, 14, 16, 18, 20),
     "untied-grow": (6, 8, 10, 12, 14, 16, 18, 26),
 }
+
+
+# The constant-rate ladder of Loop-Grow has other tokens than its reported one: t_ref and ρ that give the
+# authors' measured tokens and FLOPs.
+CONSTANT_RATE_TPP = {"loop-grow": 9.0}
+CONSTANT_RATE_RHO = {
+    "loop-grow": ((6, 0.28), (8, 0.20), (10, 0.16), (12, 0.17), (14, 0.15), (16, 0.14), (18, 0.15)),
+}
+
+
+def with_constant_rate(arm: Arm, recipe: Recipe) -> Recipe:
+    """The recipe with one learning rate for all sizes (Figure "Constant recipes").
+
+    Where the tokens are still those of the paper's ladder, they become those of its constant-rate ladder.
+    """
+    recipe = replace(recipe, learning_rate_exponent=0.0)
+    if arm.name in CONSTANT_RATE_TPP and recipe.listed_rho == PAPER[arm.recipe].listed_rho:
+        return replace(
+            recipe, tpp=CONSTANT_RATE_TPP[arm.name], listed_rho=CONSTANT_RATE_RHO[arm.name], measured=None
+        )
+    return recipe
 
 
 def recipe_of(arm: Arm) -> Recipe:

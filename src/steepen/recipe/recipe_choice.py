@@ -10,7 +10,7 @@ from pathlib import Path
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
-from steepen.recipe.paper_tables import recipe_of
+from steepen.recipe.paper_tables import recipe_of, with_constant_rate
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import read_recipe
 
@@ -46,10 +46,7 @@ NAMED: dict[str, NamedRecipe] = {
         "ρ by the paper's affine law at every size, not as listed",
         lambda _, recipe: replace(recipe, listed_rho=()),
     ),
-    "paper-constant-lr": NamedRecipe(
-        "the base learning rate at every size",
-        lambda _, recipe: replace(recipe, learning_rate_exponent=0.0),
-    ),
+    "paper-constant-lr": NamedRecipe("the base learning rate at every size", with_constant_rate),
 }
 
 

@@ -177,6 +177,19 @@ def whole_validation_tokens(wanted: int, available: int, context: int, batch_tok
     return max(context, tokens // batch_tokens * batch_tokens or tokens)
 
 
+def growth_sweep_run(
+    context: StudyContext, recipe: Recipe, arm: Arm, depth: int, flops: float, rho: float
+) -> tuple[PlannedRun, float]:
+    """A run of a sweep over ρ at fixed compute, and the ρ it has: growth starts at a whole step.
+
+    ρ = 0 is the arm that the growing one starts as, under the growing arm's recipe.
+    """
+    if rho == 0:
+        return context.run_at_flops(recipe, starting_arm(arm), depth, flops), 0.0
+    planned = context.run_at_flops(recipe, arm, depth, flops, rho)
+    return planned, 1 - (planned.growth_step or 0) / planned.steps
+
+
 def starting_arm(arm: Arm) -> Arm:
     """The fixed-pass counterpart of a growing arm: untied-2 for untied-grow, which inherits its recipe."""
     if not arm.passes.grows:
@@ -203,6 +216,13 @@ def find_arms(names: Arms) -> list[Arm]:
 def loss_or_inf(record: RunRecord | None) -> float:
     """A run's validation loss; infinite where it diverged."""
     return float("inf") if record is None else record.validation_loss
+
+
+def effective_depth(record: RunRecord | None) -> float | None:
+    """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
+    if record is None or "kl_depth" not in record.evaluation:
+        return None
+    return float(record.evaluation["kl_depth"]["depth"])
 
 
 def require_all_finished(specs: Sequence[RunSpec], records: Sequence[RunRecord | None]) -> list[RunRecord]:

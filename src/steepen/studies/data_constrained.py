@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute
+from steepen.laws.fits.matched_compute import ComputeSlice, convex_envelope, envelope_compute, slice_families
 from steepen.laws.fits.vertex import Vertex, find_vertex
 from steepen.laws.verdict.multipliers import interpolate_compute
 from steepen.model.arm import Arm
@@ -17,20 +17,25 @@ from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vani
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import StudyContext, loss_or_inf
+from steepen.studies.context import StudyContext, effective_depth, loss_or_inf
 from steepen.studies.design.pass_families import (
     PassRun,
     loss_panel,
     matched_compute_slices,
+    pass_ladders,
     range_sentence,
     slice_panel,
     slice_table,
     slice_values,
 )
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.plotting import line, points, shade_levels
+from steepen.studies.plotting import line, optimum_star, points, shade_levels
 from steepen.utils.json_io import json_safe
 
+REGIMES = "Passes under repetition of the data"
+CONTROLS = "Controls: sharing weights, and the operator"
+DECAYS = "Passes at each weight decay"
+MAIN = "Parameters or passes on repeated data"
 SECTION = "Section 5, Looped Transformers in the Data-Constrained Regime"
 PARTS = ("grid", "regimes", "controls")
 
@@ -44,6 +49,17 @@ class PartResults:
     tables: list[Table] = field(default_factory=list[Table])
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     runs: list[str] = field(default_factory=list[str])
+    # Columns of a group: the three panels of each family, from top to bottom.
+    columns: dict[str, list[tuple[Panel, ...]]] = field(default_factory=dict[str, list[tuple[Panel, ...]]])
+
+    def grids(self) -> list[Panel]:
+        """The panels of every group, row by row."""
+        return [
+            replace(panel, columns=len(own))
+            for own in self.columns.values()
+            for row in zip(*own, strict=True)
+            for panel in row
+        ]
 
 
 Family = Callable[[int], Arm]
@@ -69,7 +85,7 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
         works.append(_grid(context, found))
     if "regimes" in wanted:
         for epochs in grid.epochs:
-            names = (f"tied, {_regime(epochs)}", f"regime {epochs}")
+            names = (f"tied, {_regime(epochs)}", f"regime {epochs}", REGIMES, _regime(epochs))
             works.append(_family(context, found, names, tied, _recipe(context), epochs))
     if "controls" in wanted:
         vanilla_recipe = replace(context.recipe(find_arm("vanilla")), learning_rate_exponent=0.0)
@@ -78,9 +94,10 @@ def data_constrained(context: StudyContext, *, parts: Sequence[str] = ()) -> Stu
             ("untied vanilla", _untied_without_operator, vanilla_recipe),
             ("untied with the operator", _untied, _recipe(context)),
         ):
-            names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}")
-            works.append(_family(context, found, names, family, recipe, grid.epochs[-1]))
+            names = (f"{name}, {_regime(grid.epochs[-1])}", f"control {name}", CONTROLS, name)
+            works.append(_control(context, found, names, family, recipe))
     yield from run_concurrently(works)
+    found.panels += found.grids()
     return Answer(
         study="data-constrained",
         question="With repeated data, is compute better spent on parameters or on passes?",
@@ -141,7 +158,7 @@ def _cells(
     specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
     records = yield specs
     return [
-        PassRun(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash)
+        PassRun(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash, effective_depth(record))
         for (depth, count), spec, record in zip(keys, specs, records, strict=True)
     ]
 
@@ -150,31 +167,91 @@ def _flops(context: StudyContext, spec: RunSpec) -> float:
     return spec.tokens * context.flops_per_token(spec.arm, spec.shape.depth)
 
 
-def _add_slices(found: PartResults, name: str, cells: Sequence[PassRun], budgets: int, key: str) -> None:
+def _add_slices(
+    found: PartResults,
+    name: str,
+    cells: Sequence[PassRun],
+    budgets: int,
+    key: str,
+    *,
+    group: str,
+    short: str,
+    reference: Sequence[PassRun] = (),
+) -> list[ComputeSlice]:
+    """Three panels of a family in the columns of a group; `short` is the column's name.
+
+    `reference` are runs of another family, whose frontier is drawn dashed.
+    """
     slices = matched_compute_slices(cells, budgets, "linear")
     found.findings.append(range_sentence(name, slices))
-    found.panels += [
-        loss_panel(f"{name}: loss against compute", cells),
-        slice_panel(f"{name}: passes at matched compute", slices),
-        _gains_panel(name, cells),
-    ]
+    loss = loss_panel(short, cells)
+    if reference:
+        edge = _frontier_line(reference)
+        loss = replace(loss, series=(*loss.series, edge), caption=f"Dashed: {edge.label}.")
+    rows = (loss, slice_panel(short, slices), replace(_gains_panel(short, cells), title=short))
+    found.columns.setdefault(group, []).append(tuple(replace(panel, group=group) for panel in rows))
     found.tables.append(slice_table(f"{name}: best passes at matched compute", slices))
     found.values[key] = {"slices": slice_values(slices), "gains": _gains(cells)}
     found.runs += [cell.run for cell in cells]
+    return slices
+
+
+def _frontier_line(cells: Sequence[PassRun]) -> Series:
+    runs = [cell for cell in cells if np.isfinite(cell.loss)]
+    x, y = convex_envelope(np.array([c.flops for c in runs]), np.array([c.loss for c in runs]))
+    note = "frontier of tied passes with the operator"
+    return line(note, x, y, role="control", style="dashed")
 
 
 def _family(
     context: StudyContext,
     found: PartResults,
-    names: tuple[str, str],
+    names: tuple[str, str, str, str],
     family: Family,
     recipe: Recipe,
     epochs: int,
 ) -> RunGenerator:
-    """One family of passes at one decay: its slices at matched compute, under a title and a key."""
+    """One family of passes at one decay: its slices at matched compute, under a title, a key and a group."""
     grid = context.preset.grids.data_constrained
     cells: list[PassRun] = yield from _cells(context, family, recipe, epochs, grid.control_passes, grid.decay)
-    _add_slices(found, names[0], cells, grid.budgets, names[1])
+    title, key, group, short = names
+    _add_slices(found, title, cells, grid.budgets, key, group=group, short=short)
+
+
+def _control(
+    context: StudyContext,
+    found: PartResults,
+    names: tuple[str, str, str, str],
+    family: Family,
+    recipe: Recipe,
+) -> RunGenerator:
+    """A control beside the tied family with the operator, on the repeated pool."""
+    grid = context.preset.grids.data_constrained
+    epochs = grid.epochs[-1]
+    works = [
+        _cells(context, own, given, epochs, grid.control_passes, grid.decay)
+        for own, given in ((family, recipe), (tied, _recipe(context)))
+    ]
+    cells, reference = yield from run_concurrently(works)
+    title, key, group, short = names
+    _add_slices(found, title, cells, grid.budgets, key, group=group, short=short, reference=reference)
+    found.runs += [cell.run for cell in reference]
+    base = matched_compute_slices(reference, grid.budgets, "linear")
+    budgets = np.array([row.budget for row in base])
+    own = slice_families(pass_ladders(cells), budgets, interpolation="linear") if base else []
+    gaps = [
+        (row.budget, row.best.loss - other.best.loss)
+        for row, other in zip(own, base, strict=True)
+        if row.best is not None and other.best is not None
+    ]
+    if gaps:
+        better = [budget for budget, gap in gaps if gap < 0]
+        low, high = min(gap for _, gap in gaps), max(gap for _, gap in gaps)
+        found.findings.append(
+            f"{short}: at matched compute its best loss lies {low:+.4f} to {high:+.4f} from that of tied "
+            f"passes with the operator, and below it at {len(better)} of {len(gaps)} budgets."
+        )
+        found.values[key]["above_tied_with_operator"] = [list(gap) for gap in gaps]
 
 
 def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
@@ -185,10 +262,14 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
         [_cells(context, tied, _recipe(context), epochs, grid.passes, decay) for decay in decays]
     )
     by_decay = dict(zip(decays, swept, strict=True))
+    at_fixed_decay: list[ComputeSlice] = []
     for decay, cells in by_decay.items():
-        _add_slices(
-            found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}"
-        )
+        slices = _add_slices(
+            found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}",
+            group=DECAYS, short=f"decay {decay:g}",
+        )  # fmt: skip
+        if decay == grid.decay:
+            at_fixed_decay = slices
     # The decay that is best at one pass, depth by depth, then held over all passes.
     chosen: dict[int, float] = {}
     for depth in grid.depths:
@@ -197,12 +278,26 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
         }
         chosen[depth] = min(losses, key=lambda decay: losses[decay])
     tuned = [cell for decay, cells in by_decay.items() for cell in cells if chosen[cell.depth] == decay]
-    _add_slices(found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay")
+    _add_slices(
+        found, f"tied, {_regime(epochs)}, decay chosen at K = 1", tuned, grid.budgets, "tuned decay",
+        group=REGIMES, short=f"{_regime(epochs)}, decay of K = 1",
+    )  # fmt: skip
     optima = _best_decays(by_decay, grid.depths, grid.passes)
     found.tables.insert(0, _decay_table(optima))
-    found.panels.append(_decay_panel(optima))
     fixed = by_decay[grid.decay]
-    found.panels.append(_compute_use_panel(tuned, fixed, grid.decay))
+    main = (
+        slice_panel(f"at matched compute, decay {grid.decay:g}", at_fixed_decay),
+        replace(_gains_panel("", fixed), title=f"marginal gain of passes, decay {grid.decay:g}"),
+        _compute_use_panel(tuned, fixed, grid.decay),
+        _decay_panel(optima),
+    )
+    found.panels += [replace(panel, group=MAIN, columns=2, lead=True) for panel in main]
+    found.panels += _decay_sweeps(by_decay, optima, grid.depths)
+    deep = _depth_panel(tuned, fixed, at_fixed_decay, grid.decay)
+    if deep is not None:
+        panel, ends = deep
+        found.panels.append(panel)
+        found.findings.append(ends)
     ratio = _cheapest_depth_by_passes(tuned, fixed)
     if ratio is not None:
         depth, factor = ratio
@@ -314,7 +409,7 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
             )  # fmt: skip
         series.append(line(f"d{depth:g}", [r[0] for r in own], [r[1] for r in own], **curve))
     return Panel(
-        "Best weight decay by depth and passes",
+        "best weight decay by depth and passes",
         Axis("passes K", "log"),
         Axis("best weight decay", "log"),
         tuple(series),
@@ -322,34 +417,132 @@ def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
     )
 
 
+def _decay_sweeps(
+    by_decay: dict[float, list[PassRun]], optima: dict[tuple[int, int], Vertex], depths: Sequence[int]
+) -> list[Panel]:
+    """Loss against weight decay, one panel for each stored depth, one curve for each number of passes."""
+    panels: list[Panel] = []
+    counts = sorted({count for _, count in optima})
+    shade = shade_levels([np.log(count) for count in counts])
+    for depth in depths:
+        series: list[Series] = []
+        for count in counts:
+            if (depth, count) not in optima:
+                continue
+            rows = sorted(
+                (decay, cell.loss, cell.run)
+                for decay, cells in by_decay.items()
+                for cell in cells
+                if (cell.depth, cell.passes) == (depth, count) and np.isfinite(cell.loss)
+            )
+            x, y, runs = (list(column) for column in zip(*rows, strict=True))
+            curve: dict[str, Any] = {"level": shade[np.log(count)]}
+            label, vertex = f"K = {count}", optima[depth, count]
+            series += [points(label, x, y, runs, **curve), line(label, x, y, **curve)]
+            series.append(optimum_star(label, vertex, **curve))
+        if series:
+            panels.append(
+                Panel(
+                    f"d{depth}", Axis("weight decay", "log"), Axis("validation loss", "log"), tuple(series),
+                    caption="Stars: vertices of parabolas through the five lowest; hollow: best measured.",
+                    group="Weight decay at each stored depth", columns=4,
+                )
+            )  # fmt: skip
+    return panels
+
+
+def depth_comparison(
+    budgets: Sequence[float], by_size: Sequence[float], by_passes: Sequence[float], decay: float
+) -> Panel:
+    """KL effective depths of the best model at each budget: more parameters against more passes."""
+    x = list(budgets)
+    names = ("more parameters, decay retuned", f"more passes, decay {decay:g}")
+    series: list[Series] = []
+    for name, y in zip(names, (by_size, by_passes), strict=True):
+        series += [points(name, x, y), line(name, x, y)]
+    return Panel(
+        "KL effective depth of the best model at each budget", Axis("compute (FLOPs)", "log"),
+        Axis("KL effective depth (blocks)"), tuple(series), caption="Interpolated between neighbouring runs.",
+    )  # fmt: skip
+
+
+def _depth_panel(
+    tuned: Sequence[PassRun], fixed: Sequence[PassRun], slices: Sequence[ComputeSlice], decay: float
+) -> tuple[Panel, str] | None:
+    """KL effective depth of the best model at each budget: more parameters, or more passes.
+
+    Between runs, the depth is interpolated linearly in log compute, and in log K at the best K. None where
+    the depths of the runs were not evaluated.
+    """
+
+    def ladder(cells: Sequence[PassRun], passes: int) -> tuple[list[float], list[float]]:
+        own = sorted((c.flops, c.kl_depth) for c in cells if c.passes == passes and c.kl_depth is not None)
+        return [float(np.log(row[0])) for row in own], [float(row[1] or 0) for row in own]
+
+    sizes = ladder(tuned, 1)
+    ladders = {count: ladder(fixed, count) for count in sorted({c.passes for c in fixed})}
+    x: list[float] = []
+    by_size: list[float] = []
+    by_passes: list[float] = []
+    for row in slices:
+        at = float(np.log(row.budget))
+        known = {
+            count: float(np.interp(at, *own))
+            for count, own in ladders.items()
+            if len(own[0]) >= 2 and own[0][0] <= at <= own[0][-1]
+        }
+        if row.best is None or len(known) < 2 or len(sizes[0]) < 2:
+            continue
+        x.append(row.budget)
+        by_size.append(float(np.interp(at, *sizes)))
+        counts = [float(np.log(count)) for count in known]
+        by_passes.append(float(np.interp(np.log(row.best.x), counts, list(known.values()))))
+    if not x:
+        return None
+    panel = depth_comparison(x, by_size, by_passes, decay)
+    sentence = (
+        f"KL effective depth at the largest common budget: {by_passes[-1]:.1f} with more passes, "
+        f"{by_size[-1]:.1f} with more parameters."
+    )
+    return panel, sentence
+
+
 def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay: float) -> Panel:
-    """Adding parameters against adding passes at each depth, both with weight decay retuned or fixed."""
+    """More parameters (one pass) against more passes (the frontier over all depths), by weight decay."""
     series: list[Series] = []
     kinds: tuple[tuple[str, Sequence[PassRun], LineStyle, LineStyle], ...] = (
-        ("decay retuned", tuned, "solid", "dotted"),
-        (f"decay {decay:g}", fixed, "dotted", "dashed"),
+        ("decay retuned", tuned, "solid", "dashed"),
+        (f"decay {decay:g}", fixed, "dotted", "solid"),
     )
-    shade = shade_levels([cell.depth for cell in fixed])
-    for variant, cells, by_size, _ in kinds:
+    for variant, cells, by_size, by_passes in kinds:
         own = sorted((c.flops, c.loss, c.run) for c in cells if c.passes == 1 and np.isfinite(c.loss))
         x, y = [row[0] for row in own], [row[1] for row in own]
-        curve: dict[str, Any] = {"arm": "operator-1", "variant": variant, "note": f"parameters, {variant}"}
+        name = "more parameters"
         series += [
-            points("operator-1", x, y, [r[2] for r in own], filled=by_size == "solid", **curve),
-            line("operator-1", x, y, style=by_size, **curve),
+            points(name, x, y, [r[2] for r in own], filled=by_size == "solid"),
+            line(name, x, y, style=by_size, note=f"{name}, {variant}"),
         ]
-    for depth in shade:
-        for variant, cells, _, by_passes in kinds:
-            own = sorted((c.flops, c.loss) for c in cells if c.depth == depth and np.isfinite(c.loss))
-            if own:
-                x, y = [row[0] for row in own], [row[1] for row in own]
-                note = f"passes, {variant}"
-                series.append(line(f"d{depth:g}", x, y, level=shade[depth], note=note, style=by_passes))
+        runs = [c for c in cells if np.isfinite(c.loss)]
+        if len(runs) >= 2:
+            edge = convex_envelope(np.array([c.flops for c in runs]), np.array([c.loss for c in runs]))
+            name = "more passes"
+            series.append(line(name, *edge, style=by_passes, note=f"{name}, {variant}"))
+    caption = "More passes: the lower convex envelope of all depths and numbers of passes."
+    best = min(
+        (c for c in tuned if c.passes == 1 and np.isfinite(c.loss)), key=lambda c: c.loss, default=None
+    )
+    factor = _frontier_factor(tuned, fixed)
+    if best is not None and factor is not None:
+        x = (best.flops / factor, best.flops)
+        series.append(
+            line("saved", x, (best.loss, best.loss), role="control", note=f"{factor:.2f}× the compute")
+        )
     return Panel(
-        "Compute spent on parameters or on passes",
+        "compute spent on parameters or on passes",
         Axis("compute (FLOPs)", "log"),
         Axis("validation loss"),
         tuple(series),
+        caption=caption,
     )
 
 

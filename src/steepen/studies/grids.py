@@ -57,8 +57,22 @@ class PassesGrid:
     budgets: int = 6  # common budgets at which the fixed-token ladders are compared
     anchors: tuple[int, ...] = (8, 9, 10, 11, 12)
     anchor_tpp: tuple[float, ...] = (5.0, 10.0, 20.0, 40.0)  # tokens per stored parameter at K = 1
+    transfer_passes: tuple[int, ...] = (2, 4, 8)  # at which hyperparameters are swept, tokens fixed
+    transferred: tuple[str, ...] = (
+        "learning_rate",
+        "weight_decay",
+        "output_multiplier",
+        "residual_multiplier",
+        "injection_weight",
+    )
 
     def __post_init__(self) -> None:
+        require_numbers(self, "transfer_passes", 1, 64, 2)
+        object.__setattr__(self, "transferred", tuple(map(full_name, self.transferred)))
+        require_unique(self, "transferred")
+        for name in self.transferred:
+            known = name in ChainGrid.sweeps and name not in ("schedule", "adam")
+            require(known, "PassesGrid", "transferred", name, "hyperparameters that have multiples")
         require_numbers(self, "passes", 1, 64, 3)
         require_depths(self, "depths")
         require_depths(self, "anchors")
@@ -80,16 +94,19 @@ class GrowthTargetGrid:
 
 @dataclass(frozen=True)
 class GrowthTimingGrid:
-    """ρ at anchor depths and budgets; the budget is named by TPP without growth."""
+    """ρ at anchor depths and budgets; the budget is named by TPP without growth.
+
+    ρ = 0 is the arm that the growing one starts as, with the tokens that the budget buys.
+    """
 
     depths: tuple[int, ...] = (8, 9, 10)
     tpp: tuple[float, ...] = (4.0, 6.0, 10.0, 16.0, 24.0, 40.0)
-    rho: tuple[float, ...] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    rho: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 
     def __post_init__(self) -> None:
         require_depths(self, "depths")
         require_numbers(self, "tpp", 1e-3, 1e6, 1)
-        require_numbers(self, "rho", 1e-3, 1, 3)
+        require_numbers(self, "rho", 0, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -149,14 +166,14 @@ class TppGrid:
 
 @dataclass(frozen=True)
 class GrowthFractionGrid:
-    """ρ at three anchors, each at its stage-2 budget."""
+    """ρ at three anchors, each at its stage-2 budget; ρ = 0 is the arm it starts as."""
 
     depths: tuple[int, ...] = (8, 9, 10)
-    rho: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    rho: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
     def __post_init__(self) -> None:
         require_depths(self, "depths")
-        require_numbers(self, "rho", 1e-3, 1, 3)
+        require_numbers(self, "rho", 0, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -192,13 +209,15 @@ class LrRuleGrid:
 
 @dataclass(frozen=True)
 class ExtrapolateGrid:
-    """The arm and depth held out of every fit."""
+    """The arm and depth held out of every fit; multipliers are projected to multiples of its compute."""
 
     arm: str = "untied-grow"
     depth: int = 26
+    project: tuple[float, ...] = (1.0, 1e4)
 
     def __post_init__(self) -> None:
         require_positive(self, ("depth",))
+        require_numbers(self, "project", 1e-6, 1e12, 1)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ STUDIES: dict[str, StudyEntry] = {
         ),
         StudyEntry(
             "passes", f"{_PACKAGE}.design.passes:passes", "How many core passes?",
-            parts=("tokens", "anchor"),
+            parts=("tokens", "anchor", "hyperparameters"),
         ),
         StudyEntry(
             "growth-target", f"{_PACKAGE}.design.growth_target:growth_target",
@@ -104,8 +104,8 @@ STUDIES: dict[str, StudyEntry] = {
         StudyEntry(
             "ablations", f"{_PACKAGE}.ladders.ablations:ablations",
             "Which design choices account for the gains?", adaptive=True,
-            parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "random",
-                   "hyperparameters", "constant"),
+            parts=("operator", "allocation", "shape", "width-only", "width-and-depth", "optimizer", "growth",
+                   "random", "hyperparameters", "constant"),
         ),
         StudyEntry(
             "extrapolate", f"{_PACKAGE}.ladders.extrapolate:extrapolate",

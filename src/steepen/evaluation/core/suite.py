@@ -38,6 +38,15 @@ FILTERED_OUT = (
 )
 CORE17 = tuple(label for label in CORE22 if label not in FILTERED_OUT)
 
+# Categories of the 17 tasks, as the paper's figure of task residuals groups them.
+CATEGORIES = {
+    "commonsense_reasoning": ("copa", "piqa", "openbook_qa"),
+    "language_understanding": ("hellaswag_zeroshot", "hellaswag", "lambada_openai", "winograd", "winogrande"),
+    "reading_comprehension": ("squad", "coqa"),
+    "symbolic_problem_solving": ("bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_operators"),
+    "world_knowledge": ("jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
+}
+
 # CORE of the GPT-3 models, which were never evaluated on CORE: nanochat's estimates (its
 # dev/estimate_gpt3_core.ipynb) from the six tasks that the GPT-3 paper reports; the paper's references.
 GPT3_CORE = {

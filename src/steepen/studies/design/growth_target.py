@@ -11,10 +11,9 @@ from typing import Any
 from steepen.errors import UsageError
 from steepen.laws.fits.choice import Choice, choose
 from steepen.model.arm import Arm, PassSchedule
-from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.context import Arms, StudyContext, effective_depth, find_arms, loss_or_inf
 from steepen.studies.plotting import line, points, shade_levels
 from steepen.utils.formatting import format_flops
 
@@ -71,7 +70,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         plans.append((passes, context.sweep_flops(planned), 1.0, True, context.spec(planned)))
     records = yield [plan[-1] for plan in plans]
     cells = [
-        TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, _effective_depth(record), fixed)
+        TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, effective_depth(record), fixed)
         for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
     ]
     return _answer(context, arm, cells, skipped)
@@ -90,13 +89,6 @@ def _fixed(arm: Arm, passes: int) -> Arm:
     operator = "inject" in arm.core_boundary
     name = f"{family}-{passes}" if operator else f"{arm.name}-fixed-{passes}"
     return replace(arm, name=name, title=f"{arm.title}, fixed {passes}", passes=PassSchedule.fixed(passes))
-
-
-def _effective_depth(record: RunRecord | None) -> float | None:
-    """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
-    if record is None or "kl_depth" not in record.evaluation:
-        return None
-    return float(record.evaluation["kl_depth"]["depth"])
 
 
 def _margin(choice: Choice[int]) -> str:
@@ -147,6 +139,12 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
     axis = Axis("passes grown to")
     title, caption = f"{arm.name}: growth target", "Hollow: that many passes throughout."
     panels = [Panel(title, axis, Axis("validation loss"), tuple(loss), caption=caption)]
+    fixed = [c for c in anchors if c.kl_depth is not None]
+    if fixed:
+        deep.append(
+            points(arm.name, [c.target for c in fixed], [c.kl_depth or 0.0 for c in fixed],
+                   [c.run for c in fixed], role="control", note="fixed passes", filled=False, arm=arm.name)
+        )  # fmt: skip
     if deep:
         panels.append(
             Panel(

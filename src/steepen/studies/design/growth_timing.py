@@ -16,7 +16,7 @@ from steepen.recipe.growth_law import GrowthLaw
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.context import Arms, StudyContext, find_arms, growth_sweep_run, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import line, points, shade_levels, sweep_series
 from steepen.utils.json_io import json_safe
@@ -66,18 +66,18 @@ def growth_timing(context: StudyContext, *, arms: Arms = ()) -> Study:
             )
         recipe = context.recipe(arm)
         keys = [(d, tpp, rho) for d in grid.depths for tpp in sorted(grid.tpp) for rho in sorted(grid.rho)]
-        planned_runs = [
-            context.run_at_flops(recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
+        planned = [
+            growth_sweep_run(context, recipe, arm, d, context.flops_at_tpp(arm, d, tpp), rho)
             for d, tpp, rho in keys
         ]
-        specs = [context.spec(planned) for planned in planned_runs]
+        specs = [context.spec(one) for one, _ in planned]
         losses = [loss_or_inf(record) for record in (yield specs)]
         runs.extend(spec.hash for spec in specs)
         anchors: list[RhoSweep] = []
         for depth in grid.depths:
             for tpp in sorted(grid.tpp):
                 own = [i for i, key in enumerate(keys) if key[:2] == (depth, tpp) and np.isfinite(losses[i])]
-                x = [1 - (planned_runs[i].growth_step or 0) / planned_runs[i].steps for i in own]
+                x = [planned[i][1] for i in own]
                 if len(set(x)) < 3:
                     notes.append(f"{arm.name} d{depth} at {tpp:g}: too few runs finished for a parabola")
                     continue
@@ -191,12 +191,19 @@ def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> li
                 label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **curve
             )
         panels.append(
-            Panel(f"{name} d{depth}: growth timing", Axis("ρ"), Axis("validation loss"), tuple(series))
+            Panel(
+                f"d{depth}",
+                Axis("ρ"),
+                Axis("validation loss"),
+                tuple(series),
+                group=f"{name}: when to grow, at fixed size and compute",
+            )
         )
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     if inside:
         x = [anchor.tpp for anchor in inside]
         tokens = [points(name, x, [a.tpp / a.expansion for a in inside], arm=name, role="optimum")]
+        expansions = [points(name, x, [a.expansion for a in inside], arm=name, role="optimum")]
         fractions = [points(name, x, [a.vertex.x for a in inside], arm=name, role="optimum")]
         if law is not None:
             grid = np.geomspace(min(x), max(x), 40)
@@ -210,18 +217,21 @@ def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> li
                     note="affine law",
                 )
             )
-            full = float(np.mean([anchor.full_expansion for anchor in inside]))
-            fractions.append(
-                line(
-                    name,
-                    grid,
-                    [law.growth_fraction(v, full) for v in grid],
-                    arm=name,
-                    role="fit",
-                    note="ρ implied by the affine law",
-                )
+            expansions.append(
+                line(name, grid, [law.expansion(v) for v in grid], arm=name, role="fit", note="affine law")
             )
+            # ρ depends on the split of the blocks, which differs between depths: a line for each.
+            for depth, full in sorted({(a.depth, a.full_expansion) for a in inside}):
+                implied = [law.growth_fraction(v, full) for v in grid]
+                note = "implied by the affine law"
+                fractions.append(
+                    line(name, grid, implied, arm=name, role="fit", note=note, detail=f"d{depth}")
+                )
         axis = Axis("tokens per parameter without growth", "log")
-        panels.append(Panel(f"{name}: tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens)))
-        panels.append(Panel(f"{name}: optimal growth fraction", axis, Axis("ρ*"), tuple(fractions)))
+        group = f"{name}: the best moment against tokens per parameter"
+        panels += [
+            Panel("tokens at the optimum", axis, Axis("TPP at ρ*", "log"), tuple(tokens), group=group),
+            Panel("expansion", axis, Axis("compute-active expansion at ρ*"), tuple(expansions), group=group),
+            Panel("growth fraction", axis, Axis("ρ*"), tuple(fractions), group=group),
+        ]
     return panels

@@ -26,6 +26,7 @@ class PassRun:
     flops: float
     loss: float
     run: str
+    kl_depth: float | None = None  # KL effective depth, where evaluation has joined it to the record
 
 
 def pass_ladders(cells: Sequence[PassRun]) -> dict[float, Ladder]:

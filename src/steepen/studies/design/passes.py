@@ -28,12 +28,15 @@ from steepen.studies.design.pass_families import (
     slice_table,
     slice_values,
 )
+from steepen.studies.design.passes_transfer import transfer_across_passes
 from steepen.studies.driver.run_concurrently import run_concurrently
 from steepen.studies.plotting import line, points, shade_levels, sweep_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
-PARTS = ("tokens", "anchor")
+PARTS = ("tokens", "anchor", "hyperparameters")
+DEFAULT_PARTS = PARTS[:2]
+TOKENS_GROUP = "Passes in ladders of fixed tokens"
 FAMILIES = {"tied": loop, "untied": untied}
 
 
@@ -49,6 +52,11 @@ class PassSweep:
     vertex: Vertex
     expansion: float  # compute-active parameters at K* over those at K = 1
     tpp_at_optimum: float  # tokens per stored parameter at K*
+
+    @property
+    def bracketed(self) -> bool:
+        """Whether the optimum lies between measured passes with higher losses on both sides."""
+        return self.vertex.interior and self.vertex.bracketed
 
 
 @dataclass
@@ -72,14 +80,19 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
     `tokens`: for every K a ladder of depths on the base tokens, tied and untied, compared at matched compute.
     `anchor`: at fixed depth and compute more passes mean fewer tokens; the optimum's expansion and tokens per
     parameter are fitted against the tokens per parameter of one pass. Both use Operator-1's base recipe.
+    `hyperparameters` (only where asked for): with the tokens fixed, does K move the best values?
     """
     for part in parts:
         if part not in PARTS:
-            raise UsageError(f"--part {part!r} is not known here: use {' or '.join(PARTS)}.")
+            raise UsageError(f"--part {part!r} is not known here: use {', '.join(PARTS)}.")
     works = {
         name: work(context, _recipe(context))
-        for name, work in (("tokens", _fixed_tokens), ("anchor", _fixed_anchor))
-        if name in (parts or PARTS)
+        for name, work in (
+            ("tokens", _fixed_tokens),
+            ("anchor", _fixed_anchor),
+            ("hyperparameters", _transfer),
+        )
+        if name in (parts or DEFAULT_PARTS)
     }
     done: list[PartResult] = yield from run_concurrently(list(works.values()))
     values = {name: part.values for name, part in zip(works, done, strict=True)}
@@ -95,12 +108,21 @@ def passes(context: StudyContext, *, parts: Sequence[str] = ()) -> Study:
         method=(
             f"Operator-1's base recipe, constant over sizes; fixed-token ladders have "
             f"{context.preset.fixed_tokens:,} tokens.",
-            "Optima are vertices of parabolas of log loss against log K; outside the measured K they are "
-            "censored and take no part in the laws.",
+            "Optima are vertices of parabolas of log loss against log K; those that measured K do not "
+            "bracket take no part in the laws.",
             context.sweep_flops_method,
         ),
         runs=tuple(dict.fromkeys(run for part in done for run in part.runs)),
     )
+
+
+def _transfer(context: StudyContext, recipe: Recipe) -> PartRun:
+    """The recipe is that of each family's two passes, not Operator-1's."""
+    found = yield from transfer_across_passes(context, FAMILIES)
+    return PartResult(
+        list(found.findings), list(found.panels), list(found.tables), list(found.runs), found.values,
+        list(found.fits),
+    )  # fmt: skip
 
 
 def family_arm(family: str, count: int) -> Arm:
@@ -134,8 +156,10 @@ def _fixed_tokens(context: StudyContext, recipe: Recipe) -> PartRun:
         slices = matched_compute_slices(cells, grid.budgets)
         part.found.append(range_sentence(f"{family}, fixed tokens", slices))
         part.panels += [
-            loss_panel(f"{family}: fixed-token ladders", cells),
-            slice_panel(f"{family}: passes at matched compute", slices),
+            replace(loss_panel(f"{family}: fixed-token ladders", cells), group=TOKENS_GROUP, columns=2),
+            replace(
+                slice_panel(f"{family}: passes at matched compute", slices), group=TOKENS_GROUP, columns=2
+            ),
         ]
         part.tables.append(slice_table(f"{family}: best passes at matched compute", slices))
         part.values[family] = slice_values(slices)
@@ -187,12 +211,13 @@ def _anchor(
 
 
 def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict[str, Any]:
-    inside = [anchor for anchor in anchors if anchor.vertex.interior]
+    inside = [anchor for anchor in anchors if anchor.bracketed]
     laws: dict[str, PowerLawFit] = {}
     if len({anchor.tpp for anchor in inside}) >= 2:
         x = np.array([anchor.tpp for anchor in inside])
         laws["expansion"] = fit_power_law(x, np.array([anchor.expansion for anchor in inside]))
         laws["tpp"] = fit_power_law(x, np.array([anchor.tpp_at_optimum for anchor in inside]))
+        laws["passes"] = fit_power_law(x, np.array([anchor.vertex.x for anchor in inside]))
         part.fits += [
             StudyFit(law, quantity, "tokens per parameter at one pass", family, part="anchor")
             for quantity, law in laws.items()
@@ -201,22 +226,21 @@ def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict
         part.found.append(
             f"{family}, fixed anchor: expansion at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and "
             f"TPP at K* = {t.coefficient:.2f}·TPP^{t.exponent:.2f} over "
-            f"{len(inside)} of {len(anchors)} optima."
+            f"{len(inside)} of {len(anchors)} optima; K* runs from {min(a.vertex.x for a in inside):.2f} to "
+            f"{max(a.vertex.x for a in inside):.2f}."
         )
     else:
         part.found.append(
-            f"{family}, fixed anchor: {len(inside)} of {len(anchors)} optima lie inside the measured passes, "
-            "too few for a law."
+            f"{family}, fixed anchor: {len(inside)} of {len(anchors)} optima are bracketed by measured "
+            "passes, too few for a law."
         )
     part.panels += _panels(family, anchors, laws)
     part.tables.append(
         Table(
             f"{family}: best passes at fixed anchor and compute",
-            ("depth", "TPP at K = 1", "K*", "inside", "expansion at K*", "TPP at K*"),
-            tuple(
-                (a.depth, a.tpp, a.vertex.x, a.vertex.interior, a.expansion, a.tpp_at_optimum)
-                for a in anchors
-            ),
+            ("depth", "TPP at K = 1", "K*", "bracketed", "expansion at K*", "TPP at K*"),
+            tuple((a.depth, a.tpp, a.vertex.x, a.bracketed, a.expansion, a.tpp_at_optimum) for a in anchors),
+            "Bracketed: the lowest measured loss is at neither end of the sweep; others are in no law.",
         )
     )
     return {
@@ -231,6 +255,13 @@ def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict
     }
 
 
+def _relative_to_one_pass(series: Sequence[Series], base: float | None) -> list[Series]:
+    """The curves with the loss at one pass taken off; as they are where that was not measured."""
+    if base is None:
+        return list(series)
+    return [replace(one, y=tuple(value - base for value in one.y)) for one in series]
+
+
 def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawFit]) -> list[Panel]:
     panels: list[Panel] = []
     shade = shade_levels([anchor.tpp for anchor in anchors])
@@ -238,19 +269,27 @@ def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawF
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
             label, curve = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
-            series += sweep_series(
-                label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **curve
+            series += _relative_to_one_pass(
+                sweep_series(
+                    label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **curve
+                ),
+                dict(zip(anchor.passes, anchor.losses, strict=True)).get(1),
             )
         panels.append(
-            Panel(f"{family} d{depth}: passes at fixed compute", Axis("passes K", "log"),
-                  Axis("validation loss", "log"), tuple(series))
+            Panel(f"d{depth}", Axis("passes K", "log"), Axis("loss − loss at K = 1"), tuple(series),
+                  (("y", 0.0, ""),), "At fixed compute: more passes mean fewer tokens.",
+                  group=f"{family}: passes at fixed anchor and compute")
         )  # fmt: skip
-    words = {"expansion": "compute-active expansion at K*", "tpp": "tokens per parameter at K*"}
+    words = {
+        "expansion": "compute-active expansion at K*",
+        "tpp": "tokens per parameter at K*",
+        "passes": "best passes K*",
+    }
     for name, label in words.items():
         ys = {True: [], False: []}
         for anchor in anchors:
-            value = anchor.expansion if name == "expansion" else anchor.tpp_at_optimum
-            ys[anchor.vertex.interior].append((anchor.tpp, value))
+            values = {"expansion": anchor.expansion, "tpp": anchor.tpp_at_optimum, "passes": anchor.vertex.x}
+            ys[anchor.bracketed].append((anchor.tpp, values[name]))
         series = [
             points("optima", *zip(*rows, strict=True), role="optimum")
             if inside
@@ -262,7 +301,7 @@ def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawF
             ends = [min(x for x, _ in ys[True]), max(x for x, _ in ys[True])]
             series.append(line("fitted", ends, [laws[name].predict(x) for x in ends], role="fit"))
         panels.append(
-            Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
-                  tuple(series))
+            Panel(label, Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"), tuple(series),
+                  group=f"{family}: the best passes against tokens per parameter")
         )  # fmt: skip
     return panels

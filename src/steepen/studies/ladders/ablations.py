@@ -9,7 +9,9 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.optim.config import OptimizerConfig
+from steepen.recipe.paper_tables import with_constant_rate
 from steepen.recipe.recipe import ScalingRule
+from steepen.recipe.recipe_choice import FIXED_RHO, FIXED_RHO_TPP
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.driver.run_concurrently import run_concurrently
@@ -46,13 +48,15 @@ ABLATION_GROUPS = (
     ),
     AblationGroup(
         "width-only", "Does the operator's gain survive when only the width grows?",
-        ("width-only-deep-vanilla", "width-only-operator-1", "width-only-loop-2", "width-only-untied-2"),
+        ("width-only-deep-vanilla", "width-only-vanilla", "width-only-operator-1", "width-only-loop-2",
+         "width-only-untied-2"),
     ),
     AblationGroup(
         "width-and-depth", "Does the operator's gain survive when width and depth grow?",
         ("deep-vanilla", "loop-2", "untied-2"),
     ),
     AblationGroup("optimizer", "Does Muon's gain over other optimizers persist with scale?", ()),
+    AblationGroup("growth", "Must tokens and moment of growth be tuned at every size?", ("untied-grow",)),
     AblationGroup("random", "What do random passes after growth cost?", ("loop-grow", "random-loop-grow")),
     AblationGroup(
         "hyperparameters", "Does scaling more than the learning rate change Vanilla's law?", ("vanilla",)
@@ -118,10 +122,33 @@ def _ladders(context: StudyContext, group: AblationGroup, rungs: Sequence[int]) 
         }
         ladders += [replace(own, recipe=recipe, variant=name) for name, recipe in recipes.items()]
     if group.part == "constant":
-        ladders = [
-            replace(ladder, recipe=replace(ladder.recipe, learning_rate_exponent=0.0)) for ladder in ladders
-        ]
+        ladders = [replace(own, recipe=with_constant_rate(own.arm, own.recipe)) for own in ladders]
+    if group.part == "growth":
+        (own,) = ladders
+        ladders = _growth_prescriptions(own)
     return ladders
+
+
+def _growth_prescriptions(own: LadderSpec) -> list[LadderSpec]:
+    """The recipe's tokens and ρ against simpler ones (Figure "Token allocation and growth prescription").
+
+    At the base learning rate, as the authors ran it: the arm's tokens per parameter or those of the arm it
+    starts as, crossed with ρ by the recipe or one ρ for all sizes.
+    """
+    base = replace(own.recipe, learning_rate_exponent=0.0)
+    simple = FIXED_RHO_TPP if base.tpp != FIXED_RHO_TPP else base.tpp * 4 / 3
+    fixed = FIXED_RHO.get(own.arm.recipe, 0.3)
+    if base.rho == fixed:  # the recipe is the simple one already: half as long after growth
+        fixed = fixed / 2
+    own_rho = "fitted ρ" if base.rho is None else f"ρ = {base.rho:g}"
+    found = [replace(own, recipe=base)]
+    for tpp, rho in ((base.tpp, fixed), (simple, None), (simple, fixed)):
+        recipe = base.with_tpp(tpp)
+        if rho is not None:
+            recipe = replace(recipe, rho=rho, listed_rho=(), growth_law=None)
+        name = f"TPP {tpp:g}, {own_rho if rho is None else f'ρ = {rho:g}'}"
+        found.append(replace(own, recipe=recipe, variant=name))
+    return found
 
 
 def _optimizers(
@@ -213,7 +240,7 @@ def _joined(answers: dict[str, Answer]) -> Answer:
         verdicts=verdicts,
         fits=tuple(replace(fit, part=name) for name, answer in answers.items() for fit in answer.fits),
         panels=tuple(
-            replace(panel, title=f"{name}: {panel.title}", group=panel.group and f"{name}: {panel.group}")
+            replace(panel, group=f"{name}: {panel.group}" if panel.group else name)
             for name, answer in answers.items()
             for panel in answer.panels
         ),

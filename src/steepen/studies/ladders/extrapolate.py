@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.verdict.holdout import HoldOut
+from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
-from steepen.studies.answer import Answer, Panel, Series, Study, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
     JudgedLadders,
@@ -33,6 +35,10 @@ from steepen.studies.ladders.verdict_report import (
     verdict_table,
 )
 from steepen.studies.plotting import line
+from steepen.studies.scores.downstream import FORECASTS, downstream_answer
+from steepen.studies.scores.score_forecasts import SIGMOIDS
+from steepen.studies.scores.score_series import checkpoint_of
+from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
@@ -76,7 +82,9 @@ def extrapolate(
     forecast = float(law.predict(expected))
     held: list[MeasuredLadder] = yield from run_ladders(context, [replace(own, depths=(depth,))], seeds)
     judged = judge_ladders(measured, reference.name, hold_out=to_ladders(held))
-    return _answer(own, depth, forecast, judged, measured, held, notes)
+    answer = _answer(own, depth, forecast, judged, measured, held, notes)
+    answer = _with_projection(answer, judged.analysis, own, reference.name, grid.project)
+    return _with_score_forecasts(answer, measured, held, reference.name)
 
 
 def _answer(
@@ -142,6 +150,81 @@ def _answer(
             "takes part in no fit.",
         ),
         runs=tuple(record.run for one in everything for record in one.records),
+    )
+
+
+def _with_projection(
+    answer: Answer, analysis: LadderAnalysis, own: LadderSpec, reference: str, multiples: Sequence[float]
+) -> Answer:
+    """The answer with the fitted multiplier beyond the ladders, and its values at multiples of the run."""
+    if own.label == reference:
+        return answer
+    compute = analysis.hold_out[0].flops
+    fit = analysis.primary_fit
+    low = min(law.flops_range[0] for law in fit.arms.values())
+    x = np.geomspace(low, compute * max(1.0, *multiples), 80)
+    curve = fitted_multipliers(fit, own.label, x, extrapolate=True)
+    if not curve:
+        return answer
+    end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
+    inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
+    fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
+    note = f"{fit.settings.confidence:.0%} band"
+    series = [
+        Series(
+            own.label, "band", tuple(m.flops for m in curve), tuple(m.low for m in curve),
+            tuple(m.high for m in curve), role="fit", note=note, **fields,
+        ),
+        line(own.label, [m.flops for m in inside], [m.value for m in inside], role="fit", **fields),
+        line(
+            own.label, [m.flops for m in beyond], [m.value for m in beyond], role="extrapolated",
+            style="dashed", **fields,
+        ),
+    ]  # fmt: skip
+    at = fitted_multipliers(fit, own.label, compute * np.array(multiples), extrapolate=True)
+    series.append(
+        Series(
+            own.label, "points", tuple(m.flops for m in at), tuple(m.value for m in at), role="extrapolated",
+            marker="star", low=tuple(m.low for m in at), high=tuple(m.high for m in at), **fields,
+        )
+    )  # fmt: skip
+    panel = Panel(
+        f"Compute multiplier over {reference}, projected", Axis(f"compute of {reference} (FLOPs)", "log"),
+        Axis("multiplier", "log"), tuple(series), (("y", 1.0, reference),),
+        "From the two fitted laws; a projection, not a measurement, beyond the ladders.",
+    )  # fmt: skip
+    words = ", ".join(f"{m.value:.2f}× ({m.low:.2f} to {m.high:.2f}) at {format_flops(m.flops)}" for m in at)
+    projected = [{"flops": m.flops, "value": m.value, "low": m.low, "high": m.high} for m in at]
+    return replace(
+        answer,
+        findings=(
+            *answer.findings,
+            f"The fitted laws project a multiplier over {reference} of {words} FLOPs.",
+        ),
+        panels=(*answer.panels, panel),
+        values={**answer.values, "projected_multipliers": projected},
+    )
+
+
+def _with_score_forecasts(
+    answer: Answer, measured: Sequence[MeasuredLadder], held: Sequence[MeasuredLadder], reference: str
+) -> Answer:
+    """The answer with forecasts of answer NLL and CORE, where the runs have been evaluated."""
+    runs = [checkpoint_of(record) for one in (*measured, *held) for record in one.records]
+    if not any(run.nll is not None for run in runs):
+        return answer
+    names = [record.run for one in held for record in one.records]
+    found = downstream_answer(runs, reference=reference, held_out=names)
+    kept = [panel for panel in found.panels if panel.group.startswith((FORECASTS, SIGMOIDS))]
+    return replace(
+        answer,
+        findings=(*answer.findings, *(text for text in found.findings if "forecast" in text)),
+        panels=(*answer.panels, *kept),
+        tables=(
+            *answer.tables,
+            *(table for table in found.tables if table.title.startswith("Compute forecast")),
+        ),
+        values={**answer.values, "downstream": found.values},
     )
 
 

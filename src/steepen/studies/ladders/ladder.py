@@ -27,12 +27,14 @@ from steepen.studies.ladders.ladder_runs import (
 from steepen.studies.ladders.verdict_report import (
     hypotheses_table,
     ladder_panels,
+    recipes_table,
     runs_table,
     study_fits,
     study_verdicts,
     verdict_table,
     what_would_change,
 )
+from steepen.studies.scores.ladder_scores import ladder_scores, make_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.2, Improving the Exponent of the Scaling Laws"
@@ -133,6 +135,12 @@ def compare_ladders(
         warnings += [f"per second: {note}" for note in timed.analysis.warnings]
         warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
+    scores = ladder_scores(
+        [make_series(one.spec.label, one.spec.arm.name, one.spec.variant, one.records) for one in measured],
+        reference,
+    )
+    panels += scores.panels
+    tables += [recipes_table(measured), *scores.tables]
     recipes = "at their own recipes"
     if borrowed:
         recipes += f" ({', '.join(f'{arm}: that of {owner}' for arm, owner in borrowed.items())})"
@@ -142,7 +150,7 @@ def compare_ladders(
         study=study,
         question=question,
         section=section,
-        findings=(),
+        findings=scores.findings,
         values={**values, "what_would_change": what_would_change(analysis)},
         verdicts=verdicts,
         fits=fits,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from steepen.laws.analysis import LadderAnalysis
+from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
@@ -265,6 +266,39 @@ def _exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]])
         tuple(series),
         caption=f"At C0 = {analysis.primary_fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
         "intervals: solid given E, dotted with E unknown (always the longer).",
+    )  # fmt: skip
+
+
+def recipes_table(measured: Sequence[MeasuredLadder]) -> Table:
+    """Each ladder's recipe: base values, the rule of the learning rate, tokens and growth."""
+    first = measured[0].spec.recipe.base.to_dict()
+    rows: list[tuple[object, ...]] = []
+    for one in measured:
+        recipe, depths = one.spec.recipe, one.spec.depths
+        anchor = recipe.learning_rate_base or recipe.base.learning_rate
+        rho: object = recipe.rho
+        if one.spec.arm.passes.grows and rho is None:
+            shapes = {record.spec.shape.depth: record.spec.schedule for record in one.records}
+            found = [1 - (schedule.stages[1].start or 0.0) for schedule in shapes.values() if schedule.grows]
+            rho = f"{min(found):.2f} to {max(found):.2f}" if found else None
+        rules = ", ".join(f"{rule.hyperparameter} {rule.exponent:+g}" for rule in recipe.scaling)
+        values = {**recipe.base.to_dict(), "learning_rate": anchor}
+        rows.append(
+            (
+                one.spec.label, recipe.learning_rate_exponent, recipe.tpp, rho, rules or None,
+                f"d{min(depths)} to d{max(depths)}", *(values[name] for name in first),
+            )
+        )  # fmt: skip
+    return Table(
+        "Recipes of the ladders",
+        (
+            "arm", "exponent of the learning rate", "tokens per parameter", "ρ", "also scaled", "depths",
+            *map(with_paper_code, first),
+        ),
+        tuple(rows),
+        "Base values, with the learning rate at the depth of tuning. For a growing arm, tokens per parameter "
+        "set its budget without growth (t_ref), and ρ is the fraction of tokens after growth.",
+        arm_column=0,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from steepen.errors import SteepenError
 from steepen.model.arm import Arm
-from steepen.recipe.hyperparameters import Hyperparameters, paper_code
+from steepen.recipe.hyperparameters import Hyperparameters, paper_code, with_paper_code
 from steepen.recipe.paper_tables import INITIAL
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
@@ -68,6 +68,7 @@ class Chain:
     arm: Arm
     values: Hyperparameters
     loss: float = math.inf  # of `values`; infinite while they are not measured
+    seconds: float | None = None  # of training the last measured run of the current values
     steps: list[SweepResult] = field(default_factory=list[SweepResult])
     runs: list[str] = field(default_factory=list[str])
     warnings: list[str] = field(default_factory=list[str])
@@ -105,14 +106,9 @@ def tune(
     if not math.isfinite(chain.loss):  # the combined settings of the last sweep have not been trained
         specs = [_spec(context, chain.arm, chain.values)]
         record = (yield specs)[0]
+        chain.seconds = None if record is None else record.seconds_training
         _set_measured_loss(chain, loss_or_inf(record))
         chain.runs.append(specs[0].hash)
-
-
-def with_paper_code(name: str) -> str:
-    """A hyperparameter's name with the paper's code: "learning_rate (GLR)"."""
-    code = paper_code(name)
-    return f"{name} ({code})" if code else name
 
 
 def has_injection(arm: Arm) -> bool:
@@ -146,7 +142,9 @@ def _sweep(
     options = candidates(chain.values, sweep, number, grid.points)
     tried = [replace(chain.values, **{name: _typed(name, value)}) for name, value in options]
     specs = [_spec(context, chain.arm, values) for values in (chain.values, *tried)]
-    losses = [loss_or_inf(record) for record in (yield specs)]
+    records = yield specs
+    losses = [loss_or_inf(record) for record in records]
+    chain.seconds = None if records[0] is None else records[0].seconds_training
     chain.runs += [spec.hash for spec in specs]
     baseline = losses[0]
     if not math.isfinite(chain.loss):
@@ -269,8 +267,9 @@ def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel
             x, y = [row[0] for row in combined], [row[1] for row in combined]
             series.append(points(name, x, y, arm=name, note="several settings combined", filled=False))
     return Panel(
-        f"The chain, round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
+        f"round {number}", Axis("hyperparameter swept", names=names), Axis("best loss so far"),
         tuple(series), caption="Hollow: several discrete settings helped, and all were applied together.",
+        group="The chain of sweeps", share="y", columns=2, lead=True,
     )  # fmt: skip
 
 
@@ -291,7 +290,8 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
             for step in chain.steps
         ]
-        tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss))
+        minutes = None if chain.seconds is None else chain.seconds / 60
+        tuned.append((chain.arm.name, *chain.values.to_dict().values(), chain.loss, minutes))
     depth, tokens = context.preset.base_depth, context.preset.fixed_tokens
     return Answer(
         study="chain-tuning",
@@ -325,8 +325,9 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
         tables=(
             Table(
                 "Tuned hyperparameters",
-                ("arm", *map(with_paper_code, chains[0].values.to_dict()), "loss"),
+                ("arm", *map(with_paper_code, chains[0].values.to_dict()), "loss", "minutes"),
                 tuple(tuned),
+                "Minutes are of training one run of the tuned values, without evaluation.",
                 arm_column=0,
             ),
             Table(
@@ -357,7 +358,7 @@ def _sweep_panels(chain: Chain) -> list[Panel]:
         if rows:
             panels.append(
                 Panel(
-                    f"{chain.arm.name}, round {step.round}: {step.sweep}",
+                    f"round {step.round}: {step.sweep}",
                     Axis(step.sweep, "log"),
                     Axis("validation loss"),
                     (
@@ -370,6 +371,8 @@ def _sweep_panels(chain: Chain) -> list[Panel]:
                         ),
                     ),
                     lines=(("y", step.baseline, "current"),),
+                    group=f"{chain.arm.name}: every sweep of the chain",
+                    columns=3,
                 )
             )
     return panels

@@ -7,12 +7,13 @@ from typing import Any
 
 from steepen.errors import UsageError
 from steepen.laws.fits.isoflop import IsoflopFit, rounded_mean
+from steepen.recipe.hyperparameters import with_paper_code
 from steepen.recipe.recipe import Recipe
 from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, starting_arm
 from steepen.studies.plotting import finite_or_none
-from steepen.studies.stages.chain_tuning import chain_answer, tune_arms, with_paper_code
+from steepen.studies.stages.chain_tuning import chain_answer, tune_arms
 from steepen.studies.stages.growth_fraction import MIN_RHO, adopted, growth_fraction
 from steepen.studies.stages.lr_rule import inherited_recipe, sweep_arms
 from steepen.studies.stages.lr_rule_report import lr_rule_answer

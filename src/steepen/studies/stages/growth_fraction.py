@@ -12,7 +12,7 @@ from steepen.laws.fits.drift import fit_growth_fraction
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.model.arm import Arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.context import Arms, StudyContext, find_arms, growth_sweep_run, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import (
     finite_or_none,
@@ -50,13 +50,10 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
         recipe = context.recipe(arm)
         keys = [(depth, rho) for depth in grid.depths for rho in sorted(grid.rho)]
         budgets = {depth: context.flops_at_tpp(arm, depth, recipe.tpp) for depth in grid.depths}
-        planned_runs = [context.run_at_flops(recipe, arm, depth, budgets[depth], rho) for depth, rho in keys]
-        specs = [context.spec(planned) for planned in planned_runs]
+        planned = [growth_sweep_run(context, recipe, arm, depth, budgets[depth], rho) for depth, rho in keys]
+        specs = [context.spec(one) for one, _ in planned]
         losses = np.array([loss_or_inf(record) for record in (yield specs)])
-        # The step of growth is whole: ρ on the axis is the one the run really had.
-        x = np.array(
-            [(planned.steps - (planned.growth_step or 0)) / planned.steps for planned in planned_runs]
-        )
+        x = np.array([rho for _, rho in planned])
         budget = np.array([budgets[depth] for depth, _ in keys])
         good = np.isfinite(losses)
         fit = fit_growth_fraction(budget[good], x[good], losses[good])
@@ -137,7 +134,10 @@ def _panel(
     series: list[Series] = []
     shade = shade_levels(list(budgets))
     for depth, budget in budgets.items():
-        x, losses, runs = zip(*(row[1:] for row in rows if row[0] == depth), strict=True)
+        finished = [row[1:] for row in rows if row[0] == depth and np.isfinite(row[2])]
+        if not finished:
+            continue
+        x, losses, runs = zip(*finished, strict=True)
         curve = {"level": shade[depth]}
         series.append(points(f"d{depth}", x, losses, runs, **curve))
         for vertex in fit.vertices:

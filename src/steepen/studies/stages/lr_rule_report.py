@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit
+from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.plotting import (
@@ -20,7 +21,6 @@ from steepen.studies.plotting import (
     points,
     shade_levels,
 )
-from steepen.studies.stages.chain_tuning import with_paper_code
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
@@ -245,6 +245,7 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
 
 def _panels(one: HyperparameterSweeps) -> list[Panel]:
     panels: list[Panel] = []
+    group = f"{one.arm}, {one.recipe}: one hyperparameter at a time"
     for name, rows in one.rows.items():
         depths = sorted({row[0] for row in rows})
         shade = shade_levels(depths)
@@ -265,18 +266,13 @@ def _panels(one: HyperparameterSweeps) -> list[Panel]:
                 own = sorted((row[1], row[2]) for row in rows if row[0] == depth and math.isfinite(row[2]))
                 series.append(line(f"d{depth}", [r[0] for r in own], [r[1] for r in own], level=shade[depth]))
             panels.append(
-                Panel(
-                    f"{one.arm}, {one.recipe}: {name}",
-                    Axis(name),
-                    Axis("validation loss", "log"),
-                    tuple(series),
-                )
+                Panel(name, Axis(name), Axis("validation loss", "log"), tuple(series), group=group, columns=4)
             )
             continue
         panels.append(
             Panel(
-                f"{one.arm}, {one.recipe}: {name}", Axis(f"{name} (× base)", "log"),
-                Axis("validation loss", "log"), tuple(series),
+                name, Axis(f"{name} (× base)", "log"), Axis("validation loss", "log"), tuple(series),
+                group=group, columns=4,
             )
         )  # fmt: skip
     lines = _drift_panel(one)

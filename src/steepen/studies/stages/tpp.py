@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.laws.fits.solver import Array
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
-from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
+from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf, starting_arm
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import (
     censored_points,
@@ -32,6 +33,16 @@ from steepen.utils.json_io import json_safe
 SECTION = "Appendix A.4.2, Stage 2: Fit the Optimal Tokens per Parameter"
 
 
+@dataclass(frozen=True, eq=False)
+class TokenSweep:
+    """An arm's sweeps against 6·T²/C: tokens per training-averaged compute-active parameter."""
+
+    start: str  # the arm it starts as: its own name where it does not grow
+    budgets: Array
+    x: Array
+    losses: Array
+
+
 def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     """Appendix "Stage 2: Fit the Optimal Tokens per Parameter", table "Compute-optimal TPP by architecture".
 
@@ -45,6 +56,7 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
     panels: list[Panel] = []
     runs: list[str] = []
     notes: list[str] = []
+    sweeps: dict[str, TokenSweep] = {}
 
     def measured(arm: Arm) -> RunGenerator:
         recipe = replace(context.recipe(arm), learning_rate_exponent=0.0)
@@ -72,9 +84,15 @@ def tpp(context: StudyContext, *, arms: Arms = ()) -> Study:
         found[arm.name] = fit
         notes.extend(f"{arm.name}: {warning}" for warning in fit.warnings)
         panels.append(_panel(arm.name, fit, nominal.tolist(), x, losses, names))
+        cost = np.array([context.sweep_flops(planned) for planned in planned_runs])
+        tokens = np.array([planned.tokens for planned in planned_runs], float)
+        sweeps[arm.name] = TokenSweep(
+            starting_arm(arm).name, nominal[good], (6 * tokens**2 / cost)[good], np.array(losses)[good]
+        )
 
     yield from run_concurrently([measured(arm) for arm in find_arms(arms or ("vanilla",))])
-    panels.append(_laws(found))
+    panels += [_laws(found), _frontier(found)]
+    panels += _token_panels(found, sweeps)
     return Answer(
         study="tpp",
         question="How many tokens per stored parameter are compute-optimal, and does that drift with scale?",
@@ -138,7 +156,9 @@ def _panel(
     series: list[Series] = []
     shade = shade_levels(budgets)
     for budget in sorted(set(budgets)):
-        rows = [i for i, other in enumerate(budgets) if other == budget]
+        rows = [i for i, other in enumerate(budgets) if other == budget and math.isfinite(losses[i])]
+        if not rows:
+            continue
         curve = {"level": shade[budget]}
         label = f"{format_flops(budget)} FLOPs"
         series.append(points(label, [x[i] for i in rows], [losses[i] for i in rows],
@@ -171,20 +191,83 @@ def _laws(found: dict[str, IsoflopFit]) -> Panel:
     )  # fmt: skip
 
 
+def _frontier(found: dict[str, IsoflopFit]) -> Panel:
+    """The loss at each budget's optimum, a scaling law of its own."""
+    series: list[Series] = []
+    for name, fit in found.items():
+        x, y = [v.budget for v in fit.vertices], [v.loss for v in fit.vertices]
+        series += [points(name, x, y, arm=name, role="optimum"), line(name, x, y, arm=name, role="fit")]
+    return Panel(
+        "Loss at the optimum", Axis("compute (FLOPs)", "log"), Axis("loss at the optimal TPP", "log"),
+        tuple(series), caption="Under the base recipe with a constant learning rate: not the ladders' laws.",
+    )  # fmt: skip
+
+
+def _token_panels(found: dict[str, IsoflopFit], sweeps: dict[str, TokenSweep]) -> list[Panel]:
+    """For a growing arm whose starting arm was swept too: both against 6·T²/C."""
+    panels: list[Panel] = []
+    for name, own in sweeps.items():
+        if own.start == name or own.start not in sweeps:
+            continue
+        shade = shade_levels(sorted({float(b) for sweep in (own, sweeps[own.start]) for b in sweep.budgets}))
+        series: list[Series] = []
+        means: dict[str, float] = {}
+        for arm, sweep in ((own.start, sweeps[own.start]), (name, own)):
+            grown = arm == name
+            fit = fit_isoflop(sweep.budgets, sweep.x, sweep.losses)
+            for vertex in fit.vertices:
+                rows = np.isclose(sweep.budgets, vertex.budget)
+                label = f"{format_flops(vertex.budget)} FLOPs"
+                curve: dict[str, Any] = {"level": shade[float(sweep.budgets[rows][0])], "filled": grown}
+                x, y = sweep.x[rows].tolist(), sweep.losses[rows].tolist()
+                role = "measured" if grown else "control"
+                series.append(points(label, x, y, role=role, note=arm, **curve))
+                style: Literal["solid", "dotted"] = "solid" if grown else "dotted"
+                series += parabola(
+                    label,
+                    vertex,
+                    min(x),
+                    max(x),
+                    log_x=True,
+                    log_loss=True,
+                    level=curve["level"],
+                    style=style,
+                )
+                if grown:
+                    series.append(optimum_star(label, vertex, level=curve["level"]))
+            if finite_or_none(fit.mean):
+                means[arm] = fit.mean
+        # The two means are close: their values are in the caption.
+        marks = tuple[tuple[Literal["x", "y"], float, str], ...](("x", mean, "") for mean in means.values())
+        words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
+        panels.append(
+            Panel(
+                f"{name}: loss against 6·T²/C",
+                Axis("6·T²/C (tokens per mean compute-active parameter)", "log"),
+                Axis("validation loss", "log"), tuple(series), marks,
+                f"Filled: {name}; hollow: {own.start}, without growth, at the same compute. Mean optima "
+                f"(vertical lines): {words}.",
+            )
+        )  # fmt: skip
+    return panels
+
+
 def _table(found: dict[str, IsoflopFit]) -> Table:
+    every = sorted(vertex.budget for fit in found.values() for vertex in fit.vertices)
+    budgets = [b for i, b in enumerate(every) if not i or b > every[i - 1] * (1 + 1e-3)]
     rows = tuple(
         (
             name, finite_or_none(fit.mean), finite_or_none(fit.rounded), fit.law.p_value if fit.law else None,
             fit.law.exponent if fit.law else None, finite_or_none(fit.law.detectable) if fit.law else None,
             sum(v.interior for v in fit.vertices), len(fit.vertices),
-            fit.vertices[0].loss, fit.vertices[-1].loss,
+            *(next((v.loss for v in fit.vertices if abs(v.budget / b - 1) < 1e-3), None) for b in budgets),
         )
         for name, fit in found.items()
     )  # fmt: skip
     return Table(
         "Compute-optimal TPP",
         ("arm", "mean TPP*", "rounded", "p (no drift)", "drift exponent", "detectable drift", "inside",
-         "budgets", "loss at smallest", "loss at largest"),
+         "budgets", *(f"loss at {format_flops(b)} FLOPs" for b in budgets)),
         rows,
         arm_column=0,
     )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Scores of ladders: downstream metrics, effective depth and passes at test time, as an answer."""
