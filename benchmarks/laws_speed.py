@@ -17,7 +17,7 @@ from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.fits.chinchilla import fit_chinchilla
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.laws.power import LadderPlan, cheapest_ladder, simulate_power
-from steepen.utils.processes import usable_cores
+from steepen.utils.process_pool import usable_cores
 
 
 def yardstick() -> float:

@@ -347,7 +347,7 @@ def _fit_compute(
     from steepen.laws.ladder import read_ladders
     from steepen.laws.registered_forecasts import read_registered, register_forecasts, score_registered
     from steepen.laws.table_fits import analyse_table, choose_reference
-    from steepen.utils.processes import usable_cores
+    from steepen.utils.process_pool import usable_cores
 
     arms = read_ladders(data)
     request = AnalysisRequest(reference=choose_reference(arms, reference), **options)

@@ -34,7 +34,7 @@ from steepen.laws.verdict.multipliers import (
     fitted_multipliers,
     interpolated_multipliers,
 )
-from steepen.utils.processes import map_in_processes
+from steepen.utils.process_pool import map_in_processes
 
 MethodChoice = Literal["both", "joint", "paper"]
 

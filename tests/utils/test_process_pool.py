@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from steepen.utils.processes import map_in_processes, usable_cores
+from steepen.utils.process_pool import map_in_processes, usable_cores
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # In a process of its own: where torch is loaded, as in the tests, nothing is forked.
@@ -16,7 +16,7 @@ import os
 import numpy as np
 from steepen.laws.analysis import AnalysisRequest, analyse
 from steepen.laws.ladder import make_ladder
-from steepen.utils.processes import map_in_processes
+from steepen.utils.process_pool import map_in_processes
 
 flops = np.geomspace(3e17, 1e20, 6)
 rng = np.random.default_rng(0)
