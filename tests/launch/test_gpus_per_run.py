@@ -47,7 +47,7 @@ def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:
 
 
 class FakeProcess:
-    """An attempt that ends when it is told to."""
+    """An attempt that ends when `ended` is set."""
 
     started: ClassVar[list[FakeProcess]] = []
 

@@ -91,7 +91,7 @@ def _scalar(value: Any) -> Any:
 
 
 def to_pandas(rows: Sequence[Mapping[str, Any]], index: str | None = None) -> Any:
-    """A pandas DataFrame of rows; raises UsageError where pandas is not installed."""
+    """A pandas DataFrame of rows; raises UsageError if pandas is not installed."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:

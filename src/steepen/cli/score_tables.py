@@ -86,5 +86,5 @@ def print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
 
 
 def _cell(value: float | None) -> str:
-    """A published score; a dash where none was published."""
+    """A published score; a dash if none was published."""
     return "–" if value is None else f"{value:.4f}"

@@ -53,7 +53,7 @@ class JournalState:
 
 
 def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
-    """The identity and state of an interrupted preparation, or None where there is none."""
+    """The identity and state of an interrupted preparation, or None if there is none."""
     path = directory / JOURNAL
     try:
         stored = cast("dict[str, Any]", without_checksum(parse_json(path.read_bytes())))

@@ -57,7 +57,7 @@ def orthogonalization_cost(shape: Sequence[int]) -> float:
 
 
 def share_out_rows(rows: int, world: int) -> list[tuple[int, int]]:
-    """Contiguous ranges of rows, one per rank, equal up to one row; empty where there are too few."""
+    """Contiguous ranges of rows, one per rank, equal up to one row; empty if there are too few."""
     return [(rows * rank // world, rows * (rank + 1) // world) for rank in range(world)]
 
 

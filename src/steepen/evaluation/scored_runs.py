@@ -89,7 +89,7 @@ def _check_one_convention(runs: Sequence[ScoredRun]) -> None:
 def group_by_arm(runs: Sequence[ScoredRun], arms: Sequence[str] | None = None) -> RunsByArm:
     """Runs by series (arm, corpus, recipe), in order of compute; `arms` selects some arms or series.
 
-    A series has its arm's name where the arm has only one. Raises UsageError where two runs of a series have
+    A series has its arm's name where the arm has only one. Raises UsageError if two runs of a series have
     the same depth and seed: they follow different recipes that only the user can tell apart.
     """
     recipes = split_recipes([SeriesRun(run.arm, run.corpus, run.recipe, run.depth, run.seed) for run in runs])

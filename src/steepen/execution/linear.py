@@ -14,7 +14,7 @@ from steepen.kernels.cublaslt_gemm import gemm, gemm_add
 
 
 class GradientSignal:
-    """Tells a listener when the gradient of a parameter is complete, which hooks cannot: it is written here.
+    """Notifies a listener when the gradient of a parameter is complete: it is written here, outside of hooks.
 
     A parameter may be used several times in a forward pass (a tied core): its gradient is complete when the
     backward has written it as often.

@@ -40,7 +40,7 @@ def choose_execution_mode(
 ) -> ExecutionMode:
     """Return the fastest mode this device offers, or the one `fused` and `compile` ask for.
 
-    `block` is the arm's block name. Raises UsageError where the device cannot run what is asked for.
+    `block` is the arm's block name. Raises UsageError if the device cannot run what is requested.
     """
     on_gpu = device.type == "cuda"
     has_triton = has_triton_kernels(device)

@@ -333,7 +333,7 @@ class SteepenForCausalLM(SteepenPreTrainedModel, GenerationMixin):
 def _attention_mask(
     given: Tensor | None, past: int, time: int, keys: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor | None:
-    """Mask (batch or 1, 1, time, keys), True where a query sees a key; None where plain causal is meant.
+    """Mask (batch or 1, 1, time, keys), True where a query sees a key; None if plain causal is meant.
 
     `given` is (batch, past + time), 1 where a token is not padding, or already has four dimensions.
     """

@@ -72,7 +72,7 @@ def gemm(x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None) ->
 
 
 def gemm_add(x: Tensor, weight: Tensor, addend: Tensor) -> Tensor | None:
-    """x @ weight + addend, rounded once; None where torch would have to copy the addend first."""
+    """x @ weight + addend, rounded once; None if torch would have to copy the addend first."""
     plan = _plan_for(x, weight, addend)
     if plan is None or plan.algorithm is None:
         return None
@@ -83,7 +83,7 @@ def gemm_add(x: Tensor, weight: Tensor, addend: Tensor) -> Tensor | None:
 def selected_tile(
     x: Tensor, weight: Tensor, *, accumulate_into: Tensor | None = None
 ) -> tuple[int, int] | None:
-    """Tile (of the transposed result) that `gemm` uses for these operands; None where torch chooses."""
+    """Tile (of the transposed result) that `gemm` uses for these operands; None if torch chooses."""
     plan = _plan_for(x, weight, accumulate_into)
     return None if plan is None or plan.algorithm is None else PREFERRED_TILES[plan.tile(plan.algorithm)]
 

@@ -40,7 +40,7 @@ def fp8_max(dtype: torch.dtype) -> float:
 class RowwiseFp8:
     """A (rows, columns) matrix in fp8 with one fp32 scale per row, (rows, 1): original ≈ data · scale.
 
-    `original` is the matrix before quantization, or None where only the quantized form is needed.
+    `original` is the matrix before quantization, or None if only the quantized form is needed.
     """
 
     original: Tensor | None

@@ -162,7 +162,7 @@ def _launch(x: Tensor, out: Tensor | None, polynomial: tuple[float, float, float
 
 
 def _row_tiles(x: Tensor, tile: TileConfig) -> TensorDescriptor | None:
-    """TMA descriptor of all rows of the stack, or None where TMA is missing or x is not aligned for it."""
+    """TMA descriptor of all rows of the stack, or None if TMA is missing or x is not aligned for it."""
     aligned = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.shape[2] * x.element_size() % 16 == 0
     has_tma = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)
     if not (USE_TMA and aligned and has_tma):

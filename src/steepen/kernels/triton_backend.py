@@ -16,7 +16,7 @@ import torch
 
 
 def _triton_can_run() -> bool:
-    """Whether Triton is installed and has a GPU, or its interpreter or compiler is asked for."""
+    """Whether Triton is installed and has a GPU, or its interpreter or compiler is requested."""
     if importlib.util.find_spec("triton") is None:
         return False
     return "TRITON_INTERPRET" in os.environ or torch.cuda.device_count() > 0

@@ -38,7 +38,7 @@ class Speed:
     """Speed of runs. Small networks are slower per FLOP, so samples of similar size are used."""
 
     samples: tuple[SpeedSample, ...]
-    assumed_flops_per_second: float  # used where there is no sample
+    assumed_flops_per_second: float  # used if there is no sample
     source: str  # how it was obtained, for messages
 
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:

@@ -28,7 +28,7 @@ class FusedForward(Protocol):
 
     @property
     def signal(self) -> Any:
-        """Where a listener is told that a gradient is complete (`execution.linear.GradientSignal`)."""
+        """Notifies a listener that a gradient is complete (`execution.linear.GradientSignal`)."""
         ...
 
     def requantize(self, parameters: Collection[nn.Parameter] | None = None) -> None:

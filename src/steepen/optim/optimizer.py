@@ -47,7 +47,7 @@ class Optimizer:
 
     `after_step` is called at the end of every step, also inside a CUDA graph: fused execution refreshes the
     low-precision copies of the weights there. `total_norm` computes the norm of a list of gradients; it is
-    given where a process holds only a part of them.
+    given if a process holds only a part of them.
     """
 
     def __init__(

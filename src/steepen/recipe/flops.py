@@ -138,6 +138,6 @@ def stage_fractions(schedule: PassSchedule) -> list[tuple[float, tuple[int, ...]
 
 def stage_starts(schedule: PassSchedule, steps: int) -> tuple[int, ...]:
     """First step of each stage in a run of `steps` steps: ⌊start·steps⌋, as in the authors' code."""
-    stage_fractions(schedule)  # raises UsageError where a start is left to the recipe
+    stage_fractions(schedule)  # raises UsageError if a start is left to the recipe
     # The guard keeps g where start is g/steps, or 1 − ρ with a last digit that is rounded down.
     return tuple(math.floor((stage.start or 0.0) * steps + 1e-9) for stage in schedule.stages)

@@ -33,7 +33,7 @@ def full_name(name: str) -> str:
 
 
 def paper_code(name: str) -> str | None:
-    """The paper's code of a hyperparameter, in capitals: learning_rate → GLR; None where it has none."""
+    """The paper's code of a hyperparameter, in capitals: learning_rate → GLR; None if it has none."""
     return next((code.upper() for code, field in PAPER_CODES.items() if field == name), None)
 
 

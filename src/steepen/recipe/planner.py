@@ -287,7 +287,7 @@ def _warnings(
             f"at d{depth} it is extrapolated."
         )
     tpp = planned.tokens / planned.initial_stored_parameters
-    growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 where nothing grows
+    growth = planned.flops.matrix / planned.tokens / planned.stage_flops[0].matrix  # 1 if nothing grows
     if abs(math.log(tpp * growth / recipe.tpp)) > math.log(1.25):
         found.append(
             f"{tpp * growth:.3g} tokens per parameter (at the initial cost) is over 25% from the recipe's "

@@ -110,7 +110,7 @@ class Recipe:
         return self if tpp == self.tpp else replace(self, tpp=tpp, listed_rho=())
 
     def listed_fraction(self, arm: Arm, shape: Shape) -> float | None:
-        """ρ as listed for this shape; None where it is not one of the paper's sizes."""
+        """ρ as listed for this shape; None if it is not one of the paper's sizes."""
         listed = dict(self.listed_rho).get(shape.depth)
         return listed if listed is not None and shape == arm.shape(shape.depth) else None
 

@@ -34,7 +34,7 @@ class Removal:
 
 
 def directory_bytes(path: Path) -> int:
-    """Bytes of the files of a directory and its subdirectories; 0 where there is none."""
+    """Bytes of the files of a directory and its subdirectories; 0 if there is none."""
     total = 0
     try:
         with os.scandir(path) as entries:
@@ -49,7 +49,7 @@ def directory_bytes(path: Path) -> int:
 
 
 def removable_checkpoints(run: RunDirectory, *, keep_final: bool = False) -> Removal | None:
-    """The checkpoints of a run, or all but its newest; None where there are none, or it is being trained."""
+    """The checkpoints of a run, or all but its newest; None if there are none, or it is being trained."""
     if run.busy():
         return None
     try:

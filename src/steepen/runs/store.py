@@ -72,7 +72,7 @@ class RunDirectory:
 
     @property
     def samples_file(self) -> Path:
-        """samples.jsonl: texts generated during training, if they were asked for."""
+        """samples.jsonl: texts generated during training, if requested (`--sample-every`)."""
         return self.path / "samples.jsonl"
 
     @property
@@ -81,7 +81,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def saved_step(self) -> int:
-        """The step of the newest complete checkpoint, −1 where there is none."""
+        """The step of the newest complete checkpoint, −1 if there is none."""
         try:
             names = [entry.name for entry in self.checkpoints.iterdir()]
         except OSError:

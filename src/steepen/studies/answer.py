@@ -171,7 +171,7 @@ class Answer:
 
 
 # A study yields a batch of specs and is sent their records, in the same order, until it returns its answer.
-# A record is None where the run diverged and the study accepts that as a result.
+# A record is None if the run diverged and the study accepts that as a result.
 Study: TypeAlias = Generator[Sequence[RunSpec], Sequence[RunRecord | None], Answer]
 
 

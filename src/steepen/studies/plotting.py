@@ -88,7 +88,7 @@ def error_of_mean(fit: IsoflopFit) -> float | None:
 
 
 def mean_with_error(fit: IsoflopFit, digits: int) -> str:
-    """The mean optimum in words, with its standard error where there is one."""
+    """The mean optimum in words, with its standard error if there is one."""
     error = error_of_mean(fit)
     return f"{fit.mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 

@@ -28,7 +28,7 @@ def tokens_per_parameter(spec: RunSpec) -> float:
 
 
 def growth_fraction_of(spec: RunSpec) -> float:
-    """ρ, the fraction of tokens after growth; zero where nothing grows."""
+    """ρ, the fraction of tokens after growth; zero if nothing grows."""
     stages = spec.schedule.stages
     return 1.0 - (stages[1].start or 0.0) if len(stages) > 1 else 0.0
 

@@ -57,7 +57,7 @@ class GpuSharing:
 
     @contextlib.contextmanager
     def turn(self) -> Generator[None]:
-        """Hold the GPU's turn to train; ends early, without the turn, if the run is told to stop."""
+        """Hold the GPU's turn to train; ends early, without the turn, if the run receives a stop signal."""
         with self._lock(".turn", shared=False):
             yield
 

@@ -140,7 +140,7 @@ def _read_grown_state(
 
 
 class _LazyWeights(Mapping[str, Tensor]):
-    """Saved weights by parameter name, each read when it is asked for."""
+    """Saved weights by parameter name, each read on first access."""
 
     def __init__(self, reader: StateReader, sources: Mapping[str, str]) -> None:
         self.reader, self.sources = reader, sources

@@ -1,7 +1,7 @@
 """Readers of text, JSON lines and Parquet files; text and JSON lines may be gzip or zstd compressed.
 
 Every reader yields one item per unit (a section of text, a line, a row) from unit `start` on, in a fixed
-order, so that reading can resume at a unit number. An item is None where the unit has no text.
+order, so that reading can resume at a unit number. An item is None if the unit has no text.
 """
 
 from __future__ import annotations

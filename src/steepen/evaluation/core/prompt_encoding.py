@@ -187,7 +187,7 @@ class TaskEncoder:
         return prompts
 
     def _from_segments(self, index: int, shots: list[int]) -> list[_Prompt] | None:
-        """The same ids from cached segments; None where a cut would not be exact."""
+        """The same ids from cached segments; None if a cut would not be exact."""
         if not self.can_cut:
             return None
         segments = [self.start]
@@ -212,7 +212,7 @@ class TaskEncoder:
         ]
 
     def _cut(self, position: int) -> list[_Cut] | None:
-        """Each candidate of an item, cut after its stem; None where that cut would not be exact."""
+        """Each candidate of an item, cut after its stem; None if that cut would not be exact."""
         if position not in self._cuts:
             self._cuts[position] = self._make_cut(self.items[position])
         return self._cuts[position]

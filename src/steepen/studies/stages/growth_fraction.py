@@ -100,7 +100,7 @@ def growth_fraction(context: StudyContext, *, arms: Arms = ()) -> Study:
 
 
 def adopted(fit: IsoflopFit) -> float | None:
-    """The growth fraction a recipe would use; None where no anchor's optimum was inside its sweep."""
+    """The growth fraction a recipe would use; None if no anchor's optimum was inside its sweep."""
     rounded = finite_or_none(fit.rounded)
     return None if rounded is None else max(MIN_RHO, rounded)
 

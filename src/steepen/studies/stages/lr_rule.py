@@ -154,7 +154,7 @@ def with_inherited_rule(context: StudyContext, arm: Arm) -> Recipe:
 
 
 def rounded_exponent(drift: Drift | None) -> float | None:
-    """β to one decimal, as the paper specifies it; None where too few runs finished for one."""
+    """β to one decimal, as the paper specifies it; None if too few runs finished for one."""
     return None if drift is None or drift.law is None else round(drift.law.exponent, 1) + 0.0
 
 

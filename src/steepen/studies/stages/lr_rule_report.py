@@ -45,7 +45,7 @@ class LearningRateRule:
     """The rule lr(N) = anchor·(N/N_base)^exponent to use for an arm.
 
     A growing arm's exponent is the one of the arm it starts as (`inherited`) plus the measured drift around
-    it, to one decimal, and its anchor is fitted again; `anchor` is None where the recipe's stays.
+    it, to one decimal, and its anchor is fitted again; `anchor` is None if the recipe's stays.
     """
 
     exponent: float
