@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,17 @@ WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Sentences of a small grammar: real enough to be learnt, small enough to be made in a second."""
-    folder = tmp_path_factory.mktemp("tiny")
-    choose = random.Random(0)
-    documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(400)]
-    (folder / "text.txt").write_text("<|endoftext|>".join(documents))
+    return prepare_words(tmp_path_factory.mktemp("tiny"), documents=400, val_tokens=2_000, seed=0)
+
+
+def prepare_words(folder: Path, *, documents: int, val_tokens: int, seed: int) -> Dataset:
+    """Prepare documents of sixty random words in `folder`/data, with a tokenizer trained on them."""
+    choose = random.Random(seed)
+    texts = [" ".join(choose.choices(WORDS, k=60)) for _ in range(documents)]
+    (folder / "text.txt").write_text("<|endoftext|>".join(texts))
     prepare(
-        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=2_000), folder / "data"
+        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=val_tokens),
+        folder / "data",
     )
     return Dataset.open(folder / "data")
 

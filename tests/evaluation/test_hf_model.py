@@ -43,6 +43,16 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     ).save_pretrained(folder)
 
 
+SMALL: dict[str, Any] = {
+    "max_position_embeddings": 96,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
+
+
 def gpt2(folder: Path, vocabulary: int) -> None:
     config = transformers.GPT2Config(
         vocab_size=vocabulary, n_positions=96, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
@@ -51,31 +61,14 @@ def gpt2(folder: Path, vocabulary: int) -> None:
 
 
 def llama(folder: Path, vocabulary: int) -> None:
-    config = transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=96,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.3,
-    )
+    config = transformers.LlamaConfig(vocab_size=vocabulary, **SMALL)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def capped(folder: Path, vocabulary: int) -> None:
     """Gemma 2 caps its logits, so they are not the head's output."""
     config = transformers.Gemma2Config(
-        vocab_size=vocabulary,
-        max_position_embeddings=96,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        final_logit_softcapping=2.0,
-        initializer_range=0.3,
+        vocab_size=vocabulary, num_key_value_heads=2, head_dim=8, final_logit_softcapping=2.0, **SMALL
     )
     transformers.Gemma2ForCausalLM(config).save_pretrained(folder)
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from steepen.data import Dataset
-from steepen.data.prepare import PrepareRequest, prepare
 from steepen.launch.base import Outcome
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -27,8 +26,7 @@ from steepen.studies.ladders.ladder import ladder
 from steepen.studies.preset import RecipeOverride, load_preset
 from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
-
-WORDS = ["the", "a", "model", "law", "loss", "compute", "token", "scale", "grows", "falls", "over", "depth"]
+from training_fixtures import prepare_words
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,7 @@ class InProcess:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("words")
-    choose = random.Random(1)
-    documents = [" ".join(choose.choices(WORDS, k=60)) for _ in range(600)]
-    (folder / "text.txt").write_text("<|endoftext|>".join(documents))
-    prepare(
-        PrepareRequest((str(folder / "text.txt"),), tokenizer="bpe:300", val_tokens=1_000), folder / "data"
-    )
-    return Dataset.open(folder / "data")
+    return prepare_words(tmp_path_factory.mktemp("words"), documents=600, val_tokens=1_000, seed=1)
 
 
 def small_context(data: Dataset) -> StudyContext:
