@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Prepare, verify and show training data.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()

@@ -35,7 +35,7 @@ DEPTH = "KL effective depth"
 MANY = "Many runs"
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(

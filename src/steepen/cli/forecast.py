@@ -79,7 +79,7 @@ def forecast(
     figure: Annotated[
         Path | None, typer.Option(help="Draw the forecast to this file (PNG, PDF, SVG).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Forecast CORE at a larger compute, and check the method on held-out runs.
 

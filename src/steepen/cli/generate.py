@@ -41,7 +41,7 @@ def generate(
     precision: Annotated[
         str, typer.Option(help="auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Continue a prompt with a trained network.
 

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from steepen.recipe.planner import Plan
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WIDE = 110  # terminal columns from which parameter counts are shown too
 
 

@@ -162,7 +162,9 @@ def study(
     ] = None,
     epochs: Annotated[
         int,
-        typer.Option(help="Maximum number of passes over the data.", min=1, rich_help_panel=FILES, max=10**6),
+        typer.Option(
+            help="Maximum number of epochs (repeats of the data).", min=1, rich_help_panel=FILES, max=10**6
+        ),
     ] = 1,
     runs: Annotated[
         Path, typer.Option("--runs", help="Directory of all runs.", rich_help_panel=FILES)
