@@ -95,10 +95,10 @@ def test_worker_does_not_import_modules_of_the_current_directory(
     "text", [BOMB, "a: " + "[" * 3000 + "]" * 3000, "&a [*a]", "a: 2000-99-99", "? [a]\n: b"]
 )
 def test_absurd_yaml_is_rejected_at_once(text: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_error_sentences_are_short_whatever_the_value() -> None:
@@ -130,6 +130,36 @@ def test_name_of_an_arm_cannot_hide_runs_or_control_the_terminal(
     out = capsys.readouterr().out
     assert make_spec(1).hash in out and make_spec(2).hash in out
     assert printable(out) == out and "\r" not in out
+
+
+@pytest.mark.parametrize("name", EVIL_NAMES)
+def test_names_in_every_table_are_printable(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store, spec = RunStore(tmp_path / "runs"), make_spec(1)
+    value = record_of(spec, 3.5).to_dict()
+    value["spec"]["arm"]["name"] = value["spec"]["arm"]["title"] = name
+    write_json(store.run(spec).record_file, with_checksum(value))
+    write_json(store.run(spec).failure_file, {"kind": name, "message": name})
+    write_json(tmp_path / "studies/s/study.json", {"name": name, "message": name})
+    rows = [[arm, f"1e{n}", f"{3.5 - n / 20}"] for arm in ("vanilla", name) for n in range(16, 22)]
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["arm", "flops", "loss"], *rows])
+    (tmp_path / "preset.yaml").write_text(yaml.safe_dump({"name": name, name: name}))
+    for words in (
+        ["runs"],
+        ["runs", "--columns", "arm,depth"],
+        ["runs", "show", spec.hash],
+        ["status"],
+        ["fit", "t.csv", "--reference", "vanilla", "--draws", "0"],
+        ["study", "ladder", "--preset", "preset.yaml", "--dry-run"],
+        ["data", "show", name],
+        ["plan", "--arm", name, "--depth", "8"],
+    ):
+        assert main(words) in (0, 1, 2), words
+        said = capsys.readouterr()
+        assert printable(said.out) == said.out and printable(said.err) == said.err, words
 
 
 def test_cells_of_a_csv_file_are_no_formulas() -> None:

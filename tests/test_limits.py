@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from run_fixtures import make_spec
 from steepen.cli.app import app, main
 from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
-from steepen.model.arm import Stage
+from steepen.model.arm import AllocationRule, Stage
 from steepen.model.shape import BlockAllocation
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
@@ -103,7 +104,35 @@ def test_absurd_preparation_is_rejected(options: dict[str, Any]) -> None:
         PrepareRequest(("tiny",), **options)
 
 
+@pytest.mark.parametrize(
+    "option", ["--method=x", "--reference-law=x", "--interpolate=x", "--vertex=x", "--loss=x"]
+)
+@pytest.mark.parametrize("law", ["compute", "chinchilla", "isoflop"])
+def test_wrong_value_is_rejected_by_laws_that_ignore_the_option(law: str, option: str) -> None:
+    assert main(["fit", "paper:fineweb", "--law", law, option]) == 2
+
+
+@pytest.mark.parametrize(("column", "value"), [("params", "1e-308"), ("loss", "1e300"), ("tokens", "1e200")])
+def test_absurd_cell_of_a_table_is_rejected(
+    column: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"params": f"{10**n}", "tokens": f"{20 * 10**n}", "loss": f"{4 - n / 10}"} for n in range(5, 12)]
+    rows[0][column] = value
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert main(["fit", str(tmp_path / "t.csv"), "--law", "chinchilla"]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
 def test_absurd_blocks_and_passes_are_rejected() -> None:
+    wrong: list[dict[str, Any]] = [{"per_depth": 0}, {"per_depth": 10**9}, {"blocks": 0}]
+    wrong.append({"prelude": -1, "coda": 1})
+    for fields in wrong:
+        with pytest.raises(UsageError, match="must be"):
+            AllocationRule(**fields)
+    for tpp in (math.inf, 1e300, 0.0, math.nan):
+        with pytest.raises(UsageError, match="tpp"):
+            replace(PAPER["vanilla"], tpp=tpp)
     with pytest.raises(UsageError, match="from 0 to 100,000"):
         BlockAllocation(1, 10**7, 1)
     with pytest.raises(UsageError, match="from 1 to 10,000"):

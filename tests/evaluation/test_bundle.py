@@ -106,6 +106,17 @@ def test_blanks_around_a_language_modelling_context_are_dropped(bundle_folder: P
     assert Bundle.open(bundle_folder).task("complete").items[1].contexts == ("the cat",)
 
 
+@pytest.mark.parametrize("name", ["../../secret.jsonl", "/etc/hostname", "one/link.jsonl", "one/loop.jsonl"])
+def test_files_outside_the_bundle_are_not_read(name: str, bundle_folder: Path) -> None:
+    (bundle_folder.parent / "secret.jsonl").write_text("{}\n")
+    (bundle_folder / "eval_data/one/link.jsonl").symlink_to(bundle_folder.parent / "secret.jsonl")
+    (bundle_folder / "eval_data/one/loop.jsonl").symlink_to("loop.jsonl")
+    config = bundle_folder / "core.yaml"
+    config.write_text(config.read_text().replace("two/ending.jsonl", name))
+    with pytest.raises(BadBundle, match="must be a file in eval_data"):
+        Bundle.open(bundle_folder)
+
+
 def test_subset_is_the_papers() -> None:
     assert len(CORE22) == 22 and len(CORE17) == 17 and set(CORE17) < set(CORE22)
 

@@ -21,7 +21,7 @@ from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import trainer as training_run
 from steepen.training.divergence import Diverged
@@ -268,3 +268,34 @@ def test_tracker_that_fails_does_not_stop_the_run(
     said = capfd.readouterr().err
     assert logged == [1, 2, 3]
     assert "the tracker wandb failed" in said and "the tracker tensorboard failed" in said
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_run_whose_directory_is_lost_says_so_and_leaves_nothing_behind(
+    how: str,
+    make_spec: Callable[..., RunSpec],
+    tiny_data: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, store = make_spec("vanilla", steps=6), RunStore(tmp_path / "runs")
+    path, validate = store.run(spec).path, training_run.Trainer._validate
+
+    def lose(trainer: training_run.Trainer) -> None:
+        validate(trainer)
+        path.rename(tmp_path / "elsewhere")
+        if how == "deleted":
+            shutil.rmtree(tmp_path / "elsewhere")
+        if how == "replaced":
+            path.mkdir()
+
+    monkeypatch.setattr(training_run.Trainer, "_validate", lose)
+    with pytest.raises(RunLost, match="deleted or moved"):
+        train(spec, tiny_data, store, TrainOptions(device="cpu", quiet=True, validate_every=3))
+    assert not path.exists() or not list(path.iterdir())
+    monkeypatch.undo()
+    if how == "moved":  # put back, it resumes
+        (tmp_path / "elsewhere").rename(path)
+    if how == "replaced":
+        path.rmdir()
+    assert train(spec, tiny_data, store, TrainOptions(device="cpu", quiet=True)).run == spec.hash

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from steepen.utils.files import write_atomically
+from steepen.errors import SteepenError
+from steepen.utils.files import TEMPORARY_SUFFIX, open_without_links, remove_leftovers, write_atomically
 from steepen.utils.json_io import write_json
+from steepen.utils.lock import file_lock
 
 
 def test_written_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
@@ -29,3 +32,28 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="no space"):
         write_atomically(file, "new")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_the_next_write_deletes_what_a_killed_one_left_but_nothing_in_use(tmp_path: Path) -> None:
+    left, used, other = (tmp_path / f".{name}{TEMPORARY_SUFFIX}" for name in ("f.x1", "f.x2", "g.x3"))
+    for path in (left, used, other):
+        path.write_text("part of a file")
+    with used.open() as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        write_atomically(tmp_path / "f", "new")
+        assert sorted(tmp_path.iterdir()) == sorted([used, other, tmp_path / "f"])
+        remove_leftovers(tmp_path)
+        assert sorted(tmp_path.iterdir()) == sorted([used, tmp_path / "f"])
+
+
+def test_links_are_neither_followed_nor_deleted(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "lock").symlink_to(victim)
+    (tmp_path / f".f.x{TEMPORARY_SUFFIX}").symlink_to(victim)
+    with pytest.raises(SteepenError, match="symbolic link"), file_lock(tmp_path / "lock"):
+        pass
+    with pytest.raises(SteepenError, match="symbolic link"):
+        open_without_links(tmp_path / "lock", os.O_WRONLY | os.O_TRUNC)
+    write_atomically(tmp_path / "f", "new")
+    assert victim.read_text() == "precious"
