@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steepen.cli.app import main
-from steepen.laws.downstream_table import Chain, forecast_table
+from steepen.laws.downstream_table import Chain, forecast_table, resample_residuals
 from steepen.laws.table import Table, table_from
 
 FLOPS = np.geomspace(1e18, 1e21, 10)
@@ -45,6 +45,23 @@ def test_chain_recovers_its_own_truth_beyond_the_data(chain: Chain) -> None:
     assert [one.accuracy for one in found.targets] == pytest.approx(truth, abs=2e-3)
     assert [one.arm for one in found.hold_out] == ["vanilla", "grow"]
     assert all(abs(one.miss or 0) < 1e-3 for one in found.hold_out)
+
+
+def test_rows_of_one_run_are_resampled_together() -> None:
+    residuals, rng = np.arange(1.0, 7.0), np.random.default_rng(0)
+    signs = resample_residuals(residuals, np.array([0, 0, 0, 1, 1, 1]), 50, rng) / residuals
+    assert (signs[:, :3] == signs[:, :1]).all() and (signs[:, 3:] == signs[:, 3:4]).all()
+    assert set(np.unique(signs)) == {-1.0, 1.0} and (signs[:, 0] != signs[:, 3]).any()
+
+
+def test_run_column_of_a_forecast_table_is_used() -> None:
+    plain = table("gadre", noise=2e-3)
+    shared = table_from({**plain.columns, "run": [f"run{i // 5}" for i in range(20)]})
+    intervals = [
+        forecast_table(part, targets=[1e22], hold_out=["none"]).targets[0].interval
+        for part in (plain, shared)
+    ]
+    assert intervals[0] != intervals[1]
 
 
 def test_intervals_hold_the_truth_and_errors_mirror_accuracies() -> None:

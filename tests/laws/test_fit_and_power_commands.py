@@ -307,8 +307,8 @@ def test_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
-    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "300", "--noise", "3e-3")
-    assert data["growth"] > 0.99
+    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "200", "--noise", "3e-3")
+    assert data["growth"] > 0.8
     assert list(data["verdict_fractions"]) == [
         "grows: exponent", "grows: irreducible loss", "grows: both", "grows: either", "constant", "shrinks",
         "worse", "undecided",

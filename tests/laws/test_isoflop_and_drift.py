@@ -10,9 +10,12 @@ import pytest
 from steepen.errors import UsageError
 from steepen.laws.fits.drift import HyperparameterSweep, fit_affine, fit_drift, fit_growth_fraction
 from steepen.laws.fits.isoflop import fit_isoflop, fit_power_law, group_budgets, rounded_mean
+from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.matched_compute import convex_envelope, envelope_compute, loss_at, slice_families
 from steepen.laws.fits.vertex import find_vertex
 from steepen.laws.ladder import make_ladder
+from steepen.laws.table import table_from
+from steepen.laws.table_fits import fit_isoflop_table
 
 
 def sweep(
@@ -126,6 +129,42 @@ def test_isoflop_exponents_and_predictions_are_recovered() -> None:
     assert fit.law.exponent == pytest.approx(0.53)
     assert fit.law.predict(3.8e25) == pytest.approx(0.3 * 3.8e25**0.53, rel=1e-6)
     assert "budget^0.5300" in fit.summary()
+
+
+def shared_runs(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Seven models with a checkpoint at each of five budgets; a model's error is that of all its rows."""
+    budgets, sizes = np.geomspace(1e18, 1e20, 5), np.geomspace(2e7, 2e9, 7)
+    budget, x = (part.ravel() for part in np.meshgrid(budgets, sizes))
+    away = np.log(x / (2e8 * (budget / 1e19) ** 0.5))
+    error = np.repeat(0.004 * rng.standard_normal(7), 5) + 0.0005 * rng.standard_normal(35)
+    runs = [f"model{i}" for i in range(7) for _ in range(5)]
+    return budget, x, 2.5 * np.exp(0.01 * away**2 + error), runs
+
+
+def test_runs_with_rows_at_several_budgets_widen_the_law_of_the_optima() -> None:
+    """A 90% interval of the optimum at the middle budget, by scatter of the optima and by runs."""
+    rng = np.random.default_rng(0)
+    inside = np.zeros(2)
+    for _ in range(60):
+        budget, x, loss, runs = shared_runs(rng)
+        for k, fit in enumerate((fit_isoflop(budget, x, loss), fit_isoflop_runs(budget, x, loss, runs))):
+            assert fit.law is not None
+            low, high = fit.law.interval_at(1e19)
+            inside[k] += low < 2e8 < high
+    assert inside[0] / 60 < 0.75, "rows taken as independent"
+    assert inside[1] / 60 > 0.8
+
+
+def test_run_column_of_an_isoflop_table_is_used() -> None:
+    budget, x, loss, runs = shared_runs(np.random.default_rng(1))
+    rows = {"budget": budget.tolist(), "x": x.tolist(), "loss": loss.tolist()}
+    alone, shared = (
+        fit_isoflop_table(table_from(columns)).arms[""].fit for columns in (rows, {**rows, "run": runs})
+    )
+    assert alone.law is not None and shared.law is not None
+    assert shared.law.runs == 7 and alone.law.runs is None
+    assert shared.law.exponent == alone.law.exponent and shared.law.level_error > alone.law.level_error
+    assert "7 resampled runs" in shared.summary()
 
 
 def test_budgets_realized_within_a_percent_are_one_sweep() -> None:

@@ -333,20 +333,23 @@ def power(
     seeds: int = 1,
     goal: float = 0.90,
     search: bool = True,
-    draws: int = 2000,
+    draws: int = 1000,
+    arms: int = 1,
     **laws: float,
 ) -> PowerResult:
-    """Simulate how often a planned ladder answers right, and find the cheapest one that does.
+    """Simulate how often a planned ladder claims the right answers, and find the cheapest one that does.
 
     `delta_gamma` is the expected difference of exponents, `lowest` and `highest` are FLOPs of the end rungs,
-    `noise` the standard deviation of a run's loss. Further laws are fields of `LadderPlan`: `gamma`,
-    `irreducible_loss`, `constant`, `multiplier`, `level`, `margin`. `search=False` leaves the search out.
+    `noise` the standard deviation of a run's loss, `arms` the arms of the table, which share the level.
+    Further laws are fields of `LadderPlan`: `gamma`, `irreducible_loss`, `constant`, `multiplier`, `level`,
+    `margin`. `search=False` leaves the search out.
     """
     from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, simulate_power
 
     plan = LadderPlan(
-        delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=highest, noise=noise, seeds=seeds, **laws
-    )
+        delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=highest, noise=noise, seeds=seeds,
+        arms=arms, **laws,
+    )  # fmt: skip
     found = simulate_power(plan, draws)
     cheapest: list[CheapestLadder] = []
     if search and delta_gamma != 0:

@@ -30,6 +30,7 @@ STYLES: dict[Growth, str] = {
     "worse": "red",
     "undecided": "yellow",
 }
+VERDICT_COLUMNS = 69  # of the verdict table without its arms' names
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
 
@@ -57,7 +58,7 @@ def print_analysis(analysis: LadderAnalysis) -> None:
             console.print(Padding(f"· {escape(line)}", (0, 0, 0, 2)), highlight=False)
         console.print()
     if analysis.verdicts:
-        console.print(_verdicts(analysis))
+        console.print(_verdicts(analysis, console.width))
         console.print(_predictions(analysis))
         console.print(_multipliers(analysis))
     for fit in analysis.fits.values():
@@ -109,20 +110,24 @@ def _laws(fit: ComputeFit) -> Table:
     return table
 
 
-def _verdicts(analysis: LadderAnalysis) -> Table:
+def _verdicts(analysis: LadderAnalysis, width: int) -> Table:
+    """The answers, a row for each arm; without the tests of hypotheses where long names need their place."""
+    longest = max(len(name) for name in analysis.verdicts)
+    hypotheses = longest <= width - VERDICT_COLUMNS
     table = _table(
         f"Does the gain over {escape(analysis.request.reference)} grow, and by what?"
-        f"{_shared_level(analysis)}\n"
-        "?: fragile; p: no growth; p exp, p irr: exponent, irreducible-loss hypothesis",
-        ("arm", "gain", "by what", "×/decade", "p", "p exp", "p irr"),
+        f"{_shared_level(analysis)}\n?: fragile, not a claim; p: no growth"
+        + ("; p exp, p irr: exponent, irreducible-loss hypothesis" if hypotheses else ""),
+        ("arm", "gain", "by what", "×/decade", "p", *(("p exp", "p irr") if hypotheses else ())),
     )
     for v in analysis.verdicts.values():
         low, high = v.growth_per_decade_interval
+        tests = (f"{v.p_exponent_hypothesis:.1g}", f"{v.p_irreducible_hypothesis:.1g}")
         table.add_row(
             escape(v.arm), f"[{STYLES[v.growth]}]{v.growth}[/]" + ("?" if v.fragile else ""),
             (v.by_what or "–").split(":")[0] + ("?" if v.by_what_fragile else ""),
             "–" if math.isnan(v.growth_per_decade) else f"{v.growth_per_decade:.3f} ({low:.2f}–{high:.2f})",
-            f"{v.p_slope:.1g}", f"{v.p_exponent_hypothesis:.1g}", f"{v.p_irreducible_hypothesis:.1g}",
+            f"{v.p_slope:.1g}", *(tests if hypotheses else ()),
         )  # fmt: skip
     return table
 
@@ -201,14 +206,19 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
         f" {format_flops(plan.cost)} FLOPs in total",
         highlight=False,
     )
-    table = _table("", ("outcome", "power"))
+    table = _table(
+        f"{result.draws} simulated pairs, judged at level {plan.rule.level:.2g}",
+        ("outcome", "claimed", "fragile, not a claim"),
+    )
     for growth, fraction in result.growth_fractions.items():
         right = " (correct)" if growth == result.expected_growth else ""
-        table.add_row(f"{growth}{right}", f"{fraction:.3f}")
+        fragile = result.fragile_growth_fractions.get(growth)
+        unmarked = fraction - (sum(result.fragile_growth_fractions.values()) if fragile is None else 0.0)
+        table.add_row(f"{growth}{right}", f"{unmarked:.3f}", "–" if fragile is None else f"{fragile:.3f}")
         for word, part in result.verdict_fractions.items():
             if growth == "grows" and word.startswith("grows: "):
                 right = " (correct)" if word == result.expected_verdict else ""
-                table.add_row(f"  by {word.removeprefix('grows: ')}{right}", f"{part:.3f}")
+                table.add_row(f"  by {word.removeprefix('grows: ')}{right}", f"{part:.3f}", "")
     console.print(table)
     if plan.delta_gamma:
         console.print(

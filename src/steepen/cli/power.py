@@ -87,6 +87,10 @@ def power(
             help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS, min=0, max=10
         ),
     ] = 0.025,
+    arms: Annotated[
+        int,
+        typer.Option(help="Arms of the table, which share the level (Holm).", min=1, max=10_000, rich_help_panel=TESTS),
+    ] = 1,
     goal: Annotated[
         float,
         typer.Option(
@@ -100,15 +104,16 @@ def power(
     draws: Annotated[
         int,
         typer.Option(help="Simulated pairs of ladders.", min=1, max=1_000_000, rich_help_panel=TESTS),
-    ] = 2000,
+    ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Estimate the power of a planned ladder, and find the cheapest one.
 
     [bold]steepen power --delta-gamma 0.0027[/bold] simulates the plan and
-    counts the answers. Two targets: [bold]growth[/bold], the gain grows with
-    compute; [bold]exponent[/bold], it is also shown to grow by a larger
-    exponent and not by a lower E, which takes far more compute.
+    counts what steepen fit would claim, after all its checks. Two targets:
+    [bold]growth[/bold], the gain grows with compute; [bold]exponent[/bold],
+    it is also shown to grow by a larger exponent and not by a lower E, which
+    takes far more compute.
     """
     from steepen.cli.fit_tables import print_power, spinner
     from steepen.laws.power import TARGETS, CheapestLadder, LadderPlan, cheapest_ladder, simulate_power
@@ -130,6 +135,7 @@ def power(
         multiplier=multiplier,
         level=level,
         margin=margin,
+        arms=arms,
     )
     with spinner("simulating ladders", as_json):
         result = simulate_power(plan, draws)

@@ -126,6 +126,7 @@ class LadderAnalysis:
                 "p_growth": verdict.p_slope if verdict else None,
                 "growth_per_decade": verdict.growth_per_decade if verdict else None,
                 "level": verdict.level if verdict else None,
+                "claim": verdict.claim if verdict else None,
                 "fragile": list(verdict.fragile) if verdict else [],
                 "demoted": verdict.demoted and asdict(verdict.demoted) if verdict else None,
                 "unadjusted": verdict and verdict_word(verdict.unadjusted_growth, verdict.unadjusted_by_what),
@@ -203,7 +204,13 @@ def analyse(
     primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
     others = [ladder for name, ladder in ladders.items() if name != request.reference]
-    comparing = partial(_compare, reference=reference, settings=base, rule=request.rule)
+    comparing = partial(
+        _compare,
+        reference=reference,
+        settings=base,
+        rule=request.rule,
+        arms=len(others) if request.adjust else 1,
+    )
     compared = {one.arm.arm: one for one in map_in_processes(comparing, others, workers)}
     levels = [request.level] * len(compared)
     if request.adjust:
@@ -251,8 +258,10 @@ def analyse(
     )
 
 
-def _compare(arm: Ladder, reference: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
-    return compare(reference, arm, settings, rule)
+def _compare(
+    arm: Ladder, reference: Ladder, settings: FitSettings, rule: DecisionRule, arms: int
+) -> Comparison:
+    return compare(reference, arm, settings, rule, arms)
 
 
 def _judge(

@@ -7,7 +7,8 @@ Three chains, which differ in the second step; the first is L(C) = E + A·(C/C0)
     paper   accuracy = 1 / (1 + exp(s·L − b))         (centred accuracy; `laws/fits/downstream.py` for suites)
 
 Without a loss column the error itself follows a power law in compute (`direct`); without FLOPs only the
-second step is fitted, and targets are losses. Intervals are from refits to resampled residuals of both steps.
+second step is fitted, and targets are losses. Intervals are from refits to resampled residuals of both steps;
+a column `run` names the training run of each row, and rows of one run are resampled together.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
 from steepen.errors import UsageError, nearest
@@ -102,13 +104,25 @@ class _Rows:
     loss: Array | None
     accuracy: Array
     is_error: bool
+    run: NDArray[np.intp]  # number of each row's training run
 
     def keep(self, mask: Mask) -> _Rows:
         def part(values: Array | None) -> Array | None:
             return None if values is None else values[mask]
 
         arm = [name for name, kept in zip(self.arm, mask, strict=True) if kept]
-        return _Rows(arm, part(self.flops), part(self.loss), self.accuracy[mask], self.is_error)
+        return _Rows(
+            arm, part(self.flops), part(self.loss), self.accuracy[mask], self.is_error, self.run[mask]
+        )
+
+
+def resample_residuals(
+    residuals: Array, run: NDArray[np.intp], draws: int, rng: np.random.Generator
+) -> Array:
+    """Resampled residuals (draws, rows). Rows of one run keep theirs, with a common random sign."""
+    if len(np.unique(run)) == len(run):
+        return rng.choice(residuals, (draws, len(residuals)))
+    return residuals * rng.choice([-1.0, 1.0], (draws, int(run.max()) + 1))[:, run]
 
 
 def forecast_table(
@@ -176,7 +190,10 @@ def _read(table: Table) -> _Rows:
     if flops is None and loss is None:
         table.require(["flops", "loss"])
     arm = table.names("arm") if table.has("arm", aliases=False) else [""] * len(table)
-    return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error)
+    names = table.names("run") if table.has("run", aliases=False) else [str(i) for i in range(len(table))]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    run = np.array([numbers[name] for name in names], np.intp)
+    return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error, run)
 
 
 def _held_out(rows: _Rows, hold_out: Sequence[str] | None) -> Mask:
@@ -227,7 +244,7 @@ class _Fit:
                 self.laws[arm] = fit_irreducible_losses(x, y[None], self.c0, "mse")[0]
                 predicted = self._law(self.laws[arm], x)
                 self.law_residuals[arm] = (y - predicted) * np.sqrt(len(y) / max(len(y) - 3, 1))
-                drawn = predicted + rng.choice(self.law_residuals[arm], (DRAWS, len(y)))
+                drawn = predicted + resample_residuals(self.law_residuals[arm], rows.run[own], DRAWS, rng)
                 self.law_draws[arm] = fit_irreducible_losses(x, drawn, self.c0, "mse")
         self.link: Array = np.array([])
         if chain == "direct":
@@ -242,8 +259,8 @@ class _Fit:
         self.link_residuals = (rows.accuracy - predicted) * np.sqrt(len(target) / (len(target) - count))
         self.residual_sd = float(np.sqrt((self.link_residuals**2).mean()))
         self.link_draws = [
-            _fit_link(chain, target, predicted + rng.choice(self.link_residuals, len(target)), self.link)
-            for _ in range(DRAWS)
+            _fit_link(chain, target, predicted + noise, self.link)
+            for noise in resample_residuals(self.link_residuals, rows.run, DRAWS, rng)
         ]
 
     def _law(self, theta: Array, flops: float | Array) -> Array:

@@ -11,6 +11,7 @@ from scipy import special
 
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
+from steepen.laws.hypotheses.judge_draws import judge_draws
 from steepen.laws.hypotheses.nested_models import (
     GROWTH,
     VERDICTS,
@@ -18,8 +19,6 @@ from steepen.laws.hypotheses.nested_models import (
     Growth,
     LadderPair,
     VerdictWord,
-    answer_questions,
-    f_test_hypotheses,
     fit_hypotheses,
     verdict_word,
 )
@@ -27,6 +26,7 @@ from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, alternati
 
 Target = Literal["growth", "exponent"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
+SEARCH_DRAWS, CONFIRM_DRAWS = 150, 500  # of a candidate, and of one that passes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class LadderPlan:
 
     Defaults are the ladder and the Vanilla law of the paper this package follows: `constant` is A at 1e18
     FLOPs, with E and A chosen so that the printed γ reproduces the printed losses. `noise` is the standard
-    deviation of a run's loss. `multiplier` is the arm's compute multiplier at the lowest rung.
+    deviation of a run's loss. `multiplier` is the arm's compute multiplier at the lowest rung. `arms` are to
+    be compared with the reference in one table, which share `level`.
     """
 
     delta_gamma: float
@@ -50,6 +51,7 @@ class LadderPlan:
     multiplier: float = 1.1
     level: float = 0.05
     margin: float = 0.025
+    arms: int = 1
 
     def __post_init__(self) -> None:
         if self.rungs < 4:
@@ -66,6 +68,8 @@ class LadderPlan:
             raise UsageError(f"delta_gamma is {self.delta_gamma}; γ + Δγ must stay above zero.")
         if not (math.isfinite(self.irreducible_loss) and self.irreducible_loss >= 0):
             raise UsageError(f"irreducible_loss is {self.irreducible_loss}; give a loss of zero or more.")
+        if self.arms < 1:
+            raise UsageError(f"arms is {self.arms}; give at least 1.")
         if not 0 < self.level < 0.5:
             raise UsageError(f"level is {self.level}; give a fraction between 0 and 0.5, such as 0.05.")
 
@@ -86,8 +90,11 @@ class LadderPlan:
 
     @property
     def rule(self) -> DecisionRule:
-        """The rule that turns test results into verdicts."""
-        return DecisionRule(self.level, self.margin)
+        """The rule that turns test results into verdicts, at the arm's share of the level.
+
+        That is Holm's share as long as no other arm has both answers.
+        """
+        return DecisionRule(self.level / self.arms, self.margin)
 
     def pair(self) -> tuple[LadderPair, float]:
         """The points of both ladders, and C0 (the geometric middle of the ladder)."""
@@ -111,11 +118,13 @@ class LadderPlan:
 
 @dataclass(frozen=True)
 class Power:
-    """Simulated power of a plan: how often each question is answered right.
+    """Simulated power of a plan: how often `steepen fit` would answer each question right.
 
-    `growth` is the fraction of draws with the right answer to the first question (does the gain grow?),
-    `verdict` of those that also answer the second (by the exponent?). `slope_one_sided` is the one-sided
-    F-test of Δγ alone.
+    Every draw passes all checks of measured ladders (`judge_draws`). `growth` is the fraction of draws that
+    claim the right answer to the first question (does the gain grow?), `verdict` of those that also claim
+    that to the second (by the exponent?). A fragile answer is no claim: `growth_fractions` and
+    `verdict_fractions` count it as undecided (or as *either*); `fragile_growth_fractions` count it alone.
+    `least_squares_fractions` are those of the tests alone, before any check.
     `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of
     `confounding_ladder` (a mistuned learning rate), there alone or growing towards it linearly or
     quadratically in log compute, would look like the whole Δγ, whatever the seeds. The ladder is the
@@ -124,12 +133,13 @@ class Power:
 
     plan: LadderPlan
     growth: float
-    slope_one_sided: float
     verdict: float
     expected_growth: Growth
     expected_verdict: VerdictWord
     growth_fractions: dict[Growth, float]
     verdict_fractions: dict[VerdictWord, float]
+    fragile_growth_fractions: dict[Growth, float]
+    least_squares_fractions: dict[VerdictWord, float]
     delta_gamma_error: float
     confounding_penalty: dict[DriftShape, float]
     confounding_ladder: Literal["reference", "arm"]
@@ -159,8 +169,8 @@ class CheapestLadder:
         }  # fmt: skip
 
 
-def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
-    """Simulate the plan `draws` times and count the verdicts."""
+def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
+    """Simulate the plan `draws` times and count what `steepen fit` would claim."""
     if draws < 100:
         raise UsageError(f"draws is {draws}; a simulation needs at least 100.")
     pair, _ = plan.pair()
@@ -171,27 +181,35 @@ def simulate_power(plan: LadderPlan, draws: int = 2000, seed: int = 0) -> Power:
             "the planned law has a loss of zero or less at some rung; check irreducible_loss and constant."
         )
     noise = plan.noise / math.sqrt(plan.seeds) * rng.standard_normal((draws, len(y)))
-    warm = fit_hypotheses(pair, y, plan.rule)
-    tests = f_test_hypotheses(
-        fit_hypotheses(pair, np.maximum(y + noise, 1e-6), plan.rule, warm_start=warm), plan.rule
+    found = judge_draws(
+        pair,
+        np.maximum(y + noise, 1e-6),
+        plan.rule,
+        start=fit_hypotheses(pair, y, plan.rule),
+        arms=plan.arms,
     )
-    answers = answer_questions(tests, plan.rule)
-    words = answers.words
+    claimed = found.claimed
+    words = claimed.words
+    fragile = np.where(found.claim, "undecided", found.answers.growth)
     fractions: dict[VerdictWord, float] = {word: float(np.mean(words == word)) for word in VERDICTS}
-    growth: dict[Growth, float] = {word: float(np.mean(answers.growth == word)) for word in GROWTH}
-    side = math.copysign(1.0, plan.delta_gamma)
+    growth: dict[Growth, float] = {word: float(np.mean(claimed.growth == word)) for word in GROWTH}
     expected = _expected_growth(plan)
     right = verdict_word(expected, "exponent" if expected == "grows" else None)
     return Power(
         plan=plan,
         growth=growth[expected],
-        slope_one_sided=float(np.mean((tests.p_slope < 2 * plan.level) & (tests.delta_gamma * side > 0))),
         verdict=fractions[right],
         expected_growth=expected,
         expected_verdict=right,
         growth_fractions=growth,
         verdict_fractions=fractions,
-        delta_gamma_error=float(np.std(tests.delta_gamma)),
+        fragile_growth_fractions={
+            word: float(np.mean(fragile == word)) for word in GROWTH if word != "undecided"
+        },
+        least_squares_fractions={
+            word: float(np.mean(found.least_squares.words == word)) for word in VERDICTS
+        },
+        delta_gamma_error=float(np.std(found.tests.delta_gamma)),
         confounding_penalty=_confounding_penalty(plan),
         confounding_ladder="arm" if plan.delta_gamma < 0 else "reference",
         draws=draws,
@@ -239,7 +257,7 @@ def _alternative_rss(plan: LadderPlan, target: Target) -> float:
 
 def _power_from_rss(plan: LadderPlan, target: Target, left: float) -> float:
     df = 2 * plan.rungs - (5 if target == "growth" or plan.delta_gamma <= 0 else 6)
-    critical = float(special.fdtri(1.0, df, 1.0 - plan.level))
+    critical = float(special.fdtri(1.0, df, 1.0 - plan.rule.level))
     return 1.0 - float(special.ncfdtr(1.0, df, left * plan.seeds / plan.noise**2, critical))
 
 
@@ -248,7 +266,7 @@ def cheapest_ladder(
     target: Target = "growth",
     goal: float = 0.90,
     *,
-    draws: int = 2000,
+    draws: int = 1000,
     max_rungs: int = 16,
     max_seeds: int = 5,
     max_decades: float = 8.0,
@@ -260,35 +278,47 @@ def cheapest_ladder(
         raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
-    candidates: list[LadderPlan] = []
-    for rungs in range(4, max_rungs + 1):
-        # Spans are hundredths of a decade; seeds only scale the noncentrality, so each span is fitted once.
-        known: dict[int, float] = {}
-        for seeds in range(1, max_seeds + 1):
-            low, high = 29, int(100 * max_decades)
+    known: dict[tuple[int, int], float] = {}  # by rungs and span; seeds only scale the noncentrality
 
-            def reaches(
-                hundredths: int, rungs: int = rungs, seeds: int = seeds, known: dict[int, float] = known
-            ) -> bool:
-                option = _option(plan, rungs, seeds, hundredths)
-                if hundredths not in known:
-                    known[hundredths] = _alternative_rss(option, target)
-                return _power_from_rss(option, target, known[hundredths]) >= goal
+    def reaches(option: LadderPlan, hundredths: int, wanted: float) -> bool:
+        place = option.rungs, hundredths
+        if place not in known:
+            known[place] = _alternative_rss(option, target)
+        return _power_from_rss(option, target, known[place]) >= wanted
 
-            if not reaches(high):
-                continue
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (low, middle) if reaches(middle) else (middle, high)
-            candidates.append(_option(plan, rungs, seeds, high))
-    # The prediction is accurate to a few hundredths, so the cheapest candidates are simulated.
-    for option in sorted(candidates, key=lambda p: p.cost)[:4]:
-        for stretch in range(3):
-            longer = replace(option, highest=option.highest * 10 ** (0.03 * stretch))
-            power = simulate_power(longer, draws)
-            if (power.verdict if target == "exponent" else power.growth) >= goal:
-                return CheapestLadder(target, goal, longer, power)
+    def shortest(rungs: int, seeds: int, wanted: float) -> LadderPlan | None:
+        """The shortest span, in hundredths of a decade, whose F-test has the wanted power."""
+        low, high = longest.get((rungs, seeds), 29), int(100 * max_decades)
+        if not reaches(_option(plan, rungs, seeds, high), high, wanted):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            enough = reaches(_option(plan, rungs, seeds, middle), middle, wanted)
+            low, high = (low, middle) if enough else (middle, high)
+        longest[rungs, seeds] = low
+        return _option(plan, rungs, seeds, high)
+
+    longest: dict[tuple[int, int], int] = {}  # spans that were too short, by rungs and seeds
+    sizes = [
+        (rungs, seeds)
+        for rungs in (*range(4, min(8, max_rungs)), *range(8, max_rungs + 1, 2))
+        for seeds in range(1, max_seeds + 1)
+    ]
+    # The checks of a verdict take power from the F-test, so its power is raised until enough draws pass them.
+    for spare in (0.3, 0.1, 0.03, 0.01, 0.001, 1e-4, 1e-6):
+        options = [shortest(*size, 1 - spare * (1 - goal)) for size in sizes]
+        cheapest = min((option for option in options if option), key=lambda option: option.cost, default=None)
+        if cheapest is None:
+            break
+        if _reached(simulate_power(cheapest, min(SEARCH_DRAWS, draws)), target) >= goal:
+            power = simulate_power(cheapest, min(CONFIRM_DRAWS, draws))
+            if _reached(power, target) >= goal:
+                return CheapestLadder(target, goal, cheapest, power)
     return CheapestLadder(target, goal, None, None)
+
+
+def _reached(power: Power, target: Target) -> float:
+    return power.verdict if target == "exponent" else power.growth
 
 
 def _option(plan: LadderPlan, rungs: int, seeds: int, hundredths: int) -> LadderPlan:

@@ -17,6 +17,7 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
+from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.fits.vertex import VertexMethod
 from steepen.laws.ladder import Ladder, read_ladders
@@ -123,7 +124,10 @@ def fit_isoflop_table(
     budget: float | None = None,
     hold_out: Sequence[str] = (),
 ) -> IsoflopTableFit:
-    """Fit every budget's optimum, and the law of the optima, to columns budget, x, loss (and arm, seed)."""
+    """Fit every budget's optimum, and the law of the optima, to columns budget, x, loss (and arm, seed, run).
+
+    Where rows share a training run (`run`), the intervals of parabolas are from a bootstrap over runs.
+    """
     if loss not in ("mse", "log-mse"):
         raise UsageError(
             f"loss is {loss!r}; an iso-compute parabola is least squares: choose mse (of the loss) or"
@@ -139,7 +143,14 @@ def fit_isoflop_table(
     table.require_unique_rows(list(zip(names.tolist(), c.tolist(), x.tolist(), strict=True)), key)
     held = _at_or_above(c, hold_out)
 
+    runs = np.array(table.names("run")) if table.has("run", aliases=False) else None
+
     def fit(rows: Mask) -> IsoflopFit:
+        if runs is not None and vertex == "quadratic" and len(np.unique(runs[rows])) < int(rows.sum()):
+            return fit_isoflop_runs(
+                c[rows], x[rows], y[rows], cast(list[str], runs[rows].tolist()),
+                log_loss=loss == "log-mse", nearest=nearest, confidence=confidence,
+            )  # fmt: skip
         return fit_isoflop(
             c[rows], x[rows], y[rows],
             log_loss=loss == "log-mse", method=vertex, nearest=nearest, confidence=confidence,

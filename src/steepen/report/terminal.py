@@ -40,10 +40,10 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
         line.append(" ")
         line.append(f" {verdict.growth} ", style=GROWTH_STYLES[verdict.growth])
         if verdict.fragile:
-            line.append(" (fragile)", style="yellow")
+            line.append(" (fragile: not a claim)", style="yellow")
         if verdict.by_what:
             line.append(f" by {verdict.by_what}", style="bold")
-            line.append(" (fragile)" if verdict.by_what_fragile else "", style="yellow")
+            line.append(" (fragile: not a claim)" if verdict.by_what_fragile else "", style="yellow")
         line.append("  ")
         if judged.part:
             line.append(f"({judged.part})", style="dim")

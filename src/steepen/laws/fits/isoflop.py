@@ -38,7 +38,8 @@ class PowerLawFit:
     mean_log_x: float
     mean_log_y: float
     residual_sd: float
-    sum_squares_log_x: float
+    level_error: float  # standard error of log y at the mean of log x
+    runs: int | None = None  # training runs that were resampled for the errors; None: from the scatter of y
 
     def predict(self, x: float) -> float:
         """The fitted y at x."""
@@ -48,13 +49,7 @@ class PowerLawFit:
         """Confidence interval of the fitted y at x (not a prediction interval)."""
         away = math.log(x) - self.mean_log_x
         t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.degrees_of_freedom))))
-        count = self.degrees_of_freedom + 2
-        with np.errstate(invalid="ignore"):
-            reach = (
-                t
-                * self.residual_sd
-                * math.sqrt(1 / count + away * away / max(self.sum_squares_log_x, 1e-300))
-            )
+        reach = t * math.hypot(self.level_error, away * self.standard_error)
         middle = math.log(self.predict(x))
         return math.exp(middle - reach), math.exp(middle + reach) if middle + reach < 700 else math.inf
 
@@ -64,7 +59,7 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
     u, v = np.log(np.asarray(x, float)), np.log(np.asarray(y, float))
     if len(u) < 2 or np.ptp(u) == 0:
         raise UsageError(f"a power law needs at least two different x; there are {len(np.unique(u))}.")
-    value, error, sd, spread = _ols(u, v)
+    value, error, sd = _ols(u, v)
     nu = len(u) - 2
     t = float(t_quantile((1 + confidence) / 2, np.array(float(nu))))
     p = float(2 * stats.t.sf(abs(value[1]) / max(error, 1e-300), nu)) if nu > 0 else 1.0
@@ -86,7 +81,7 @@ def fit_power_law(x: Array, y: Array, confidence: float = 0.90) -> PowerLawFit:
         mean_log_x=centre,
         mean_log_y=float(value[0] + value[1] * centre),
         residual_sd=sd,
-        sum_squares_log_x=spread,
+        level_error=sd / math.sqrt(len(u)),
     )
 
 
@@ -128,6 +123,7 @@ class IsoflopFit:
                 f"x* = {law.coefficient:.4g} · budget^{law.exponent:.4f} ({law.interval[0]:.4f} to"
                 f" {law.interval[1]:.4f});"
                 f" drift p = {law.p_value:.3g}, smallest drift this could have seen {law.detectable:.3g}"
+                + (f"; intervals from {law.runs} resampled runs" if law.runs else "")
             )
         if math.isfinite(self.mean):
             # The rounding rule is for ratios and fractions, not for billions of tokens.
@@ -221,8 +217,8 @@ def group_budgets(budget: Array, tolerance: float = 0.01) -> list[NDArray[np.int
     return [np.asarray(part) for part in np.split(order, gaps)]
 
 
-def _ols(u: Array, v: Array) -> tuple[Array, float, float, float]:
-    """(intercept, slope), the slope's standard error, the residual sd, and Σ(u − ū)²."""
+def _ols(u: Array, v: Array) -> tuple[Array, float, float]:
+    """(intercept, slope), the slope's standard error and the residual sd."""
     centred = u - u.mean()
     spread = float(centred @ centred)
     slope = float(centred @ v) / spread if spread > 0 else math.nan
@@ -233,5 +229,4 @@ def _ols(u: Array, v: Array) -> tuple[Array, float, float, float]:
         np.array([v.mean() - slope * u.mean(), slope]),
         math.sqrt(variance / max(spread, 1e-300)),
         math.sqrt(variance),
-        spread,
     )

@@ -55,10 +55,17 @@ def profile_intervals(
     step = np.minimum(np.maximum(quantile * errors[index], 1e-9 * np.maximum(np.abs(best), 1.0)), limit)
     theta = np.repeat(fit.theta[None], len(rows), axis=0)
     unbounded = np.zeros(len(rows), bool)
+    # Far from the optimum the constrained fit may have several minima, so it is begun from other points too;
+    # once, since each later step begins from the fit of the one before.
+    others = [
+        np.repeat(starting_points(fit.design, fit.x, fit.y, fraction)[None], len(rows), axis=0)
+        for fraction in START_FRACTIONS
+    ]
     for _ in range(MAX_STEPS):
         value = best + side * step
         start = fit.theta + response * (value - best)[:, None]
-        rise, theta = _profile(fit, index, value, [start, theta])
+        rise, theta = _profile(fit, index, value, [start, theta, *others])
+        others = []
         out = rise >= quantile
         near, near_rise = np.where(out, near, step), np.where(out, near_rise, rise)
         far, far_rise = np.where(out, step, far), np.where(out, rise, far_rise)
@@ -78,19 +85,14 @@ def profile_intervals(
 
 
 def _profile(fit: LeastSquaresFit, index: Indices, value: Array, begin: list[Array]) -> tuple[Array, Array]:
-    """√(RSS rise / variance) with each parameter fixed at `value`, and the refitted θ.
-
-    The best of several starting points: far from the optimum the constrained fit may have several minima.
-    """
+    """√(RSS rise / variance) with each parameter held at `value`, and the refitted θ, of the best start."""
     rows = np.arange(len(index))
-    automatic = [starting_points(fit.design, fit.x, fit.y, fraction) for fraction in START_FRACTIONS]
     fixed = np.zeros((len(rows), fit.design.n_parameters), bool)
     fixed[rows, index] = True
-    every = [*begin, *(np.repeat(one[None], len(rows), axis=0) for one in automatic)]
-    for start in every:
+    for start in begin:
         start[rows, index] = value
     found = solve_from_starts(
-        fit.design, fit.x, fit.y[None], every,
+        fit.design, fit.x, fit.y[None], begin,
         weights=fit.weights[None], fixed=fixed, log=fit.log, iterations=100,
     )  # fmt: skip
     return np.sqrt(np.maximum(found.objective - fit.rss, 0.0) / fit.variance), found.theta

@@ -25,6 +25,7 @@ GAMMA_BOUNDS = (-1.0, 5.0)
 LOG_CONSTANT_BOUNDS = (-40.0, 40.0)
 # Larger batches are solved in blocks, to bound memory.
 MAX_JACOBIAN_ELEMENTS = 4_000_000
+TOLERANCE = 1e-9  # relative change of the objective at convergence
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,37 +130,56 @@ def solve(
     theta = np.array(np.broadcast_to(start, (count, design.n_parameters)), dtype=float)
     y = np.broadcast_to(y, (count, len(x)))
     w = np.ones_like(y) if weights is None else np.broadcast_to(weights, y.shape)
-    frozen = np.zeros(theta.shape, bool) if fixed is None else np.broadcast_to(fixed, theta.shape)
+    frozen = None if fixed is None else np.broadcast_to(fixed, theta.shape)
     low, high = parameter_bounds(design, y)
-    theta = np.where(frozen, theta, np.clip(theta, low, high))
+    clipped = np.clip(theta, low, high)
+    theta = clipped if frozen is None else np.where(frozen, theta, clipped)
 
-    objective, residual, influence = (
-        np.array(part) for part in _evaluate(design, x, y, w, theta, log=log, huber=huber)
-    )
+    objective, residual, influence = _evaluate(design, x, y, w, theta, log=log, huber=huber)
+    answer = Solution(theta.copy(), np.array(objective), np.zeros(count, bool))
     damping = np.full(count, 1e-3)
-    done = np.zeros(count, bool)
     tiny = 1e-28 * np.square(y).sum(axis=1)
+    rows = np.arange(count)  # the data sets that have not converged; all arrays below hold these only
     for _ in range(iterations):
-        busy = np.flatnonzero(~done)
-        if not len(busy):
-            break
         step = _step(
-            design, x, theta[busy], residual[busy], influence=influence[busy], frozen=frozen[busy],
-            limits=(low[busy], high[busy]), damping=damping[busy], log=log,
+            design, x, theta, residual, influence=influence, frozen=frozen, limits=(low, high),
+            damping=damping, log=log,
         )  # fmt: skip
-        moved = np.where(frozen[busy], theta[busy], np.clip(theta[busy] + step, low[busy], high[busy]))
-        trial = _evaluate(design, x, y[busy], w[busy], moved, log=log, huber=huber)
-        better = trial[0] <= objective[busy]
-        gain = objective[busy] - trial[0]
-        hit = busy[better]
-        small = np.abs(gain) <= 1e-11 * objective[busy] + tiny[busy]
-        theta[hit], objective[hit] = moved[better], trial[0][better]
-        residual[hit], influence[hit] = trial[1][better], trial[2][better]
+        moved = np.clip(theta + step, low, high)
+        if frozen is not None:
+            moved = np.where(frozen, theta, moved)
+        trial = _evaluate(design, x, y, w, moved, log=log, huber=huber)
+        better = trial[0] <= objective
         # Converged: a nearly undamped step changes nothing (a strongly damped one may just be small), or no
         # step improves the objective.
-        done[busy] = (small & (damping[busy] < 1e-2)) | (damping[busy] > 1e9)
-        damping[busy] = np.where(better, damping[busy] * 0.1, damping[busy] * 8.0).clip(1e-12, 1e10)
-    return Solution(theta, objective, done)
+        small = np.abs(objective - trial[0]) <= TOLERANCE * objective + tiny
+        done = (small & (damping < 1e-2)) | (damping > 1e9)
+        if better.all():
+            theta, (objective, residual, influence) = moved, trial
+        else:
+            theta = np.where(better[:, None], moved, theta)
+            objective = np.where(better, trial[0], objective)
+            residual = np.where(better[:, None], trial[1], residual)
+            influence = np.where(better[:, None], trial[2], influence)
+        damping = np.where(better, damping * 0.1, damping * 8.0).clip(1e-12, 1e10)
+        if done.any():
+            finished = rows[done]
+            answer.theta[finished], answer.objective[finished] = theta[done], objective[done]
+            answer.converged[finished] = True
+            busy = ~done
+            if not busy.any():
+                return answer
+            rows, y, w, tiny, damping = rows[busy], y[busy], w[busy], tiny[busy], damping[busy]
+            theta, objective, residual, influence = (
+                theta[busy],
+                objective[busy],
+                residual[busy],
+                influence[busy],
+            )
+            low, high = low[busy], high[busy]
+            frozen = None if frozen is None else frozen[busy]
+    answer.theta[rows], answer.objective[rows] = theta, objective
+    return answer
 
 
 def solve_multistart(
@@ -175,10 +195,12 @@ def solve_multistart(
     """`solve` from several automatic starting points; the best for each data set."""
     y = np.atleast_2d(y)
     begin = [starting_points(design, x, y, fraction) for fraction in fractions]
-    found = solve_from_starts(design, x, y, begin, weights=weights, log=log, huber=huber, iterations=80)
+    # A start in a flat valley takes long to arrive, so after a few iterations only the best go on.
+    found = solve_from_starts(
+        design, x, y, begin, weights=weights, log=log, huber=huber, iterations=15, keep=2
+    )
     if found.converged.all():
         return found
-    # Continue from the best start where 80 iterations were not enough.
     return solve(design, x, y, found.theta, weights=weights, log=log, huber=huber, iterations=400)
 
 
@@ -193,8 +215,12 @@ def solve_from_starts(
     log: bool = False,
     huber: float | None = None,
     iterations: int,
+    keep: int | None = None,
 ) -> Solution:
-    """`solve` from each of several arrays of starting points; the best for each data set."""
+    """`solve` from each of several arrays of starting points; the best for each data set.
+
+    With `keep`, the best few of each data set are continued for 80 iterations more.
+    """
     count, many = len(begin[0]), len(begin)
 
     def for_each(part: NDArray[Any]) -> NDArray[Any]:
@@ -206,6 +232,12 @@ def solve_from_starts(
         fixed=None if fixed is None else for_each(fixed),
         log=log, huber=huber, iterations=iterations,
     )  # fmt: skip
+    if keep is not None and not found.converged.all():
+        order = found.objective.reshape(many, count).argsort(axis=0)[:keep]
+        best = [found.theta[place * count + np.arange(count)] for place in order]
+        return solve_from_starts(
+            design, x, y, best, weights=weights, fixed=fixed, log=log, huber=huber, iterations=80
+        )
     place = found.objective.reshape(many, count).argmin(axis=0) * count + np.arange(count)
     return Solution(found.theta[place], found.objective[place], found.converged[place])
 
@@ -222,21 +254,18 @@ def best_of(first: Solution, second: Solution) -> Solution:
 
 def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array:
     """d(prediction)/dθ (or of its logarithm), shape (data sets, points, parameters)."""
-    irreducible = design.split(theta)[0]
+    n_irreducible, n_constant, _ = design.sizes
     reducible = design.reducible(theta, x)
-    parts = np.concatenate(
-        [
-            np.broadcast_to(design.irreducible, (len(theta), *design.irreducible.shape)),
-            reducible[:, :, None] * design.constants,
-            (-x * reducible)[:, :, None] * design.exponents,
-        ],
-        axis=2,
+    parts = np.empty((len(theta), len(x), design.n_parameters))
+    parts[:, :, :n_irreducible] = design.irreducible
+    np.multiply(
+        reducible[:, :, None], design.constants, out=parts[:, :, n_irreducible : n_irreducible + n_constant]
     )
-    return (
-        parts / np.maximum(irreducible @ design.irreducible.T + reducible, 1e-300)[:, :, None]
-        if log
-        else parts
-    )
+    np.multiply((-x * reducible)[:, :, None], design.exponents, out=parts[:, :, n_irreducible + n_constant :])
+    if log:
+        total = design.split(theta)[0] @ design.irreducible.T + reducible
+        parts /= np.maximum(total, 1e-300)[:, :, None]
+    return parts
 
 
 def unscaled_covariance(
@@ -291,7 +320,7 @@ def _step(
     residual: Array,
     *,
     influence: Array,
-    frozen: Mask,
+    frozen: Mask | None,
     limits: tuple[Array, Array],
     damping: Array,
     log: bool,
@@ -301,12 +330,16 @@ def _step(
     j = jacobian(design, x, theta, log)
     weighted = np.swapaxes(j * influence[:, :, None], 1, 2)
     gradient = (weighted @ residual[:, :, None])[:, :, 0]
-    held = frozen | ((theta <= low) & (gradient < 0)) | ((theta >= high) & (gradient > 0))
-    free = ~held
-    normal = (weighted @ j) * (free[:, :, None] & free[:, None, :])
+    normal = weighted @ j
+    held = ((theta <= low) & (gradient < 0)) | ((theta >= high) & (gradient > 0))
+    if frozen is not None:
+        held |= frozen
+    if held.any():
+        free = ~held
+        normal *= free[:, :, None] & free[:, None, :]
+        gradient = np.where(free, gradient, 0.0)
     diagonal = np.einsum("bii->bi", normal)
-    scale = np.sqrt(np.where(free & (diagonal > 0), diagonal, 1.0))
-    scaled = normal / scale[:, :, None] / scale[:, None, :]
-    np.einsum("bii->bi", scaled)[...] = np.where(free, 1.0 + damping[:, None], 1.0)
-    right = np.where(free, gradient, 0.0) / scale
-    return np.linalg.solve(scaled, right[:, :, None])[:, :, 0] / scale
+    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    scaled = normal / (scale[:, :, None] * scale[:, None, :])
+    np.einsum("bii->bi", scaled)[...] = 1.0 + damping[:, None]
+    return np.linalg.solve(scaled, (gradient / scale)[:, :, None])[:, :, 0] / scale

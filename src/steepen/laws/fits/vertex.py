@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import interpolate
 
 from steepen.errors import UsageError
@@ -57,6 +58,32 @@ class Vertex:
         return self.method == "quadratic" and (self.interval is None or math.isinf(self.interval[1]))
 
 
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The points of one parabola: u is x or its logarithm, v the loss or its logarithm, in order of x.
+
+    `rows` are the places of these points in the arrays they were chosen from.
+    """
+
+    u: Array
+    v: Array
+    rows: NDArray[np.intp]
+    log_x: bool
+
+
+def choose_points(
+    x: Array, loss: Array, *, log_x: bool = True, log_loss: bool = True, nearest: int | None = None
+) -> Sweep:
+    """The points of a sweep that its parabola is fitted to: all, or the `nearest` around the lowest."""
+    rows = np.argsort(x)
+    x, loss = np.asarray(x, float)[rows], np.asarray(loss, float)[rows]
+    u, v = (np.log(x) if log_x else x), (np.log(loss) if log_loss else loss)
+    if nearest is not None:
+        close = np.sort(np.argsort(np.abs(u - u[np.argmin(v)]), kind="stable")[:nearest])
+        u, v, rows = u[close], v[close], rows[close]
+    return Sweep(u, v, rows, log_x)
+
+
 def find_vertex(
     x: Array,
     loss: Array,
@@ -74,17 +101,13 @@ def find_vertex(
     """
     if nearest is not None and nearest < MIN_POINTS:
         raise UsageError(f"nearest is {nearest}; a parabola needs at least {MIN_POINTS} points.")
-    order = np.argsort(x)
-    x, loss = np.asarray(x, float)[order], np.asarray(loss, float)[order]
     where = "" if math.isnan(budget) else f" at budget {budget:.3g}"
     if len(np.unique(x)) < MIN_POINTS:
         raise UsageError(
             f"a sweep{where} has {len(np.unique(x))} different x; a parabola needs {MIN_POINTS}."
         )
-    u, v = (np.log(x) if log_x else x), (np.log(loss) if log_loss else loss)
-    if nearest is not None:
-        close = np.sort(np.argsort(np.abs(u - u[np.argmin(v)]), kind="stable")[:nearest])
-        x, loss, u, v = x[close], loss[close], u[close], v[close]
+    sweep = choose_points(x, loss, log_x=log_x, log_loss=log_loss, nearest=nearest)
+    u, v = sweep.u, sweep.v
     found = _akima(u, v) if method == "akima" else _parabola(u, v)
     position, height, curvature = found
     span = u[-1] - u[0]
@@ -109,7 +132,7 @@ def find_vertex(
         interior=interior,
         interval=None if interval is None else (back(interval[0]), back(interval[1])),
         curvature=curvature,
-        points=len(x),
+        points=len(u),
         leave_one_out=None if jackknife is None else (back(jackknife[0]), back(jackknife[1])),
         method=method,
         p_cubic=_p_cubic(u, v) if method == "quadratic" else None,

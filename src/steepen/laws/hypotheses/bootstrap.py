@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.laws.distributions import Interval
-from steepen.laws.fits.solver import Array, Mask, jacobian, unscaled_covariance
+from steepen.laws.fits.solver import Array, jacobian, unscaled_covariance
 from steepen.laws.hypotheses.nested_models import (
     VERDICTS,
-    Answers,
     ByWhat,
     DecisionRule,
     Growth,
@@ -168,35 +168,29 @@ def bootstrap(
     return tuple(found), residual_fits
 
 
-def survives_leaving_one_out(
-    fits: NestedFits, y: Array, answers: Answers, rule: DecisionRule
-) -> tuple[Mask, Mask]:
-    """Whether each data set's answers to the first and the second question are the same without any rung."""
-    growth, by_what = np.ones(len(y), bool), np.ones(len(y), bool)
-    for i in range(len(fits.pair.x)):
-        weights = fits.weights.copy()
-        weights[:, i] = 0.0
-        found = fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits)
-        without = answer_questions(f_test_hypotheses(found, rule), rule)
-        growth &= without.growth == answers.growth
-        by_what &= without.by_what == answers.by_what
-    return growth, by_what
+def fit_without_each(fits: NestedFits, rule: DecisionRule) -> tuple[NDArray[np.intp], NestedFits | None]:
+    """Fits to the only data set without each of its points, by weights of zero; which points these are.
+
+    In a very long ladder only rungs near the ends are left out: they have the leverage on the slope.
+    """
+    if len(fits.pair.x) - 1 < 7:
+        return np.zeros(0, np.intp), None
+    chosen: list[int] = []
+    for flag in (False, True):
+        own = np.flatnonzero(fits.pair.arm == flag)
+        chosen += [int(p) for i, p in enumerate(own) if min(i, len(own) - 1 - i) < MAX_LEFT_OUT_PER_END]
+    weights = np.repeat(fits.pair.weights[None], len(chosen), axis=0)
+    weights[np.arange(len(chosen)), chosen] = 0.0
+    return np.array(chosen), fit_hypotheses(fits.pair, fits.y, rule, weights=weights, warm_start=fits)
 
 
 def leave_one_out(
-    ladders: tuple[Ladder, Ladder], fits: NestedFits, y: Array, rule: DecisionRule
+    ladders: tuple[Ladder, Ladder], points: NDArray[np.intp], left_out: NestedFits | None, rule: DecisionRule
 ) -> tuple[LeaveOneOut, ...]:
-    """The verdict without each rung, by setting its weight to zero."""
-    count = len(y)
-    if count - 1 < 7:
+    """The verdict without each of `points`, from the fits without them."""
+    if left_out is None:
         return ()
-    sizes = [len(ladder.flops) for ladder in ladders]
-    # In a very long ladder only rungs near the ends are left out: they have the leverage on the slope.
-    chosen = [i for i in range(sizes[0]) if min(i, sizes[0] - 1 - i) < MAX_LEFT_OUT_PER_END]
-    chosen += [sizes[0] + i for i in range(sizes[1]) if min(i, sizes[1] - 1 - i) < MAX_LEFT_OUT_PER_END]
-    weights = np.repeat(fits.pair.weights[None], len(chosen), axis=0)
-    weights[np.arange(len(chosen)), chosen] = 0.0
-    tests = f_test_hypotheses(fit_hypotheses(fits.pair, y, rule, weights=weights, warm_start=fits), rule)
+    tests = f_test_hypotheses(left_out, rule)
     answers = answer_questions(tests, rule)
     rungs = [
         (place, ladder.arm, float(flops))
@@ -205,11 +199,11 @@ def leave_one_out(
     ]
     return tuple(
         LeaveOneOut(
-            *rungs[row],
+            *rungs[int(point)],
             float(tests.delta_gamma[i]),
             float(tests.p_slope[i]),
             cast(Growth, str(answers.growth[i])),
             cast(ByWhat, str(answers.by_what[i])) if answers.by_what[i] else None,
         )
-        for i, row in enumerate(chosen)
+        for i, point in enumerate(points)
     )

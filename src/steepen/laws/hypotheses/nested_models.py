@@ -121,6 +121,20 @@ class NestedFits:
     # Factor on the noise variance for points that share a run (`cluster_inflation`).
     inflation: float = 1.0
 
+    def rows(self, chosen: Mask) -> NestedFits:
+        """The fits of some data sets."""
+        solutions = {
+            name: Solution(found.theta[chosen], found.objective[chosen], found.converged[chosen])
+            for name, found in self.solutions.items()
+        }
+        return replace(
+            self,
+            weights=self.weights[chosen],
+            solutions=solutions,
+            scale=self.scale[chosen],
+            y=self.y[chosen],
+        )
+
     def rss(self, hypothesis: Hypothesis) -> Array:
         """Weighted residual sum of squares of one hypothesis, one value per data set."""
         return self.solutions[hypothesis].objective
@@ -259,11 +273,11 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
     )
     variance = fits.variance("exponent", rule)
     return FTests(
-        p_difference=_p_value(fits, "same", "exponent", rule),
-        p_shift=_p_value(fits, "same", "constant", rule),
-        p_slope=_p_value(fits, "constant", "exponent", rule),
-        p_exponent_hypothesis=_p_value(fits, "exponent", "free", rule),
-        p_irreducible_hypothesis=_p_value(fits, "irreducible", "free", rule),
+        p_difference=hypothesis_p_value(fits, "same", "exponent", rule),
+        p_shift=hypothesis_p_value(fits, "same", "constant", rule),
+        p_slope=hypothesis_p_value(fits, "constant", "exponent", rule),
+        p_exponent_hypothesis=hypothesis_p_value(fits, "exponent", "free", rule),
+        p_irreducible_hypothesis=hypothesis_p_value(fits, "irreducible", "free", rule),
         delta_gamma=exponent[:, 4],
         delta_gamma_error=np.sqrt(covariance[:, 4, 4] * variance),
         gamma=exponent[:, 3],
@@ -396,6 +410,12 @@ def answer_questions(tests: FTests, rule: DecisionRule) -> Answers:
     return Answers(growth, by_what)
 
 
+def confirms(answer: NDArray[np.str_], other: NDArray[np.str_]) -> Mask:
+    """Whether the second question has the same answer in `other`, or one that includes it (*both*)."""
+    single = np.isin(answer, ["exponent", "irreducible loss"])
+    return (other == answer) | (single & (other == "both"))
+
+
 def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
     """Both answers of each data set as one word."""
     return answer_questions(tests, rule).words
@@ -426,7 +446,8 @@ def holm_levels(tests: Sequence[FTests], rule: DecisionRule) -> list[float]:
     return levels
 
 
-def _p_value(fits: NestedFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
+def hypothesis_p_value(fits: NestedFits, small: Hypothesis, large: Hypothesis, rule: DecisionRule) -> Array:
+    """p-value of the F-test of one hypothesis against a larger one, per data set."""
     extra = float(fits.designs[large].n_parameters - fits.designs[small].n_parameters)
     statistic = (fits.rss(small) - fits.rss(large)) / extra / fits.variance(large, rule)
     below = fits.degrees_of_freedom(large) if rule.noise is None else np.full(len(statistic), np.inf)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from steepen.laws.fits.compute_law import FitSettings, default_c0
 from steepen.laws.fits.solver import Array
-from steepen.laws.hypotheses.bootstrap import cluster_inflation
+from steepen.laws.hypotheses.bootstrap import cluster_inflation, fit_without_each
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     FTests,
@@ -28,15 +28,33 @@ from steepen.laws.hypotheses.noise_checks import (
     robust_tests,
     scatter_p_value,
 )
+from steepen.laws.hypotheses.outliers import MIN_DEVIATION, MIN_RUNGS_LEFT, OUTLIER_LEVEL, outlier_p_value
 from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder
 
 MIN_PARTNERS = 6  # pairs of rungs for tests on differences
 
 
+@dataclass(frozen=True)
+class Outlier:
+    """A rung that was left out: its loss is `deviation` above the law of the others.
+
+    `p_value` is corrected for the number of points.
+    """
+
+    place: str
+    arm: str
+    flops: float
+    deviation: float
+    p_value: float
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The points, fits and tests of an arm and the reference, before a level is chosen."""
+    """The points, fits and tests of an arm and the reference, before a level is chosen.
+
+    `left_out` are the fits without each of the points `left_out_points`. An `outlier` is in neither ladder.
+    """
 
     reference: Ladder
     arm: Ladder
@@ -48,11 +66,31 @@ class Comparison:
     checks: dict[NoiseKind, NoiseCheck]
     robust: FTests
     p_scatter: float
+    left_out_points: NDArray[np.intp]
+    left_out: NestedFits | None
+    outlier: Outlier | None = None
 
 
-def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: DecisionRule) -> Comparison:
-    """Fit and test the nested models of two ladders."""
+def compare(
+    reference: Ladder, arm: Ladder, settings: FitSettings, rule: DecisionRule, arms: int = 1
+) -> Comparison:
+    """Fit and test the nested models of two ladders, without a rung that is off the law of the others.
+
+    `arms` are compared with the reference in all; they share the level of the test for such a rung.
+    """
     c0 = settings.c0 or default_c0(reference)
+    found = _compare(reference, arm, c0, rule)
+    outlier = _find_outlier(found, OUTLIER_LEVEL / arms)
+    if outlier is None:
+        return found
+    first, second = (
+        ladder.keep((ladder.flops != outlier.flops) | (ladder.arm != outlier.arm))
+        for ladder in (reference, arm)
+    )
+    return replace(_compare(first, second, c0, rule), outlier=outlier)
+
+
+def _compare(reference: Ladder, arm: Ladder, c0: float, rule: DecisionRule) -> Comparison:
     reference, arm = with_rung_component({"reference": reference, "arm": arm}, c0).values()
     pair = LadderPair(
         np.log(np.concatenate([reference.flops, arm.flops]) / c0),
@@ -70,18 +108,40 @@ def compare(reference: Ladder, arm: Ladder, settings: FitSettings, rule: Decisio
     p_scatter = float(scatter_p_value(fits, rule)[0])
     if p_scatter < CHECK_LEVEL:
         rule = replace(rule, noise=None)
+    points, left_out = fit_without_each(fits, rule)
     return Comparison(
-        reference,
-        arm,
-        c0,
-        y,
-        fits,
-        f_test_hypotheses(fits, rule),
-        rule,
-        check_noise(fits, y[None], rule),
-        robust_tests(fits, y[None], rule),
-        p_scatter,
+        reference=reference,
+        arm=arm,
+        c0=c0,
+        y=y,
+        fits=fits,
+        tests=f_test_hypotheses(fits, rule),
+        rule=rule,
+        checks=check_noise(fits, y[None], rule),
+        robust=robust_tests(fits, y[None], rule),
+        p_scatter=p_scatter,
+        left_out_points=points,
+        left_out=left_out,
     )
+
+
+def _find_outlier(found: Comparison, level: float) -> Outlier | None:
+    """The rung that is furthest off the law of the others, if noise does not explain it."""
+    if found.left_out is None or found.fits.pair.clusters is not None:
+        return None
+    p = outlier_p_value(found.fits, found.left_out, found.rule)
+    row = int(np.argmin(p))
+    point = int(found.left_out_points[row])
+    is_arm = bool(found.fits.pair.arm[point])
+    ladder = found.arm if is_arm else found.reference
+    if p[row] >= level or len(ladder.flops) <= MIN_RUNGS_LEFT:
+        return None
+    law = found.fits.designs["free"].predict(found.left_out.solutions["free"].theta[row], found.fits.pair.x)
+    deviation = float(found.y[point] - law[point])
+    if abs(deviation) < MIN_DEVIATION * float(found.y[point]):
+        return None
+    place = point - is_arm * len(found.reference.flops)
+    return Outlier(ladder.row_labels[place], ladder.arm, float(ladder.flops[place]), deviation, float(p[row]))
 
 
 def find_partners(reference: Ladder, arm: Ladder) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:

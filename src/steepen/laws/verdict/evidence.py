@@ -16,6 +16,7 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_word,
 )
 from steepen.laws.hypotheses.noise_checks import NoiseKind
+from steepen.laws.verdict.compare import Outlier
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.laws.verdict.sensitivity import MistuningTolerance, Separation
 
@@ -109,11 +110,13 @@ class Evidence:
     must lie inside the margin for a constant gain, has 1 − 2 · `level` (two one-sided tests). `sigma` is the
     standard deviation of one run's loss.
 
-    `fragile` says why the answer to the first question might not hold, `by_what_fragile` the second;
-    `demoted` is set where a noise check made it *undecided*. `robust_growth` and `robust_by_what` are the
-    answers of fits with Huber weights. `paired`: runs of both ladders with the same seeds have correlated
-    errors, and the tests rest on their differences. `p_scatter` is small where the residuals scatter more
-    than a stated noise, which is then not used.
+    `fragile` says why the answer to the first question might not hold, `by_what_fragile` the second; an
+    answer is a claim (`claim`, `by_what_claim`) only without such a reason. `outlier` is a rung that was left
+    out of everything here, because it is off the law of the others. `demoted` is set where a noise check made
+    the answer *undecided*. `robust_growth` and `robust_by_what` are the answers of fits with Huber weights.
+    `paired`: runs of both ladders with the same seeds have correlated errors, and the tests rest on their
+    differences. `p_scatter` is small where the residuals scatter more than a stated noise, which is then not
+    used.
     """
 
     arm: str
@@ -128,6 +131,7 @@ class Evidence:
     by_what_fragile: tuple[str, ...]
     demoted: Demotion | None
     noise_checks: tuple[NoiseCheckResult, ...]
+    outlier: Outlier | None
     p_scatter: float
     rule: DecisionRule
     level: float
@@ -168,6 +172,16 @@ class Evidence:
         """Both answers as one word."""
         return verdict_word(self.growth, self.by_what)
 
+    @property
+    def claim(self) -> bool:
+        """Whether the first answer is a claim: shown, and not fragile."""
+        return self.growth != "undecided" and not self.fragile
+
+    @property
+    def by_what_claim(self) -> bool:
+        """Whether the second answer is a claim too."""
+        return self.claim and self.by_what is not None and not self.by_what_fragile
+
     def rejected(self, hypothesis: Hypothesis) -> bool:
         """Whether the data reject the exponent or the irreducible-loss hypothesis at the arm's level."""
         p = {"exponent": self.p_exponent_hypothesis, "irreducible": self.p_irreducible_hypothesis}
@@ -189,7 +203,12 @@ class Verdict(Evidence):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, tuples and numbers, for JSON."""
-        return {"word": self.word, **asdict(self)}
+        return {
+            "word": self.word,
+            "claim": self.claim,
+            "by_what_claim": self.by_what_claim,
+            **asdict(self),
+        }
 
     def summary(self) -> str:
         """The sentence, then one line for each thing that would change the verdict."""

@@ -99,7 +99,7 @@ def gather_evidence(
     robust = _only_answer(answer_questions(comparison.robust, own_rule))
     results = _check_results(comparison, own_rule)
     failed = next((result for result in results if result.consequence == "undecided"), None)
-    left_out = leave_one_out((reference, arm), fits, y, own_rule)
+    left_out = leave_one_out((reference, arm), comparison.left_out_points, comparison.left_out, own_rule)
     resamplings, residual_fits = bootstrap(
         (reference, arm), fits, y, own_rule, confidence=settings.confidence, draws=draws, seed=seed
     )
@@ -133,6 +133,7 @@ def gather_evidence(
         by_what_fragile=by_what_fragile_reasons(growth, by_what, left_out, robust) if by_what else (),
         demoted=Demotion(*least_squares, failed.kind) if failed else None,
         noise_checks=results,
+        outlier=comparison.outlier,
         p_scatter=comparison.p_scatter,
         rule=rule,
         level=level,

@@ -233,7 +233,7 @@ def mistuning_tolerance(
 
     measured = f_test_hypotheses(fits, rule)
     sign, resolved = float(np.sign(measured.delta_gamma[0])), bool(measured.p_slope[0] < rule.level)
-    grid = largest[:, None] * np.concatenate([[0.0], np.geomspace(3e-4, 1.0, 40)])
+    grid = largest[:, None] * np.concatenate([[0.0], np.geomspace(3e-4, 1.0, 24)])
     slopes, words = tests_without(grid)
     changed = [_first(row != row[0]) for row in words]
     zeroed = [_first(row * sign <= 0) for row in slopes]

@@ -65,11 +65,14 @@ def by_what_fragile_reasons(
     left_out: Sequence[LeaveOneOut],
     robust: tuple[Growth, ByWhat | None],
 ) -> tuple[str, ...]:
-    """Why the answer to the second question might not hold."""
+    """Why the answer to the second question might not hold; nothing where it is left open (*either*)."""
+    if by_what == "either: not separable here":
+        return ()
+    same = {by_what, "both"}  # *both* includes either of the single answers
     reasons = _rungs_it_rests_on(
-        [(out, out.by_what) for out in left_out if out.growth == growth and out.by_what != by_what]
+        [(out, out.by_what) for out in left_out if out.growth == growth and out.by_what not in same]
     )
-    if robust[0] == growth and robust[1] not in (None, by_what):
+    if robust[0] == growth and robust[1] not in (None, *same):
         reasons.append(f"a robust (Huber) fit says {robust[1]}")
     return tuple(reasons)
 
@@ -85,6 +88,7 @@ def _rungs_it_rests_on(changed: list[tuple[LeaveOneOut, str | None]]) -> list[st
 
 def _marks(v: Evidence) -> str:
     """Reasons for caution that belong into the first sentence."""
+    left_out = _left_out(v)
     if v.demoted is not None:
         found = v.demoted.growth
         check = next(check for check in v.noise_checks if check.kind == v.demoted.kind)
@@ -94,11 +98,25 @@ def _marks(v: Evidence) -> str:
             if check.kind == "trend"
             else f"errors are correlated along the ladders ({check.estimate:g})"
         )
-        return f"; {what} (p = {check.p_value:.2g}), and with such noise {found!r} is not shown (p = {p:.2g})"
-    marks = f"; fragile: {'; '.join(v.fragile)}" if v.fragile else ""
+        return (
+            f"{left_out}; {what} (p = {check.p_value:.2g}), and with such noise {found!r} is not shown"
+            f" (p = {p:.2g})"
+        )
+    marks = f"; fragile, so not a claim: {'; '.join(v.fragile)}" if v.fragile else ""
     if v.by_what_fragile:
-        marks += f"; by what is fragile: {'; '.join(v.by_what_fragile)}"
-    return marks
+        marks += f"; by what is fragile, so not a claim: {'; '.join(v.by_what_fragile)}"
+    return left_out + marks
+
+
+def _left_out(v: Evidence) -> str:
+    """The rung without which the answer was reached, because it is off the law of the others."""
+    if v.outlier is None:
+        return ""
+    side = "above" if v.outlier.deviation > 0 else "below"
+    return (
+        f", without {v.outlier.arm} at {format_flops(v.outlier.flops, 2)} {v.unit}, which is"
+        f" {abs(v.outlier.deviation):.4f} {side} the law of the other rungs (p = {v.outlier.p_value:.2g})"
+    )
 
 
 def _noise(v: Evidence) -> str:

@@ -110,7 +110,7 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
 
 def _marked(answer: str | None, fragile: tuple[str, ...]) -> str | None:
     """An answer, marked where it is fragile."""
-    return f"{answer} (fragile)" if answer and fragile else answer
+    return f"{answer} (fragile: not a claim)" if answer and fragile else answer
 
 
 def _levels(analysis: LadderAnalysis) -> str:
