@@ -89,7 +89,9 @@ def power(
     ] = 0.025,
     arms: Annotated[
         int,
-        typer.Option(help="Arms of the table, which share the level (Holm).", min=1, max=10_000, rich_help_panel=TESTS),
+        typer.Option(
+            help="Arms of the table, which share the level (Holm).", min=1, max=10_000, rich_help_panel=TESTS
+        ),
     ] = 1,
     goal: Annotated[
         float,

@@ -56,11 +56,11 @@ def summary_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str
 
 
 def answer_words(judged: StudyVerdict) -> str:
-    """A verdict's two answers: "grows (fragile), by exponent"."""
+    """A verdict's two answers: "grows (fragile: not a claim), by exponent"."""
     verdict = judged.verdict
-    words = verdict.growth + (" (fragile)" if verdict.fragile else "")
+    words = verdict.growth + (" (fragile: not a claim)" if verdict.fragile else "")
     if verdict.by_what:
-        words += f", by {verdict.by_what}" + (" (fragile)" if verdict.by_what_fragile else "")
+        words += f", by {verdict.by_what}" + (" (fragile: not a claim)" if verdict.by_what_fragile else "")
     return words
 
 
