@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -123,3 +125,12 @@ def test_command_line_samples_and_shows_them(
     assert main(["runs", "show", spec.hash, "--runs", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     assert "samples at step 2\n" in shown and "samples at step 4" in shown and "“the” " in shown
+
+
+def test_training_on_one_rank_does_not_import_fsdp() -> None:
+    # torch.distributed.fsdp takes a third of the time of all imports, which every run waits for.
+    code = (
+        "import sys, steepen.training.trainer, steepen.training.samples; "
+        "sys.exit('torch.distributed.fsdp' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -85,6 +85,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
     """
 
     sums_gradients = True
+    collective_forward = True
 
     def __init__(
         self,

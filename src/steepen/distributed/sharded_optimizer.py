@@ -80,6 +80,7 @@ class DistributedOptimizer(ABC):
     """
 
     capturable = False  # collectives of a step are not captured in CUDA graphs
+    collective_forward = False  # whether every forward gathers weights from all ranks
     gradients_capturable = False  # whether forward and backward may be: the step then takes `.grad`
     sums_gradients = False  # whether gradients of micro-batches are summed outside `.grad` of plain tensors
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.owners import Piece
 from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
@@ -201,6 +200,8 @@ def _make_optimizer(
         dtype = network.compute_dtype if built_in else None
         tied = spec.arm.tied and spec.schedule.max_passes > 1
         repeated = [block for core in network.cores for block in cast("Any", core)] if tied else []
+        from steepen.distributed.full_shard import FullyShardedOptimizer  # a third of the time of all imports
+
         return FullyShardedOptimizer(
             network, hyper, spec.optimizer, world, compute_dtype=dtype, repeated=repeated
         )

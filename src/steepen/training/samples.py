@@ -17,7 +17,6 @@ import torch
 
 from steepen.data import Dataset
 from steepen.data.tokenizer import Tokenizer
-from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.errors import UsageError
 from steepen.inference.decoding import continue_text, prompt_tokens
@@ -62,7 +61,7 @@ class SampleWriter:
         rank 0 only.
         """
         device = network.embedding.device
-        sharded = isinstance(optimizer, FullyShardedOptimizer)
+        sharded = isinstance(optimizer, DistributedOptimizer) and optimizer.collective_forward
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),  # custom blocks may draw
             torch.compiler.set_stance("force_eager"),  # lengths change with every token

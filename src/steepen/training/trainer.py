@@ -17,7 +17,6 @@ from steepen.data import BatchLoader, Dataset, Prefetcher, ValidationSet
 from steepen.data.run_tokenizer import save_run_tokenizer
 from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
-from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
 from steepen.distributed.world import FlagExchange, World, joined_world
 from steepen.errors import UsageError, is_out_of_memory
@@ -423,7 +422,7 @@ class Trainer:
     def _open_samples(self) -> SampleWriter | None:
         """The writer of samples, on every rank that takes part in them."""
         options, world = self.options, self.world
-        collective = isinstance(self.optimizer, FullyShardedOptimizer)
+        collective = isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward
         if options.sample_every is None or not (world.is_main or collective):
             return None
         return SampleWriter(
@@ -455,7 +454,7 @@ class Trainer:
             done += 1
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
         # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
-        if isinstance(self.optimizer, FullyShardedOptimizer):
+        if isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward:
             most = math.ceil(math.ceil(self.validation.chunks / world.size) / self.accumulator.micro_batch)
             ids = [torch.from_numpy(x).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
