@@ -136,7 +136,7 @@ def test_results_have_html_latex_and_a_figure(judged: Any, tmp_path: Path) -> No
     latex = judged.to_latex(caption="Laws of 2 arms_", label="tab:laws")
     assert r"\toprule" in latex and r"\caption{Laws of 2 arms\_}" in latex and "delta gamma" in latex
     axes = judged.plot()
-    assert {line.get_label().split(",")[0] for line in axes.get_lines()} >= {"plain", "steep"}
+    assert {text.get_text().split(",")[0] for text in axes.get_legend().get_texts()} >= {"plain", "steep"}
     assert judged.plot(ax=axes) is axes
     assert judged.save_figure(tmp_path / "laws.pdf").stat().st_size > 1000
 

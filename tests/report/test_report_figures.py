@@ -1,20 +1,23 @@
-"""Figures: colours, axes, layout of any panel, reproducible bytes and embedded fonts."""
+"""Figures: colours, ticks, bands inside the axes, bars, legends, reproducible bytes and embedded fonts."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
-from steepen.report.axes import AxisRange, axis_range, ticks
 from steepen.report.colours import (
     ARM_COLOURS,
     ARM_TITLES,
@@ -24,12 +27,13 @@ from steepen.report.colours import (
     contrast,
     level_colour,
 )
+from steepen.report.contents import figure_csv
+from steepen.report.figure import DrawnPanel, draw_figure, draw_panel, figure_files, panel_limits
+from steepen.report.figure_style import figure_style, new_figure
 from steepen.report.groups import curves_of
-from steepen.report.labels import spread_apart
-from steepen.report.layout import NARROW, PAPER, WIDE, Canvas, lay_out
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.panel_figures import draw_panels
-from steepen.report.svg import alt_text, panel_svg
+from steepen.report.page import render_page
+from steepen.report.page_figure import page_panels
 from steepen.studies.answer import Axis, Panel, Role, Series
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
@@ -94,44 +98,23 @@ def test_arm_colour_ignores_spelling_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
-        (3.2e17, 1.3e21, ["10^18", "10^19", "10^20", "10^21"]),
-        (2.4, 3.6, ["2.4", "2.6", "2.8", "3.0", "3.2", "3.4", "3.6"]),
-        (7.9, 20.4, ["8", "10", "20"]),
-        (0.95, 4.2, ["1", "2", "3", "4"]),
-        (1e-5, 1e-1, ["10^-5", "10^-4", "0.001", "0.01", "0.1"]),
+        (3.2e17, 1.3e21, ["10¹⁸", "10¹⁹", "10²⁰", "10²¹"]),
+        (2.4, 3.6, ["2.50", "2.75", "3.00", "3.25", "3.50"]),
+        (0.95, 14, ["1", "2", "5", "10"]),
+        (1e-5, 1e-1, ["10⁻⁵", "0.0001", "0.001", "0.01", "0.1"]),
     ],
 )
 def test_log_axis_ticks(low: float, high: float, expected: list[str]) -> None:
-    found, _ = ticks(AxisRange(Axis("x", "log"), low, high))
-    assert [tick.text + (f"^{tick.power}" if tick.power is not None else "") for tick in found] == expected
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.booleans())
-def test_every_axis_has_two_to_nine_ticks_inside(start: float, length: float, log: bool) -> None:
-    axis = Axis("x", "log" if log else "linear")
-    values = [abs(start) + 1e-9, (abs(start) + 1e-9) * (1 + length)] if log else [start, start + length]
-    reach = axis_range(axis, values)
-    found, small = ticks(reach)
-    inside = [
-        reach.low - 1e-9 * abs(reach.low) <= t.value <= reach.high + 1e-9 * abs(reach.high) for t in found
-    ]
-    assert all(inside) and 2 <= len(found) <= 9
-    assert len({(t.text, t.power) for t in found}) == len(found)
-    assert len(small) < 100
-
-
-@given(st.lists(st.floats(0, 100), max_size=12), st.floats(0.1, 8))
-def test_spread_labels_keep_gap_and_order(wanted: list[float], gap: float) -> None:
-    wanted = sorted(wanted)
-    placed = spread_apart(wanted, gap, 0, 100)
-    assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
-    if (len(wanted) - 1) * gap <= 100:
-        assert all(-1e-9 <= value <= 100 + 1e-9 for value in placed)
-
-
-def test_labels_without_collisions_do_not_move() -> None:
-    assert spread_apart([10, 50, 90], 5, 0, 100) == [10, 50, 90]
+    panel = Panel("p", Axis("x", "log", limits=(low, high)), Axis("y"), ())
+    with figure_style():
+        figure = new_figure(3.5, 2.5)
+        axes = figure.add_subplot()
+        draw_panel(axes, panel, {}, [], mathtext=False)
+        figure.draw_without_rendering()
+        inside = 1 - 1e-9
+        shown = [t for t in axes.get_xticklabels() if low * inside <= t.get_position()[0] <= high / inside]
+        labels = [tick.get_text() for tick in shown]
+    assert labels == expected
 
 
 number = st.floats(allow_nan=True, allow_infinity=True) | st.floats(0.1, 10)
@@ -169,68 +152,165 @@ panels = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(panels, st.sampled_from([PAPER, WIDE, NARROW]))
-def test_any_panel_can_be_laid_out_as_svg(panel: Panel, canvas: Canvas) -> None:
-    layout = lay_out(panel, canvas, ARM_TITLES)
-    assert all(math.isfinite(v) for mark in layout.marks for place in mark.at for v in place)
-    assert all(math.isfinite(label.x) and math.isfinite(label.y) for label in layout.labels)
-    drawing = ElementTree.fromstring(panel_svg(layout, "n", lambda _: "k0", alt_text(panel, layout)))
-    shown = sum(len(mark.at) for mark in layout.marks if mark.series.kind == "points")
-    given_ = sum(len(one.x) for one in panel.series if one.kind == "points")
-    assert len(drawing.findall(".//g[@class='point']")) == shown
-    assert shown + layout.hidden == given_
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(panels, min_size=1, max_size=2))
+def test_any_panel_becomes_svg_with_all_its_points(shown: list[Panel]) -> None:
+    for svg, drawn in page_panels(shown, ARM_TITLES, "n", lambda _: "k0"):
+        root = ElementTree.fromstring(svg)
+        marks = root.find("{*}g[@class='marks']")
+        assert marks is not None
+        groups = [group for group in marks if str(group.get("class")).startswith("points")]
+        given_ = sum(len(one.x) for one in drawn.panel.series if one.kind == "points")
+        assert sum(len(group.findall(".//{*}use")) for group in groups) + drawn.hidden == given_
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(panels)
-def test_any_panel_can_be_drawn_by_matplotlib(panel: Panel) -> None:
-    assert draw_panels([panel], ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(panels, min_size=1, max_size=3))
+def test_any_panels_become_a_file(shown: list[Panel]) -> None:
+    assert figure_files(shown, ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
 
 
-def test_point_coordinates_match_their_values() -> None:
+def draw(*shown: Panel) -> list[DrawnPanel]:
+    with figure_style():
+        return draw_figure(shown, ARM_TITLES)[1]
+
+
+def test_series_are_drawn_at_their_values() -> None:
+    points = Series("a", "points", (1.0, 10.0, 100.0), (0.0, 5.0, 10.0))
+    line = Series("a", "line", (1.0, 100.0), (2.0, 3.0), style="dashed")
+    band = Series("a", "band", (1.0, 100.0), (-2.0, -3.0), (4.0, 14.0))
+    (one,) = draw(Panel("p", Axis("x", "log"), Axis("y", reverse=True), (points, line, band)))
+    by_id: dict[str | None, Any] = {artist.get_gid(): artist for artist in one.axes.get_children()}
+    artists = {series.kind: by_id[f"s{i}"] for i, (series, _) in enumerate(one.drawn)}
+    assert artists["points"].get_xydata().tolist() == [[1, 0], [10, 5], [100, 10]]
+    assert artists["line"].get_xydata().tolist() == [[1, 2], [100, 3]]
+    assert artists["line"].get_linestyle() == "--"
+    assert sorted(map(tuple, artists["band"].get_xy()[:4].tolist())) == [
+        (1, -2),
+        (1, 4),
+        (100, -3),
+        (100, 14),
+    ]
+    low, high = one.axes.get_ylim()
+    assert low > 14 and high < -3 and not one.cut  # reversed, with the whole band inside
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 2), st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=6),
+    st.sampled_from(["linear", "log"]),
+)
+@settings(deadline=None, max_examples=60)
+def test_bands_lie_inside_the_axes(rows: list[tuple[float, float, float]], scale: str) -> None:
+    x = tuple(float(i + 1) for i in range(len(rows)))
+    middle = tuple(value for value, _, _ in rows)
+    low = tuple(value * math.exp(-below) for value, below, _ in rows)
+    high = tuple(value * math.exp(above) for value, _, above in rows)
+    spread = max(middle) / min(middle)
     panel = Panel(
-        "p", Axis("x", "log"), Axis("y", reverse=True),
-        (Series("a", "points", (1.0, 10.0, 100.0), (0.0, 5.0, 10.0)),),
+        "p", Axis("x"), Axis("y", scale),  # type: ignore[arg-type]
+        (Series("m", "line", x, middle), Series("m", "band", x, low, high)),
     )  # fmt: skip
-    layout = lay_out(panel, WIDE, {})
-    (x0, y0), (x1, y1), (x2, y2) = layout.marks[0].at
-    assert x1 - x0 == pytest.approx(x2 - x1) and x1 > x0  # equal ratios, equal steps
-    assert y1 - y0 == pytest.approx(y2 - y1) and y2 > y0  # reversed: larger values lie lower
-    left, top, right, bottom = layout.box
-    assert left < x0 < x2 < right and top < y0 < y2 < bottom
+    _, (bottom, top) = panel_limits(panel)
+    if spread > 1.5 or spread == 1:  # else a band could be more than BAND_REACH times the line's range
+        assert bottom < min(low) and max(high) < top
 
 
-def test_unbounded_band_does_not_set_the_axis_range() -> None:
+def test_a_band_beyond_all_reason_is_cut_and_the_page_says_so(
+    finished: Callable[[str], LoadedStudy],
+) -> None:
     x = (1.0, 2.0)
     firm = Series("m", "line", x, (1.0, 1.5), arm="vanilla")
-    wild = Series("m band", "band", x, (0.9, 0.5), (1.1, math.inf), arm="vanilla")
-    far = Series("m band", "band", x, (0.9, -500.0), (1.1, 900.0), arm="vanilla")
-    layout = lay_out(Panel("p", Axis("x"), Axis("y"), (firm, wild, far)), WIDE, {})
-    assert -1 < layout.y.low < 0.9 and 1.5 < layout.y.high < 3
+    wild = Series("m", "band", x, (0.9, 0.5), (1.1, math.inf), arm="vanilla")
+    far = Series("m", "band", x, (0.9, -500.0), (1.1, 900.0), arm="vanilla")
+    panel = Panel("p", Axis("x"), Axis("y"), (firm, wild, far))
+    (one,) = draw(panel)
+    low, high = one.axes.get_ylim()
+    assert one.cut and -4 < low < 0.5 and 1.5 < high < 7
+    study = finished("tpp")
+    page = render_page([replace(study, answer=replace(study.answer, panels=(panel,)))])
+    assert "Bands that touch the frame continue beyond it." in page
 
 
 def test_points_hidden_by_a_log_axis_are_counted() -> None:
     one = Series("a", "points", (1.0, -1.0, math.nan), (1.0, 1.0, 1.0))
-    assert lay_out(Panel("p", Axis("x", "log"), Axis("y"), (one,)), WIDE, {}).hidden == 2
+    assert draw(Panel("p", Axis("x", "log"), Axis("y"), (one,)))[0].hidden == 2
 
 
-def test_many_labels_make_the_figure_taller() -> None:
-    many = tuple(
-        Series(f"arm-{i}", "line", (1.0, 2.0), (1.0, 1.0 + i / 100), arm=f"arm-{i}") for i in range(40)
-    )
-    layout = lay_out(Panel("p", Axis("x"), Axis("y"), many), PAPER, {})
-    heights = sorted(label.y for label in layout.labels)
-    assert len(heights) == 40 and min(b - a for a, b in pairwise(heights)) >= PAPER.font
-    assert heights[-1] <= layout.box[3]
+def test_bars_stand_beside_each_other_with_their_errors() -> None:
+    names = Axis("", names=("a", "b"))
+    one = Series("one", "bars", (0.0, 1.0), (3.0, 4.0), low=(2.0, 3.5), high=(3.5, 6.0))
+    two = Series("two", "bars", (0.0, 1.0), (1.0, -1.0), filled=False)
+    (upright,) = draw(Panel("p", names, Axis("score"), (one, two)))
+    (sideways,) = draw(Panel("p", Axis("score"), names, tuple(replace(s, x=s.y, y=s.x) for s in (one, two))))
+    for drawn, across in ((upright, 0), (sideways, 1)):
+        by_id: dict[str | None, Any] = {a.get_gid(): a for a in drawn.axes.get_children()}
+        first, second = (by_id[f"s{i}"].get_path().vertices for i in (0, 1))
+        assert first[:4, across].max() <= second[:4, across].min() + 1e-9
+        assert first[1, 1 - across] == 3 and second[6, 1 - across] == -1
+        limits = drawn.axes.get_xlim() if across else drawn.axes.get_ylim()
+        assert limits[0] < -1 and limits[1] > 6  # zero, the bars and their errors
+        errors = by_id["s0-e"].get_xydata()[:, 1 - across]
+        assert errors[~np.isnan(errors)].tolist() == [2, 3.5, 3.5, 6]
 
 
-def test_legend_names_line_styles_and_markers(finished: Callable[[str], LoadedStudy]) -> None:
+def test_panels_of_a_figure_share_colours_ranges_and_a_legend() -> None:
+    def panel(title: str, level: float, top: float) -> Panel:
+        line = Series(f"{level:g} epochs", "line", (1.0, 2.0), (1.0, top), level=level)
+        return Panel(title, Axis("x"), Axis("y"), (line,), group="g", share="y")
+
+    shown = [panel("one", 1, 2), panel("two", 2, 5), panel("three", 2, 3)]
+    with figure_style():
+        figure, drawn = draw_figure(shown, ARM_TITLES)
+    assert len({one.axes.get_ylim() for one in drawn}) == 1
+    colours = [one.drawn[0][1].colour for one in drawn]
+    assert colours[0] != colours[1] == colours[2]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["1 epochs", "2 epochs"]
+
+
+def test_legend_names_arms_values_line_styles_and_markers(finished: Callable[[str], LoadedStudy]) -> None:
     ladder, held = finished("family"), finished("extrapolate")
-    words = [entry.text for _, _, entry in lay_out(ladder.answer.panels[1], PAPER, ARM_TITLES).legend]
-    assert words == ["90% band", "fitted", "extrapolated", "measured"]
-    words = [entry.text for _, _, entry in lay_out(held.answer.panels[0], PAPER, ARM_TITLES).legend]
-    assert words == ["90% band", "law", "forecast", "held out"]
+
+    def words(panel: Panel) -> list[str]:
+        with figure_style():
+            (legend,) = draw_figure([panel], ARM_TITLES)[0].legends
+        return [text.get_text() for text in legend.get_texts()]
+
+    kinds = ["90% band", "fitted", "extrapolated", "measured"]
+    assert words(ladder.answer.panels[1]) == [*list(ARM_TITLES.values())[1:], *kinds]
+    assert words(held.answer.panels[0]) == ["Untied-Grow", "90% band", "law", "forecast", "held out"]
+    law = Series("vanilla", "line", (1.0, 2.0), (2.0, 1.0), arm="vanilla", role="fit", detail="γ = 0.11")
+    assert words(Panel("p", Axis("x"), Axis("y"), (law,))) == ["Vanilla, γ = 0.11"]
+
+
+def test_texts_of_a_figure_do_not_overlap_or_leave_it(finished: Callable[[str], LoadedStudy]) -> None:
+    with figure_style():
+        figure, drawn = draw_figure(finished("family").answer.panels, ARM_TITLES)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+        inside = {id(t) for one in drawn for axis in (one.axes.xaxis, one.axes.yaxis)
+                  for t in axis.get_ticklabels(which="both")}  # fmt: skip
+        boxes = [text.get_window_extent(renderer) for text in texts if id(text) not in inside]
+    for box in boxes:
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            wide = min(one.x1, other.x1) - max(one.x0, other.x0)
+            tall = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert wide <= 1 or tall <= 2
+
+
+def test_csv_has_every_value_of_the_figure(finished: Callable[[str], LoadedStudy]) -> None:
+    panels_ = finished("extrapolate").answer.panels
+    rows = list(csv.DictReader(io.StringIO(figure_csv(panels_, ARM_TITLES))))
+    for series_ in panels_[0].series:
+        own = [r for r in rows if r["kind"] == series_.kind and (series_.kind != "points" or (
+            r["what"] == "held out") == (series_.role == "held_out"))]  # fmt: skip
+        names = ("low", "high") if series_.kind == "band" else ("y",)
+        values = [tuple(float(r[name]) for name in ("x", *names)) for r in own]
+        wanted = zip(series_.x, series_.y, *([series_.y_high] if series_.kind == "band" else []), strict=True)
+        assert set(wanted) <= set(values)
+    assert {row["curve"] for row in rows} == {"Untied-Grow"}
 
 
 def test_two_ladders_of_one_arm_have_different_colours_and_labels() -> None:
@@ -259,8 +339,8 @@ def test_two_ladders_of_one_arm_have_different_colours_and_labels() -> None:
 
 def test_figures_embed_fonts_and_no_timestamp(finished: Callable[[str], LoadedStudy]) -> None:
     panels_ = list(finished("ladder").answer.panels)
-    first = draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
-    assert first == draw_panels(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
+    first = figure_files(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
+    assert first == figure_files(panels_[:1], ARM_TITLES, ("pdf", "svg", "png"))
     pdf = first["pdf"]
     descriptors = re.findall(rb"/Type /FontDescriptor", pdf)
     assert descriptors and len(re.findall(rb"/FontFile2 \d+ 0 R", pdf)) == len(descriptors)

@@ -83,7 +83,7 @@ class Downstream(Result):
     def plot(self, ax: Any = None, panel: str = "at equal answer NLL") -> Any:
         """Draw one panel, by the beginning of its title."""
         from steepen.report.colours import ARM_TITLES
-        from steepen.report.panel_figures import draw_panel
+        from steepen.report.figure import draw_panel
 
         for one in self.answer.panels:
             if one.title.startswith(panel):

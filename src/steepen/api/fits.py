@@ -204,33 +204,20 @@ class ComputeResult(Result):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw loss against compute with the fitted laws; returns the Axes."""
-        import numpy as np
-
-        from steepen.report.figure_style import MARKERS, curve_colours
+        from steepen.report.colours import ARM_TITLES
+        from steepen.report.figure import draw_panel
+        from steepen.report.law_panels import loss_panel
 
         ax = new_axes(ax)
-        arms = self.analysis.primary_fit.arms
-        for i, ((arm, law), colour) in enumerate(zip(arms.items(), curve_colours([*arms]), strict=True)):
-            ladder = self.ladders[arm]
-            line = np.geomspace(ladder.flops[0], ladder.flops[-1], 100)
-            ax.plot(line, law.predict(line), color=colour, lw=1.2)
-            label = f"{arm}, γ = {law.gamma.value:.4f}"
-            ax.plot(ladder.flops, ladder.loss, MARKERS[i % len(MARKERS)], color=colour, ms=4, label=label)
-            for out in (one for one in self.analysis.hold_out if one.arm == arm):
-                further = np.geomspace(ladder.flops[-1], out.flops, 50)
-                ax.plot(further, law.predict(further), color=colour, lw=1.2, ls="--")
-                ax.plot(out.flops, out.observed, "s", mfc="none", color=colour, ms=7)
-        ax.set(xscale="log", yscale="log", xlabel="training compute (FLOPs)", ylabel="loss")
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter("{x:g}")
-        ax.legend()
+        draw_panel(ax, loss_panel(self.analysis, self.ladders), ARM_TITLES)
         return ax
 
     def save_figure(self, path: str | Path) -> Path:
         """Write the figure of `steepen fit --figure` (laws, multipliers, exponents) as PDF, SVG or PNG."""
-        from steepen.report.law_figures import draw_compute
+        from steepen.report.figure import save_panels
+        from steepen.report.law_panels import compute_panels
 
-        draw_compute(self.analysis, self.ladders, Path(path))
+        save_panels(compute_panels(self.analysis, self.ladders), Path(path))
         return Path(path)
 
 

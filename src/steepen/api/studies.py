@@ -333,7 +333,7 @@ class Study(Result):
     def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
         """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""
         from steepen.report.colours import ARM_TITLES
-        from steepen.report.panel_figures import draw_panel
+        from steepen.report.figure import draw_panel
 
         panels = self.answer.panels if self.answer is not None else ()
         if isinstance(panel, str):

@@ -131,16 +131,16 @@ class EvaluationResult(Result):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the KL divergence after each executed block, or the loss against passes; returns the Axes."""
+        from steepen.report.colours import ARM_TITLES
+        from steepen.report.figure import draw_panel
+        from steepen.report.score_panels import depth_panel, passes_panel
+
         ax = new_axes(ax)
         depth, passes = self.scores.get("kl_depth"), self.scores.get("test_time_passes")
         if depth is not None:
-            ax.plot(range(len(depth["curve"])), depth["curve"], "o-", ms=4)
-            ax.axhline(depth["threshold"], color="#888888", lw=0.8, ls="--")
-            ax.set(xlabel="executed blocks", ylabel="KL divergence from the final prediction (nats)")
+            draw_panel(ax, depth_panel({"network": depth}), ARM_TITLES)
         elif passes is not None:
-            ax.plot(passes["passes"], passes["losses"], "o-", ms=4)
-            ax.axvline(passes["trained"], color="#888888", lw=0.8, ls="--")
-            ax.set(xlabel="core passes", ylabel="validation loss")
+            draw_panel(ax, passes_panel({"network": passes}), ARM_TITLES)
         else:
             rows = self.to_rows()
             ax.barh([row["score"] for row in rows], [row["value"] for row in rows])

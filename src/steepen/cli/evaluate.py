@@ -235,10 +235,10 @@ def checkpoint(
         typer.echo(note, err=True)
     extra: dict[str, Any] = {}
     if figures is not None:
-        from steepen.report.evaluation_figures import draw
+        from steepen.report.score_panels import draw_scores
 
         title = found.checkpoint.spec.arm.title
-        extra = {"figures": [str(file) for file in draw(found.scores, figures, title)]}
+        extra = {"figures": [str(file) for file in draw_scores(found.scores, figures, title)]}
     if as_json:
         saved = None if found.saved is None else str(found.saved)
         typer.echo(

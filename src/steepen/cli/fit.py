@@ -360,9 +360,10 @@ def _fit_compute(
 
         analysis, ladders = analyse_table(data, request, hold_out, arm_done, usable_cores())
     if figure is not None:
-        from steepen.report.law_figures import draw_compute
+        from steepen.report.figure import save_panels
+        from steepen.report.law_panels import compute_panels
 
-        draw_compute(analysis, ladders, figure)
+        save_panels(compute_panels(analysis, ladders), figure)
     scored = score_registered(read_registered(score), arms) if score else []
     registered = (
         score_registered(register_forecasts(register, analysis, ladders, analysis.request.budget, arms), {})
@@ -412,10 +413,11 @@ def _fit_chinchilla(
     with spinner(f"fitting {len(data)} runs", as_json):
         found = fit_chinchilla_table(data, settings, reference=reference, budget=budget, hold_out=hold_out)
     if figure is not None:
-        from steepen.report.law_figures import draw_chinchilla
+        from steepen.report.figure import save_panels
+        from steepen.report.law_panels import chinchilla_panels
 
         shown = found.first
-        draw_chinchilla(shown.fit, shown.parameters, shown.tokens, shown.loss, figure)
+        save_panels(chinchilla_panels(shown.fit, shown.parameters, shown.tokens, shown.loss), figure)
     if as_json:
         _echo_json(found.to_dict())
     else:
@@ -448,10 +450,11 @@ def _fit_isoflop(
         hold_out=hold_out,
     )
     if figure is not None:
-        from steepen.report.law_figures import draw_isoflop
+        from steepen.report.figure import save_panels
+        from steepen.report.law_panels import isoflop_panels
 
         fits = {arm: sweeps.fit for arm, sweeps in found.arms.items()}
-        draw_isoflop(fits, {arm: sweeps.data for arm, sweeps in found.arms.items()}, figure)
+        save_panels(isoflop_panels(fits, {arm: sweeps.data for arm, sweeps in found.arms.items()}), figure)
     if as_json:
         _echo_json(found.to_dict())
     else:

@@ -111,9 +111,10 @@ def forecast(
         ratio=cast("RatioFrom", ratio),
     )
     if figure is not None:
-        from steepen.report.evaluation_figures import draw_forecast
+        from steepen.report.figure import save_panels
+        from steepen.report.score_panels import forecast_panel
 
-        draw_forecast(found, figure)
+        save_panels([forecast_panel(found)], figure)
     if as_json:
         from steepen.utils.json_io import to_json
 

@@ -183,7 +183,6 @@ def compare(
 
     Example: steepen runs compare 6084f5 d31e5a --figure curves.pdf
     """
-    from steepen.api.runs import Runs as RunsResult
     from steepen.api.runs import loss_curve
     from steepen.utils.formatting import format_value
     from steepen.utils.text_plot import MARKS, text_plot
@@ -197,12 +196,14 @@ def compare(
         if pair[0].fields.get(name) != pair[1].fields.get(name)
     }
     if figure is not None:
-        from steepen.report.figure_style import PANEL_INCHES, figure_style, new_figure, save_figure
+        from steepen.report.figure import save_panels
+        from steepen.report.run_panels import compared_curves
 
-        with figure_style():
-            drawn = new_figure(1.5 * PANEL_INCHES[0], 1.3 * PANEL_INCHES[1])
-            RunsResult(tuple(pair), directory).plot(drawn.subplots())
-            save_figure(drawn, figure)
+        names_and_curves = [
+            (f"{one.fields['arm']} d{one.fields['depth']} {one.name[:6]}", one.metrics_rows()) for one in pair
+        ]
+        tokens = [one.fields.get("batch_tokens") or 1 for one in pair]
+        save_panels([compared_curves(names_and_curves, tokens)], figure)
     if as_json:
         print(json.dumps({"runs": [one.name for one in pair], "different": different}, indent=2))
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FONT = 7.5  # points
 GRID, AXIS = "#e6e6e6", "#333333"
 MAX_NAMED = 16  # curves in a legend; of a longer family, evenly spaced ones
-BAND_REACH = 3.0  # bands widen an axis by at most this many times the range of everything else, either way
+BAND_REACH = 8.0  # bands widen an axis by at most this many times the range of everything else, either way
 MARKERS = {"circle": "o", "square": "s", "star": "*", "diamond": "D", "triangle": "^", "cross": "X"}
 MARKER_SIZES = {"circle": 3.2, "square": 3.4, "star": 6.4, "diamond": 3.2, "triangle": 3.8, "cross": 4.0}
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.6))}
@@ -64,7 +64,9 @@ def draw_figure(
     """The panels in a grid, the names of all curves under it. Call it inside `figure_style()`."""
     columns = grid_columns(panels)
     rows = math.ceil(len(panels) / columns)
-    width = {1: 3.5, 2: 3.4, 3: 2.7}.get(columns, 2.2)
+    width = {1: 3.5, 2: 3.4, 3: 2.7, 4: 2.2}.get(columns, 1.8)  # inches
+    if any(panel.y.names for panel in panels):
+        width = max(width, 4.8 / math.sqrt(columns))
     heights = [
         max(_height(panel, width) for panel in panels[row * columns : (row + 1) * columns])
         for row in range(rows)
@@ -77,13 +79,20 @@ def draw_figure(
     figure = new_figure(columns * width, sum(heights) + legend_height)
     grid = figure.add_gridspec(rows, columns, height_ratios=heights)
     drawn = [
-        draw_panel(figure.add_subplot(grid[i // columns, i % columns]), panel, titles, curves, limits)
+        draw_panel(
+            figure.add_subplot(grid[i // columns, i % columns]),
+            panel,
+            titles,
+            curves,
+            limits,
+            inches=(width, heights[i // columns]),
+        )
         for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True))
     ]
     for one in drawn:
         if title:
-            text = textwrap.fill(one.panel.title, int(72 * width / (0.5 * FONT)))
-            one.axes.set_title(text, loc="left", weight="bold", parse_math=False)
+            one.axes.set_title(_wrapped(one.panel.title, 0.92 * width), loc="left", weight="bold",
+                               parse_math=False)  # fmt: skip
     if labels:
         box = figure.legend(
             handles, labels, loc="outside lower left", ncols=per_row, columnspacing=1.2, handlelength=1.8,
@@ -160,12 +169,13 @@ def axis_limits(
         around = math.log(2) if log else (0.5 * abs(low) or 1.0)
         low, high = low - around, high + around
     margin = pad * (high - low)
-    return back(low - margin), back(high + margin)
+    low, high = low - margin, high + margin
+    return (back(max(low, -300)), back(min(high, 300))) if log else (low, high)
 
 
 def can_show(value: float, axis: Axis) -> bool:
-    """Finite, positive on a log axis, and not so extreme that a margin would overflow."""
-    return abs(value) < 1e250 and (value > 1e-250 or axis.scale != "log")
+    """Finite, positive on a log axis, and not so extreme that a margin or a band would overflow."""
+    return abs(value) < 1e100 and (value > 1e-100 or axis.scale != "log")
 
 
 def shown_points(series: Series, panel: Panel) -> list[int]:
@@ -181,6 +191,7 @@ def draw_panel(
     curves: Sequence[Curve] | None = None,
     limits: tuple[Limits, Limits] | None = None,
     *,
+    inches: tuple[float, float] = (5.0, 3.6),
     mathtext: bool = True,
 ) -> DrawnPanel:
     """Draw a panel into axes; without `curves` of a whole figure, with a legend and title of its own."""
@@ -193,8 +204,10 @@ def draw_panel(
     measured = [series for series in panel.series if series.kind == "points"]
     _set_ticks(axes.xaxis, panel.x, x_low, x_high, _whole(v for s in measured for v in s.x), mathtext)
     _set_ticks(axes.yaxis, panel.y, y_low, y_high, _whole(v for s in measured for v in s.y), mathtext)
-    axes.set_xlabel(panel.x.label, labelpad=2, parse_math=False)
-    axes.set_ylabel(panel.y.label, labelpad=3, parse_math=False)
+    wide, tall = inches
+    names = max((len(name) for name in panel.y.names), default=8)
+    axes.set_xlabel(_wrapped(panel.x.label, wide - 0.5 * FONT / 72 * names), labelpad=2, parse_math=False)
+    axes.set_ylabel(_wrapped(panel.y.label, tall - 0.3), labelpad=3, parse_math=False)
     axes.grid(axis="x" if panel.y.names else "y", color=GRID, linewidth=0.4)
     axes.set_axisbelow(True)
     for i, (direction, value, text) in enumerate(panel.lines):
@@ -206,8 +219,10 @@ def draw_panel(
     drawn = sorted(own, key=lambda pair: order[pair[0].kind])
     hidden = 0
     bars = [series for series, _ in drawn if series.kind == "bars"]
+    places = [at for series in bars for at in (series.y if panel.y.names else series.x)]
+    beside = len(bars) if len(set(places)) < len(places) else 1  # series that share no place need no room
     for i, (series, curve) in enumerate(drawn):
-        place = (bars.index(series), len(bars)) if series.kind == "bars" else (0, 1)
+        place = (bars.index(series) if series in bars and beside > 1 else 0, beside)
         hidden += _draw_series(axes, panel, series, curve.colour.light, f"s{i}", place)
     edges = [v for s, _ in drawn if s.kind == "band" for v in (*s.y, *s.y_high)]
     cut = any(not y_low <= edge <= y_high for edge in edges)
@@ -324,6 +339,11 @@ def _reference_line(axes: Axes, direction: str, value: float, text: str, gid: st
         )
 
 
+def _wrapped(text: str, inches: float) -> str:
+    """Text in lines that fit, or nearly."""
+    return textwrap.fill(text, max(12, int(72 * inches / (0.47 * FONT))))
+
+
 def _whole(values: Iterable[float]) -> bool:
     """Whether all values (there is one) are whole numbers: depths, passes, epochs."""
     found = list(values)
@@ -363,7 +383,7 @@ def _set_ticks(axis: Any, described: Axis, low: float, high: float, whole: bool,
     else:
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=whole))
         axis.set_minor_locator(NullLocator())
-        plain = ScalarFormatter(useOffset=False, useMathText=True)
+        plain = ScalarFormatter(useOffset=False, useMathText=mathtext)
         plain.set_powerlimits((-3, 5))
         axis.set_major_formatter(plain)
     axis.set_minor_formatter(NullFormatter())
@@ -373,9 +393,7 @@ def _set_ticks(axis: Any, described: Axis, low: float, high: float, whole: bool,
 def log_tick(value: float, mathtext: bool = True) -> str:
     """A tick of a log axis, 0.02, 500, 10¹⁸ or 2×10⁻⁵: the powers in mathtext or in Unicode."""
     digits, _, power = f"{value:e}".partition("e")
-    if -4 < int(power) < 4:
-        return f"{value:g}"
-    if not mathtext:
+    if not mathtext or -5 < int(power) < 4:
         return pretty_exponents(f"{value:g}")
     factor = "" if float(digits) == 1 else rf"{float(digits):g}\times "
     return f"${factor}10^{{{int(power)}}}$"

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from steepen.errors import UsageError
-from steepen.report.colours import ARM_COLOURS, NEUTRAL, PALETTE, arm_key
-from steepen.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Format = Literal["pdf", "svg", "png"]
 FORMATS: tuple[Format, ...] = ("pdf", "svg", "png")
-BLACK, GREY = "#111111", NEUTRAL.light
-MARKERS = "osD^vPX<"
-PANEL_INCHES = (3.5, 2.9)  # one panel with a legend inside; 3.5 is one column of a two-column page
 
 # Only fonts that come with matplotlib: the same figure on every machine. STIX suits Times; DejaVu fills gaps.
 RC_PARAMS: dict[str, Any] = {
@@ -81,15 +76,6 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def curve_colours(names: Sequence[str]) -> list[str]:
-    """A colour per curve: arms have their own colour, other names take the palette's unused ones in order."""
-    own = {name: ARM_COLOURS[arm_key(name)] for name in names if arm_key(name) in ARM_COLOURS}
-    unused = [colour for colour in PALETTE if colour not in own.values()] or PALETTE
-    others = [name for name in names if name not in own]
-    own |= {name: unused[i % len(unused)] for i, name in enumerate(others)}
-    return [own[name].light for name in names]
-
-
 def figure_format(path: Path) -> Format:
     """The format that a figure's file name asks for; refuses one that cannot be written."""
     kind = path.suffix.lower().removeprefix(".")
@@ -103,8 +89,3 @@ def figure_bytes(figure: Figure, kind: Format) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
     return buffer.getvalue()
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of its file name, creating the directory."""
-    write_atomically(path, figure_bytes(figure, figure_format(path)))

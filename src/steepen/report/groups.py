@@ -107,8 +107,10 @@ def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:
     uses: dict[tuple[object, ...], list[tuple[Series, Curve]]] = {}
     for curve in curves:
         for series in curve.series:
-            texts = [role_text(series)] if curve.named else [curve_label(curve)]
-            for text in filter(None, texts):
+            text = role_text(series)
+            if not curve.named:
+                text = ", ".join(filter(None, (curve_label(curve), series.note)))
+            if text:
                 owner = "" if curve.named else curve.label
                 glyph = (series.kind, series.style, series.filled, series.marker)
                 uses.setdefault((text, *glyph, owner), []).append((series, curve))

@@ -17,7 +17,7 @@ from steepen.report.contents import FigureContent, StudyContent
 from steepen.report.figure import figure_curves, legend_curves
 from steepen.report.groups import curve_label, ladder_title, legend_entries
 from steepen.report.load_studies import LoadedStudy, arm_titles
-from steepen.report.page_figure import page_panels
+from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.select_verdicts import primary_verdicts, secondary_verdicts
 from steepen.report.summary import ANSWER_COLUMN, answer_words
@@ -27,6 +27,7 @@ from steepen.studies.answer import Series, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number
 
 Links = Mapping[str, Sequence[tuple[str, str]]]  # (format, path) of the files of a figure or table, by its id
+MAX_DETAILED_RUNS = 250  # with spec and record, 4 kB each
 GLYPHS = {"circle": "●○", "star": "★☆", "square": "■□", "diamond": "◆◇", "triangle": "▲△", "cross": "✖✕"}
 
 
@@ -194,6 +195,7 @@ class _Page:
             "id": figure.id,
             "lead": figure.lead,
             "title": figure.title,
+            "dense": len(figure.panels) >= MANY_PANELS,
             "panels": [{"title": one.panel.title, "svg": svg} for svg, one in drawn],
             "legend": legend,
             "caption": self.prose(" ".join(captions)),
@@ -259,6 +261,7 @@ class _Page:
         order = sorted(
             self.records.values(), key=lambda r: (arm_key(r.spec.arm.name), r.flops, r.spec.seed, r.run)
         )
+        detailed = len(order) <= MAX_DETAILED_RUNS
         return [
             {
                 "run": record.run,
@@ -266,8 +269,10 @@ class _Page:
                 "title": run_title(record),
                 "loss": format_value(record.validation_loss, 5),
                 "flops": format_value(record.flops, 3),
-                "spec": _json(record.spec.to_dict()),
-                "record": _json({k: v for k, v in record.to_dict().items() if k != "spec"}),
+                "spec": _json(record.spec.to_dict()) if detailed else "",
+                "record": _json({k: v for k, v in record.to_dict().items() if k != "spec"})
+                if detailed
+                else "",
                 "samples": samples.get(record.run, ()),
             }
             for record in order

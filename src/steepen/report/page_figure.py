@@ -32,6 +32,8 @@ from steepen.utils.formatting import format_value
 
 SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INCHES = (3.6, 2.5)  # 259 × 180 units: about 1.4 pixels each on a phone, 2 on a desktop
+DENSE_INCHES = (2.7, 2.0)  # of the panels of a large grid
+MANY_PANELS = 7
 PAGE_STYLE = {"font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "svg.fonttype": "none"}
 ColourClass = Callable[[Colour], str]
 
@@ -44,9 +46,12 @@ def page_panels(
     found: list[tuple[Markup, DrawnPanel]] = []
     with figure_style(PAGE_STYLE):
         for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True)):
-            tall = max(INCHES[1], 0.6 + 0.17 * len(panel.y.names))
-            figure = new_figure(INCHES[0], tall)
-            drawn = draw_panel(figure.add_subplot(), panel, titles, curves, limits, mathtext=False)
+            wide, tall = DENSE_INCHES if len(panels) >= MANY_PANELS else INCHES
+            tall = max(tall, 0.6 + 0.17 * len(panel.y.names))
+            figure = new_figure(wide, tall)
+            drawn = draw_panel(
+                figure.add_subplot(), panel, titles, curves, limits, inches=(wide, tall), mathtext=False
+            )
             drawn.axes.minorticks_off()
             figure.draw_without_rendering()
             figure.set_layout_engine("none")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.report.colours import arm_key
@@ -15,6 +16,7 @@ from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
+from steepen.studies.plotting import line, points
 
 CURVE_POINTS = 60  # means of equal numbers of steps, after the first ones
 MAX_CURVES = 8  # of an arm
@@ -51,6 +53,20 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
     return panels
 
 
+def compared_curves(
+    runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], tokens_per_step: Sequence[float]
+) -> Panel:
+    """Training loss over tokens of some runs, from their lines of metrics.jsonl; validations as points."""
+    series: list[Series] = []
+    for (label, lines), tokens in zip(runs, tokens_per_step, strict=True):
+        for name, made in (("loss", line), ("validation_loss", points)):
+            rows = [(row["step"] * tokens, row[name]) for row in lines if row.get(name) is not None]
+            if rows:
+                note = "training" if name == "loss" else "validation"
+                series.append(made(label, *zip(*rows, strict=True), note=note))
+    return Panel("Loss curves", Axis("tokens"), Axis("loss (nats per token)"), tuple(series))
+
+
 def _spread(records: list[RunRecord]) -> list[RunRecord]:
     """At most `MAX_CURVES` runs, evenly spaced in compute, one for each depth first."""
     by_depth = {record.spec.shape.depth: record for record in reversed(records)}
@@ -66,7 +82,7 @@ def _curve(record: RunRecord, directory: Path | None) -> tuple[tuple[float, ...]
     rows: list[tuple[float, float]] = []
     if directory is not None:
         lines = read_metrics(RunDirectory(directory / record.run).metrics_file)
-        rows = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+        rows = [(row["step"], row["loss"]) for row in lines if row.get("loss") is not None]
     rows = rows or [(score.step, score.loss) for score in record.validation_scores]
     rows = [(step, loss) for step, loss in rows if step > 0 and math.isfinite(loss)]
     if not rows:
@@ -96,7 +112,7 @@ def residual_panel(answer: Answer, records: Sequence[RunRecord], titles: dict[st
             )
         )  # fmt: skip
         title = ladder_title(one.arm, one.variant, titles)
-        scatter.append(f"{title} {law.residual_sd:.2g}")
+        scatter.append(f"{title} {_residual_sd(misses):.2g}")
     if not series:
         return None
     return Panel(
@@ -122,7 +138,7 @@ def scatter_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str
         squares, degrees = sum(s for s, _ in seeds), sum(d for _, d in seeds)
         rows.append(
             (
-                ladder_title(one.arm, one.variant, titles), len(own), law.residual_sd,
+                ladder_title(one.arm, one.variant, titles), len(own), _residual_sd([*misses.values()]),
                 math.sqrt(squares / degrees) if degrees else None, misses[worst], worst,
             )
         )  # fmt: skip
@@ -135,6 +151,11 @@ def scatter_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str
         "In nats per token. A residual sd far above that between seeds means that the law does not fit.",
         arm_column=0,
     )
+
+
+def _residual_sd(misses: Sequence[float]) -> float:
+    """Standard deviation about a law of two parameters of its own."""
+    return math.sqrt(sum(miss**2 for miss in misses) / max(1, len(misses) - 2))
 
 
 def _deviations(losses: Iterable[float]) -> tuple[float, int]:

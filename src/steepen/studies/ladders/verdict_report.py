@@ -204,9 +204,9 @@ def ladder_panels(
             group=group,
         ),
         multipliers=replace(
-            _multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
+            multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
         ),
-        exponents=replace(_exponent_panel(analysis, curves), group=group),
+        exponents=replace(exponent_panel(analysis, curves), group=group),
     )  # fmt: skip
 
 
@@ -215,7 +215,8 @@ def _curve_fields(one: MeasuredLadder) -> dict[str, Any]:
     return {"arm": one.spec.arm.name, "variant": one.spec.variant}
 
 
-def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
+def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], by: Measure) -> Panel:
+    """Multipliers over the reference; `curves` are the fields of `Series` that give each arm its colour."""
     label, noun = AXIS_WORDS[by]
     series: list[Series] = []
     for name, found in analysis.multipliers.items():
@@ -230,9 +231,15 @@ def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]
             note = f"{analysis.request.confidence:.0%} band"
             series.append(Series(name, "band", x, low, high, note=note, **curve))
         fitted = sorted((m for m in found if m.leads), key=lambda m: m.flops)
-        if fitted:
-            x, values = tuple(m.flops for m in fitted), [m.value for m in fitted]
+        inside = [m for m in fitted if not m.extrapolated]
+        beyond = inside[-1:] + [m for m in fitted if m.extrapolated and m not in inside[-1:]]
+        beyond.sort(key=lambda m: m.flops)
+        if inside:
+            x, values = [m.flops for m in inside], [m.value for m in inside]
             series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
+        if any(m.extrapolated for m in beyond):
+            x, values = [m.flops for m in beyond], [m.value for m in beyond]
+            series.append(line(name, x, values, role="extrapolated", style="dashed", **curve))
     reference = analysis.request.reference
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
@@ -246,7 +253,7 @@ def _multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]
     )
 
 
-def _exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
+def exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Exponent γ against log A (reversed): better is up and to the right."""
     series: list[Series] = []
     for name, law in analysis.primary_fit.arms.items():

@@ -1,0 +1,174 @@
+"""Panels of evaluation scores: CORE tasks, KL effective depth, passes at test time, and forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steepen.evaluation.core.suite import FILTERED_OUT
+from steepen.report.colours import ARM_COLOURS, arm_key
+from steepen.report.figure import save_panels
+from steepen.studies.answer import Axis, Panel, Series
+from steepen.studies.plotting import line, points
+
+if TYPE_CHECKING:
+    from steepen.evaluation.forecast import Forecast
+
+KIND_NAMES = {
+    "schema": "schema",
+    "multiple_choice": "multiple choice",
+    "language_modeling": "language modelling",
+}
+
+
+def draw_scores(scores: Mapping[str, Any], folder: Path, title: str = "") -> list[Path]:
+    """Draw each kind of score present, as one PNG each, into a folder; returns their paths."""
+    panels: dict[str, Panel] = {}
+    name = title or "network"
+    if "core" in scores:
+        panels["core_tasks.png"] = task_panel(scores["core"], title)
+    if "kl_depth" in scores:
+        panels["kl_depth.png"] = depth_panel({name: scores["kl_depth"]})
+    if "test_time_passes" in scores:
+        panels["test_time_passes.png"] = passes_panel({name: scores["test_time_passes"]})
+    for file, panel in panels.items():
+        save_panels([panel], folder / file)
+    return [folder / file for file in panels]
+
+
+def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
+    """Centred accuracy of every task; bars span the seeds, and hollow ones are not in CORE17."""
+    tasks = sorted(core["tasks"].items(), key=lambda pair: pair[1]["centered"])
+    series: list[Series] = []
+    for kind, name in KIND_NAMES.items():
+        for filled in (True, False):
+            rows = [
+                (place, label, task)
+                for place, (label, task) in enumerate(tasks)
+                if task["kind"] == kind and (label not in FILTERED_OUT) == filled
+            ]
+            if not rows:
+                continue
+            spans = [
+                [(seed["accuracy"] - task["baseline"]) / (1 - task["baseline"]) for seed in task["seeds"]]
+                or [task["centered"]]
+                for _, _, task in rows
+            ]
+            series.append(
+                Series(
+                    name,
+                    "bars",
+                    tuple(float(task["centered"]) for _, _, task in rows),
+                    tuple(float(place) for place, _, _ in rows),
+                    low=tuple(min(span) for span in spans),
+                    high=tuple(max(span) for span in spans),
+                    filled=filled,
+                    note="" if filled else "not in CORE17",
+                    texts=tuple(label for _, label, _ in rows),
+                )
+            )
+    found = core.get("core22")
+    score = f"mean {core['mean_centered']:.4f}" if found is None else f"CORE22 {found:.4f}"
+    subset = "" if core.get("examples") is None else f", at most {core['examples']:,} examples per task"
+    return Panel(
+        f"{f'{title}: ' if title else ''}{score}{subset}",
+        Axis("centred accuracy (0 = chance, 1 = perfect)"),
+        Axis("", names=tuple(f"{label}, {task['shots']}-shot" for label, task in tasks)),
+        tuple(series),
+        lines=(("x", 0.0, ""),),
+    )
+
+
+def depth_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
+    """KL to the final prediction before the first and after every executed block; a star at the depth."""
+    series: list[Series] = []
+    for name, depth in results.items():
+        curve = depth["curve"]
+        # Scores of earlier versions have no value before the first block.
+        first = depth["executed"] + 1 - len(curve)
+        blocks = range(first, first + len(curve))
+        fields = {**_colour(name), "detail": f"{depth['depth']} of {depth['executed']}"}
+        series += [line(name, blocks, curve, **fields), points(name, blocks, curve, **fields)]
+        star = (depth["depth"],), (curve[depth["depth"] - first],)
+        series.append(points(name, *star, marker="star", note="effective depth", **_colour(name)))
+    one = next(iter(results.values()))
+    stages = list(one["stages"])
+    ends = [
+        ("x", stages.index(stage) + 0.5, stage)
+        for stage in dict.fromkeys(stages)
+        if len(results) == 1 and stages.index(stage)
+    ]
+    threshold = float(one["threshold"])
+    return Panel(
+        f"KL effective depth: below {threshold:g} nats from the star on",
+        Axis("executed blocks"),
+        Axis("KL to the final prediction (nats)"),
+        tuple(series),
+        lines=(("y", threshold, ""), *(("x", at, stage) for _, at, stage in ends)),
+    )
+
+
+def passes_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
+    """L(k) − L(K trained) against k for one or more checkpoints, a star at each trained K."""
+    series: list[Series] = []
+    for name, curve in results.items():
+        fields = _colour(name)
+        series.append(line(name, curve["passes"], curve["differences"], **fields))
+        series.append(points(name, curve["passes"], curve["differences"], **fields))
+        star: dict[str, Any] = {"marker": "star", "note": "trained", **fields}
+        series.append(points(name, [curve["trained"]], [0.0], **star))
+    return Panel(
+        "Passes at test time",
+        Axis("core passes k at test time"),
+        Axis("L(k) − L(K trained)  (nats per token)"),
+        tuple(series),
+        lines=(("y", 0.0, ""),),
+    )
+
+
+def forecast_panel(forecast: Forecast) -> Panel:
+    """Score against compute: measured and held-out runs, the forecast, and where it reaches references."""
+    computes = [run.flops for runs in forecast.runs.values() for run in runs]
+    flops = np.geomspace(min(computes), max([*forecast.targets, 10 * max(computes)]), 120)
+    series: list[Series] = []
+    for name, runs in forecast.runs.items():
+        held = forecast.held_out.get(name, [])
+        shown = [run for run in runs if run not in held]
+        fields = _colour(name)
+        score, last = forecast.fit.predict(name, flops), max(run.flops for run in shown)
+        edge = int((flops <= last).sum())
+        beyond = slice(max(0, edge - 1), None)
+        series.append(line(name, flops[:edge], score[:edge], role="fit", **fields))
+        series.append(
+            line(name, flops[beyond], score[beyond], role="extrapolated", style="dashed", note="forecast",
+                 **fields)
+        )  # fmt: skip
+        square: dict[str, Any] = {"role": "held_out", "marker": "square", "filled": False, **fields}
+        for measured, look in ((shown, fields), (held, square)):
+            if measured:
+                x, names = [run.flops for run in measured], [run.run for run in measured]
+                series.append(points(name, x, map(forecast.score, measured), names, **look))
+        reached = [(forecast.fit.compute_for(name, v), v) for v in forecast.references.values()]
+        inside = [(at, value) for at, value in reached if flops[0] <= at <= flops[-1]]
+        if inside:
+            x, y = zip(*inside, strict=True)
+            series.append(points(name, x, y, marker="star", note="reaches a reference", **fields))
+    tasks = len(forecast.tasks)
+    return Panel(
+        "Forecast",
+        Axis("training compute (FLOPs)", "log"),
+        Axis("CORE" if forecast.is_core else f"mean centred accuracy of {tasks} tasks"),
+        tuple(series),
+        lines=(
+            *(("y", value, name) for name, value in forecast.references.items()),
+            *(("x", target, "target") for target in forecast.targets[-1:]),
+        ),
+    )
+
+
+def _colour(name: str) -> dict[str, Any]:
+    """The arm's colour where the name is one of the main arms', else the palette's next."""
+    return {"arm": name} if arm_key(name) in ARM_COLOURS else {}
