@@ -205,6 +205,16 @@ def test_the_table_fits_a_terminal_of_80_columns(mixed: RunStore) -> None:
     assert max(map(len, lines)) <= 80 and len(lines) > 6
 
 
+def test_the_column_done_is_shown_only_where_a_run_is_unfinished(
+    mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads: list[list[str]] = []
+    for words in ([], ["--status", "finished"]):
+        assert main(["runs", "--runs", str(mixed.root), *words]) == 0
+        heads.append(capsys.readouterr().out.splitlines()[0].split())
+    assert heads[0][:3] == ["status", "done", "run"] and heads[1] == [w for w in heads[0] if w != "done"]
+
+
 def test_show_and_compare(
     mixed: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import steepen
+from steepen.api.serve import StudyPages
 from steepen.cli import main
 from steepen.data.prepare import PrepareRequest, prepare
+from steepen.studies.driver.journal import Journal, preparing_data
 from steepen.studies.preset import PRESETS_DIRECTORY
 from steepen.studies.registry import STUDIES
 
@@ -99,6 +103,74 @@ def test_dry_run_needs_no_data_and_writes_nothing(
     assert len(plan["runs"]) == 58
     assert plan["flops"] == pytest.approx(1.83e21, rel=0.01)
     assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_without_data_shows_no_hashes_as_they_depend_on_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ladder", "--preset", str(folder / "minute.yaml"), "--rungs", "2-5"]
+    text = dry(words, capsys)
+    assert text.splitlines()[1].startswith("–  ") and "Runs have no names (hashes) yet" in text
+    assert not json.loads(dry([*words, "--json"], capsys))["data_known"]
+    text = dry([*words, "--data", str(folder / "data"), "--epochs", "99"], capsys)
+    assert re.match(r"[0-9a-f]{16}  ", text.splitlines()[1]) and "no names" not in text
+
+
+def test_a_study_can_be_watched_while_its_data_is_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steepen.api import study_data
+
+    seen: list[str] = []
+
+    class Enough(Exception):
+        """Ends the study before data is prepared."""
+
+    def look(*_: object) -> None:
+        for words in (["status", "mine"], ["status", "mi"], ["status"]):
+            assert main(words) == 0
+            seen.append(capsys.readouterr().out)
+        pages = StudyPages(Path("studies"), only="mine")
+        seen.extend([pages.reply("/").body, StudyPages(Path("studies")).reply("/").body])
+        assert pages.reply("/").reload and StudyPages(Path("studies")).reply("/other").status == 404
+        assert main(["status", "mine", "--json"]) == 2 and main(["status", "other"]) == 2
+        raise Enough
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_data, "_prepare", look)
+    for start in (
+        lambda: main(["study", "ladder", "--name", "mine", "--device", "cpu"]),
+        lambda: steepen.ladder(label="mine", device="cpu"),
+    ):
+        seen.clear()
+        with contextlib.suppress(Enough):
+            start()
+        assert len(seen) == 5 and all("mine" in text and "data is being prepared" in text for text in seen)
+        capsys.readouterr()
+        assert main(["status", "mine"]) == 2 and "studies has no studies" in capsys.readouterr().err
+
+
+def test_watch_goes_on_from_the_preparation_to_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    preparing = preparing_data(Path("studies"), "mine")
+    preparing.__enter__()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            preparing.__exit__(None, None, None)  # then for a moment there is neither lock nor journal
+        if len(waits) == 2:
+            Journal.open(Path("studies"), "mine", {}, Path("runs"))._write(status="finished")
+
+    monkeypatch.setattr("steepen.cli.status.time.sleep", wait)
+    assert main(["status", "mine", "--watch"]) == 0 and len(waits) == 2
+    text = capsys.readouterr().out
+    assert "data is being prepared" in text and "mine: finished" in text
+    assert main(["status", "absent", "--watch"]) == 2 and len(waits) == 2
 
 
 def dry(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

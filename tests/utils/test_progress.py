@@ -91,9 +91,13 @@ def test_stages_print_fraction_tokens_rate_and_eta(clock: Clock, capsys: pytest.
         report("tokenize", 0, 100, tokens=0)
         clock.now += 20
         report("tokenize", 25, 100, tokens=5000)
+        report("read", 0, 100, tokens=0)  # a stage that makes no tokens
+        clock.now += 20
+        report("read", 50, 100, tokens=0)
         report("write", 0, 0)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["tokenize …", "tokenize: 25%, 5,000 tokens, 250 tokens/s, ETA 1:00", "write …"]
+    assert lines[:2] == ["tokenize …", "tokenize: 25%, 5,000 tokens, 250 tokens/s, ETA 1:00"]
+    assert lines[2:] == ["read …", "read: 50%, ETA 0:20", "write …"]
 
 
 def test_in_a_narrow_terminal_a_row_is_one_line_without_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

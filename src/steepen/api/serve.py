@@ -18,11 +18,17 @@ from steepen.api.studies import Study
 from steepen.errors import SteepenError, UsageError
 from steepen.report.load_studies import load_study
 from steepen.report.page import render_page
-from steepen.studies.driver.journal import find_study_folder, read_journals
+from steepen.studies.driver.journal import (
+    find_preparing,
+    find_study_folder,
+    list_preparing,
+    read_journals,
+)
 
 ADDRESS = "127.0.0.1"  # never another: the page is for this machine, or for a tunnel of ssh
 PORT = 8642
 RELOAD_SECONDS = 5
+PREPARING = "Its data is being prepared; no runs requested yet."
 STYLE = """
 body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 li{margin:.6rem 0}progress{width:100%}small{color:#666}
@@ -52,7 +58,13 @@ class StudyPages:
 
     def __post_init__(self) -> None:
         if self.only is not None:
-            folder = find_study_folder(self.only, self.studies)
+            try:
+                folder = find_study_folder(self.only, self.studies)
+            except UsageError:
+                name = find_preparing(self.only, self.studies)
+                if name is None:
+                    raise
+                folder = self.studies / name
             self.studies, self.only = folder.parent, folder.name
         elif not self.studies.is_dir():
             raise UsageError(
@@ -74,6 +86,11 @@ class StudyPages:
         if not words:
             return self._list(known)
         study = known.get(words[0])
+        preparing = self._preparing() if study is None and len(words) == 1 else []
+        if study is None and len(words) == 1 and words[0] in (*preparing, self.only):
+            text = PREPARING if words[0] in preparing else "It has no runs yet."
+            body = f"<h1>{html.escape(words[0])}</h1><p>{text}</p>"
+            return Reply(HTTPStatus.OK, _plain_page(words[0], body), reload=True)
         if study is None or len(words) > 2:
             return Reply(HTTPStatus.NOT_FOUND, "There is no such page.", "text/plain; charset=utf-8")
         try:
@@ -103,14 +120,23 @@ class StudyPages:
                 f'<progress max="1" value="{done_fraction(status):.4f}"></progress><br>'
                 f"<small>{html.escape(progress_sentence(status))}</small></li>"
             )
+        for name in self._preparing():
+            link = f'<a href="/{quote(name, safe="")}">{html.escape(name)}</a>'
+            rows.append(f"<li>{link}: preparing<br><small>{PREPARING}</small></li>")
         body = f"<ul>{''.join(rows)}</ul>" if rows else "<p>There is no study here yet.</p>"
-        page = (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<link rel="icon" href="data:,"><title>Studies</title><style>{STYLE}</style></head>'
-            f"<body><h1>Studies</h1>{body}</body></html>"
-        )
-        return Reply(HTTPStatus.OK, page, reload=True)
+        return Reply(HTTPStatus.OK, _plain_page("Studies", f"<h1>Studies</h1>{body}"), reload=True)
+
+    def _preparing(self) -> list[str]:
+        return [name for name in list_preparing(self.studies) if self.only in (None, name)]
+
+
+def _plain_page(title: str, body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><title>{html.escape(title)}</title><style>{STYLE}</style></head>'
+        f"<body>{body}</body></html>"
+    )
 
 
 class Handler(BaseHTTPRequestHandler):

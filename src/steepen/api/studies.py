@@ -76,7 +76,7 @@ def study(
     is the directory of the CORE bundle. `track` are trackers that every run logs to ("wandb", "tensorboard",
     "mlflow", "trackio"). Progress goes to standard error.
     """
-    from steepen.api.study_data import study_title, write_recipes
+    from steepen.api.study_data import write_recipes
     from steepen.api.study_scores import score_request, score_runs
     from steepen.launch.budget import Budget
     from steepen.studies.driver.launch import launch_study
@@ -86,11 +86,9 @@ def study(
     request = score_request(_words(score), None if core is None else Path(core))
     chosen = _choose(
         name, preset, arms, options, data, recipe, tpp, epochs, optimizer, sweep_flops, Path(runs),
-        dry_run=False,
+        dry_run=False, studies=Path(studies), label=label,
     )  # fmt: skip
-    title = label or study_title(
-        chosen.entry, chosen.preset, {**chosen.given, "arms": chosen.arm_names}, chosen.optimizer
-    )
+    title = chosen.title
 
     def launch() -> Answer:
         return launch_study(
@@ -161,6 +159,7 @@ class _Chosen:
     given: dict[str, Any]
     arm_names: list[str]
     folder: Path
+    title: str  # name of its directory
     optimizer: str | None = None
     sweep_flops: str | None = None
 
@@ -204,8 +203,10 @@ def _choose(
     runs: Path,
     *,
     dry_run: bool,
+    studies: Path = Path("studies"),
+    label: str | None = None,
 ) -> _Chosen:
-    from steepen.api.study_data import assumed_data, open_data, tokenizer_note, with_sweep_flops
+    from steepen.api.study_data import assumed_data, open_data, study_title, tokenizer_note, with_sweep_flops
     from steepen.model.arms import find_arm
     from steepen.recipe.recipe_choice import choose_recipes
     from steepen.studies.context import StudyContext
@@ -225,14 +226,15 @@ def _choose(
     # Reject wrong options before data is prepared.
     planned = StudyContext(found, assumed_data(found), epochs=epochs, choice=choice)
     next(entry.start(planned.with_optimizer(optimizer), given))
-    folder, facts = open_data(found, None if data is None else Path(data), runs, dry_run)
-    if (note := tokenizer_note(found, folder, facts)) is not None:
-        print(f"note: {note}", file=sys.stderr)
-    context = StudyContext(found, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
     # A name that was given stays as given in the journal, as on the command line.
     names = [arm if isinstance(arm, str) else found_arm.name
              for arm, found_arm in zip(arms, chosen_arms, strict=True)]  # fmt: skip
-    return _Chosen(entry, found, context, given, names, folder, optimizer, sweep_flops)
+    title = label or study_title(entry, found, {**given, "arms": names}, optimizer)
+    folder, facts = open_data(found, None if data is None else Path(data), runs, dry_run, (studies, title))
+    if (note := tokenizer_note(found, folder, facts)) is not None:
+        print(f"note: {note}", file=sys.stderr)
+    context = StudyContext(found, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
+    return _Chosen(entry, found, context, given, names, folder, title, optimizer, sweep_flops)
 
 
 def _words(value: str | Sequence[str]) -> tuple[str, ...]:

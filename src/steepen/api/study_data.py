@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -13,7 +14,9 @@ from steepen.errors import UsageError
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import FlopCount
 from steepen.recipe.recipe_file import write_recipe
+from steepen.runs.spec import UNKNOWN_DATA
 from steepen.studies.context import DatasetInfo, StudyContext
+from steepen.studies.driver.journal import preparing_data
 
 if TYPE_CHECKING:
     from steepen.studies.answer import Answer
@@ -30,8 +33,14 @@ def study_title(
     return re.sub(r"[^A-Za-z0-9_+.-]+", "-", "-".join(words))[:100]
 
 
-def open_data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) -> tuple[Path, DatasetInfo]:
-    """The given data, or the preset's own, which is prepared beside the runs if missing."""
+def open_data(
+    preset: Preset, folder: Path | None, runs: Path, dry_run: bool, study: tuple[Path, str] | None = None
+) -> tuple[Path, DatasetInfo]:
+    """The given data, or the preset's own, which is prepared beside the runs if missing.
+
+    `study` is the directory of studies and the name of the one that needs the data: `steepen status` knows
+    of it while the data is prepared.
+    """
     if folder is None:
         own = preset.source or "data"
         folder = (
@@ -47,7 +56,8 @@ def open_data(preset: Preset, folder: Path | None, runs: Path, dry_run: bool) ->
                     f"`steepen data prepare {sources[0]} --tokenizer {preset.tokenizer} --out data/corpus`"
                     f"{''.join(f', or {other}' for other in sources[1:])}."
                 )
-            _prepare(preset, folder)
+            with nullcontext() if study is None else preparing_data(*study):
+                _prepare(preset, folder)
     dataset = Dataset.open(folder)
     return folder, DatasetInfo(
         identity=dataset.identity,
@@ -62,7 +72,7 @@ def assumed_data(preset: Preset) -> DatasetInfo:
     """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
     _, _, size = preset.tokenizer.partition(":")
     real = int(size or 50_257)
-    return DatasetInfo("0" * 64, -(-real // 128) * 128, 10**15, 10**9, real)
+    return DatasetInfo(UNKNOWN_DATA, -(-real // 128) * 128, 10**15, 10**9, real)
 
 
 def _prepare(preset: Preset, folder: Path) -> None:

@@ -235,8 +235,9 @@ def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
     rows = [("run", "arm", "depth", *(("seed",) if seeds else ()), "tokens", "FLOPs", "time")]
     rows += [
         (
-            run.run, run.arm, str(run.depth), *((str(run.seed),) if seeds else ()), f"{run.tokens:,}",
-            f"{run.flops:.2e}", format_duration(run.seconds),
+            run.run if report.data_known else "–", run.arm, str(run.depth),
+            *((str(run.seed),) if seeds else ()), f"{run.tokens:,}", f"{run.flops:.2e}",
+            format_duration(run.seconds),
         )
         for run in report.runs
     ]  # fmt: skip
@@ -255,6 +256,8 @@ def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
         f"{format_duration(report.machine_seconds)} of machine time, "
         f"{format_duration(report.seconds)} with {_slots(report.slots)} at a time ({report.speed}).",
     ]
+    if not report.data_known:
+        lines.append("Runs have no names (hashes) yet: the data is part of them and is not prepared.")
     if report.runs:
         lines.append(f"Disk: {format_bytes(report.disk_bytes)} of checkpoints, one of each run.")
     if report.dollars is not None:

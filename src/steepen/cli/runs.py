@@ -408,7 +408,9 @@ def print_rows(rows: Sequence[RunRow]) -> None:
     wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("status", no_wrap=True)
-    for column in ("done", "run", "arm", "depth", "seed", *(("tokens",) if wide else ()), "FLOPs", "loss"):
+    started = any(map(_done, rows))  # else the column would be empty
+    names = (*(("done",) if started else ()), "run", "arm", "depth", "seed", *(("tokens",) if wide else ()))
+    for column in (*names, "FLOPs", "loss"):
         right = column not in ("run", "arm")
         table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     if wide:
@@ -417,7 +419,7 @@ def print_rows(rows: Sequence[RunRow]) -> None:
         loss = "" if row.loss is None else f"{row.loss:.4f}"
         cells: list[Any] = [
             Text(row.status, style=STYLES[row.status]),
-            _done(row),
+            *([_done(row)] if started else []),
             row.run if wide else row.run[:8],
             row.arm,
             str(row.depth),

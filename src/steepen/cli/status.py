@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from steepen.studies.driver.study_status import StudyStatus
 
 WATCH_SECONDS = 5.0
+START_SECONDS = 60.0  # --watch: the longest time between the end of a preparation and the journal
 
 
 def status(
@@ -41,19 +43,33 @@ def status(
     """
     if watch and as_json:
         raise UsageError("--watch shows text for people; ask for --json again and again instead.")
+    prepared = -math.inf  # when the study was last seen preparing its data
     while True:
         if watch and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="", file=unwrapped(sys.stdout))  # home, and clear the screen
-        running = _show(study, studies, runs, as_json)
-        if not (watch and running):
+        try:
+            state = _show(study, studies, runs, as_json)
+        except UsageError:
+            if not watch or time.monotonic() - prepared > START_SECONDS:
+                raise
+            state = "starting"
+        if state == "preparing":
+            prepared = time.monotonic()
+        if not watch or state == "ended":
             return
         sys.stdout.flush()
         time.sleep(WATCH_SECONDS)
 
 
-def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) -> bool:
-    """Print the progress of one study or of all; returns whether one of them is running."""
-    from steepen.studies.driver.journal import Journal, find_study_folder, read_journals
+def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) -> str:
+    """Print the progress of one study or of all; returns "running", "preparing" (data) or "ended"."""
+    from steepen.studies.driver.journal import (
+        Journal,
+        find_preparing,
+        find_study_folder,
+        list_preparing,
+        read_journals,
+    )
     from steepen.studies.driver.study_status import study_status
     from steepen.utils.formatting import wrap_to_terminal
 
@@ -62,27 +78,42 @@ def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) ->
             raise UsageError(
                 f"there is no directory {studies}; name the directory of your studies with --studies."
             )
+        preparing = list_preparing(studies)
         journals, unreadable = read_journals(studies)
         every = [study_status(journal, runs) for journal in journals]
         if as_json:
             found = {"studies": [one.to_dict() for one in every], "unreadable": unreadable}
             print(json.dumps(found, indent=2, ensure_ascii=False))
         else:
-            lines = [*map(_headline, every), *(f"{name}: {why}" for name, why in unreadable.items())]
+            lines = [*map(_headline, every), *map(_preparing_line, preparing)]
+            lines += [f"{name}: {why}" for name, why in unreadable.items()]
             text = "\n".join(lines) or f"No study in {studies} yet."
             print(wrap_to_terminal(text, sys.stdout))
-        return any(one.state == "running" for one in every)
-    found = study_status(Journal.read(find_study_folder(study, studies)), runs)
+        running = "running" if any(one.state == "running" for one in every) else "ended"
+        return "preparing" if preparing else running
+    try:
+        folder = find_study_folder(study, studies)
+    except UsageError:
+        name = find_preparing(study, studies)
+        if as_json or name is None:
+            raise
+        print(wrap_to_terminal(_preparing_line(name), sys.stdout))
+        return "preparing"
+    found = study_status(Journal.read(folder), runs)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
-        return False
+        return "ended"
     print(wrap_to_terminal(_headline(found), sys.stdout))
     if found.message:
         print(wrap_to_terminal(found.message, sys.stdout))
     shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
     if shown:
         print_rows(shown)
-    return found.state == "running"
+    return "running" if found.state == "running" else "ended"
+
+
+def _preparing_line(name: str) -> str:
+    return f"{name}: its data is being prepared; no runs requested yet."
 
 
 def _headline(study: StudyStatus) -> str:

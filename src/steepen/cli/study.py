@@ -239,7 +239,8 @@ def study(
     # Reject wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
     planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice)
     next(listed.start(planned.with_optimizer(optimizer), given))
-    folder, facts = open_data(chosen, data, runs, dry_run)
+    title = label or study_title(listed, chosen, given, optimizer)
+    folder, facts = open_data(chosen, data, runs, dry_run, (studies, title))
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
     next(listed.start(context, given))  # rejects wrong options before a journal is written
     if (note := tokenizer_note(chosen, folder, facts)) is not None:
@@ -253,7 +254,6 @@ def study(
             f"the preset asks for {wanted:,}.",
             file=sys.stderr,
         )
-    title = label or study_title(listed, chosen, given, optimizer)
     options: dict[str, Any] = {
         "study": name if ":" in name else listed.name,
         "preset": chosen.name, "data": facts.identity, "epochs": epochs,

@@ -38,6 +38,7 @@ SPEC_VERSION = 3  # part of every hash
 Precision = Literal["fp32", "bf16", "fp8"]
 Pool = Literal["prefix", "sample"]
 Windows = Literal["recut", "fixed"]
+UNKNOWN_DATA = "0" * 64  # identity of data that is not prepared yet, in a dry run
 PREFIX_FACTOR = Fraction(101, 100)  # tokens of the default pool over tokens of the run
 
 

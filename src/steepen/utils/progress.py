@@ -173,7 +173,7 @@ class _Stages:
         seconds, progressed = now - self.began, done - self.first_done
         figures = [f"{min(1.0, done / total):.0%}"] if total else []
         figures += [detail] if detail else []
-        if tokens is not None:
+        if tokens:
             rate = (tokens - self.first_tokens) / seconds if seconds else 0.0
             figures += [f"{tokens:,} tokens", f"{rate:,.0f} tokens/s"]
         if seconds and progressed > 0 and total:

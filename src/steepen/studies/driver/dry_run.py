@@ -7,7 +7,7 @@ from typing import Any
 
 from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
 from steepen.recipe.memory import checkpoint_bytes
-from steepen.runs.spec import RunSpec, expected_flops
+from steepen.runs.spec import UNKNOWN_DATA, RunSpec, expected_flops
 from steepen.runs.store import RunStore
 from steepen.studies.driver.drive import SimulatedStudy
 
@@ -38,6 +38,7 @@ class DryRunReport:
     dollars_per_hour: float | None = None  # of what one run occupies
     later_runs: int = 0  # estimated number of further runs, whose settings depend on results
     later_flops: float = 0.0
+    data_known: bool = True  # False: runs will have other names, as the data is part of a run's hash
 
     @property
     def flops(self) -> float:
@@ -86,6 +87,7 @@ class DryRunReport:
         return DryRunReport(
             simulated.finished, simulated.complete, runs, slots, speed.source, dollars_per_hour,
             len(simulated.later), sum(map(expected_flops, simulated.later)),
+            all(spec.data.identity != UNKNOWN_DATA for spec in simulated.batch),
         )  # fmt: skip
 
 

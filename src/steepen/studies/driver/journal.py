@@ -23,6 +23,7 @@ from steepen.utils.json_io import parse_json, with_checksum, without_checksum, w
 from steepen.utils.lock import file_lock, is_locked
 
 JOURNAL = "study.json"
+LOCK = "lock"
 JOURNAL_VERSION = 1
 JournalStatus = Literal["running", "finished", "failed", "stopped"]
 
@@ -81,8 +82,7 @@ class Journal:
 
         Rejects a name that is taken by a study with other options.
         """
-        if not name or "/" in name or name.startswith("."):
-            raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
+        _check_name(name)
         given: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
         folder = studies / name
         began = _now()
@@ -115,7 +115,7 @@ class Journal:
     @contextlib.contextmanager
     def driving(self) -> Generator[None]:
         """Hold the study's lock while driving it, and write how it ended."""
-        with file_lock(self.folder / "lock", shared=True, wait=True, poll_seconds=0.1):
+        with file_lock(self.folder / LOCK, shared=True, wait=True, poll_seconds=0.1):
             remove_leftovers(self.folder)
             self._write()
             try:
@@ -146,7 +146,7 @@ class Journal:
     @property
     def is_driven(self) -> bool:
         """Whether some process is driving this study."""
-        return is_locked(self.folder / "lock")
+        return is_locked(self.folder / LOCK)
 
     @property
     def live_status(self) -> str:
@@ -174,6 +174,35 @@ class Journal:
         write_json(self.file, with_checksum(to_builtins(self.entry)))
 
 
+@contextlib.contextmanager
+def preparing_data(studies: Path, name: str) -> Generator[None]:
+    """Hold the lock of a study that has no journal yet, while its data is prepared: see `find_preparing`."""
+    _check_name(name)
+    with file_lock(studies / name / LOCK, shared=True, wait=True, poll_seconds=0.1):
+        yield
+
+
+def find_preparing(study: str, studies: Path) -> str | None:
+    """The name of a study whose data is being prepared, from its name or an unambiguous prefix of it."""
+    names = list_preparing(studies)
+    matches = [name for name in names if name == study] or [name for name in names if name.startswith(study)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def list_preparing(studies: Path) -> list[str]:
+    """The names of studies whose data is being prepared: a process holds the lock, and no journal exists."""
+    return sorted(
+        lock.parent.name
+        for lock in studies.glob(f"*/{LOCK}")
+        if not (lock.parent / JOURNAL).exists() and is_locked(lock)
+    )
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name or name.startswith("."):
+        raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
+
+
 def find_study_folder(study: str, studies: Path) -> Path:
     """A study's folder: by path, by its name in `studies`, or by an unambiguous prefix of it."""
     path = Path(study)
@@ -189,9 +218,11 @@ def find_study_folder(study: str, studies: Path) -> Path:
             f"{study!r} matches {len(matches)} studies in {studies}: {', '.join(matches)}; "
             "give more of the name."
         )
+    if (preparing := find_preparing(study, studies)) is not None:
+        raise UsageError(f"the data of the study {preparing} is still being prepared: it has no runs yet.")
     if path.is_dir():
         raise UsageError(f"the folder {study} holds no study (there is no {JOURNAL} in it).")
-    has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"there is none in {studies}"
+    has = f"the nearest in {studies} are {nearest(study, known)}" if known else f"{studies} has no studies"
     raise UsageError(
         f"there is no study {study!r}: {has}; give a study's folder, or its name with --studies."
     )
