@@ -70,7 +70,7 @@ def main() -> None:
         f"200 arms on {cores} cores": lambda: judge(arms(200), cores),
         "100,000 rows, two arms": lambda: judge(rows),
         "chinchilla, 240 points, 144 starts, 200 redraws": lambda: fit_chinchilla(n, d, loss),
-        "power, 2,000 simulated ladders": lambda: simulate_power(LadderPlan(0.0027)),
+        "power, 1,000 simulated pairs": lambda: simulate_power(LadderPlan(0.0027)),
         "power, search for the cheapest ladder": lambda: cheapest_ladder(LadderPlan(0.0027), "growth"),
     }
     for name, job in jobs.items():

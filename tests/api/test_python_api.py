@@ -122,6 +122,19 @@ def test_what_is_no_table_is_rejected(data: Any) -> None:
         steepen.fit(data)
 
 
+def test_missing_columns_are_named_as_in_python_without_an_arm_that_the_frame_lacks() -> None:
+    frame = pd.DataFrame({"who": ["a", "b"], "pf_days": [0.1, 0.2], "val_ce": [3.0, 2.9]})
+    with pytest.raises(UsageError) as caught:
+        steepen.fit(frame)
+    message = str(caught.value)
+    assert "no columns 'flops', 'loss'; it needs flops, loss, and has who, pf_days, val_ce." in message
+    assert message.endswith("Name a column with flops='ITS_NAME'.") and "--" not in message
+    with pytest.raises(UsageError, match=r"no column 'budget'.* with flops='ITS_NAME'"):
+        steepen.fit(frame, law="isoflop", x="who", loss="val_ce")
+    with pytest.raises(UsageError, match=r"^where='pf_days' is not a condition"):
+        steepen.fit(frame, flops="pf_days", loss="val_ce", where="pf_days")
+
+
 def test_fit_finds_the_steeper_law(judged: Any) -> None:
     assert judged["steep"].growth == "grows"
     frame = judged.to_frame().set_index("arm")
@@ -131,10 +144,21 @@ def test_fit_finds_the_steeper_law(judged: Any) -> None:
     assert judged["steep"].sentence in judged.summary()
 
 
+def test_heads_of_the_summary_stand_over_their_columns(judged: Any) -> None:
+    _, head, row, *_ = judged.summary().splitlines()
+    ends = [head.index(word) + len(word) for word in ("γ", "90% interval", "90% given E", "log A")]
+    assert all(row[end - 1].isdigit() and row[end : end + 1] == " " for end in ends)
+    assert len(head) == len(row)
+
+
 def test_results_have_html_latex_and_a_figure(judged: Any, tmp_path: Path) -> None:
     assert "<td>steep</td>" in judged._repr_html_()
     latex = judged.to_latex(caption="Laws of 2 arms_", label="tab:laws")
-    assert r"\toprule" in latex and r"\caption{Laws of 2 arms\_}" in latex and "delta gamma" in latex
+    assert r"\toprule" in latex and r"\caption{Laws of 2 arms\_}" in latex
+    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    head = next(line for line in latex.splitlines() if line.startswith("arm & "))
+    assert r"& $\gamma$ & $\gamma$ 90\% low & $\gamma$ 90\% high & E & $\Delta\gamma$ &" in head
+    assert "<th>γ 90% low</th>" in judged._repr_html_()
     axes = judged.plot()
     assert {text.get_text().split(",")[0] for text in axes.get_legend().get_texts()} >= {"plain", "steep"}
     assert judged.plot(ax=axes) is axes
@@ -239,7 +263,7 @@ def test_fit_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*words, *(word for file in files for word in ("--table", str(file)))]) == 0
     assert "table: " in capsys.readouterr().out
     tex, table, markdown = (file.read_text() for file in files)
-    assert tex.startswith("\\begin{tabular}") and "mine & " in tex
+    assert tex.splitlines()[1].startswith("\\begin{tabular}") and "mine & " in tex
     assert table.splitlines()[0].startswith("arm,verdict,gamma") and len(table.splitlines()) == 3
     assert "| mine |" in markdown
     assert main([*words, "--table", "laws.doc"]) == 2 and ".tex, .csv or .md" in capsys.readouterr().err

@@ -146,6 +146,22 @@ def test_missing_column_is_named_with_the_columns_present(
     assert "arm, cost, loss" in err
 
 
+def test_compute_in_another_unit_is_warned_of_and_changes_no_law(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = [line.split(",") for line in lines()]
+    in_days = [",".join([arm, f"{float(flops) / 8.64e19!r}", *rest]) for arm, flops, *rest in fields]
+    words = ("--reference", "vanilla", "--draws", "100", "--method", "joint")
+    plain = result(capsys, "fit", write(tmp_path, lines()), *words)
+    assert not [warning for warning in plain["warnings"] if "unit" in warning]
+    path = write(tmp_path, in_days, header=HEADER.replace("flops", "pf_days"), name="days.csv")
+    found = result(capsys, "fit", path, *words, "--columns", "flops=pf_days")
+    assert "the column is in another unit" in found["warnings"][0]
+    assert "1 PF-day is 8.64e19 FLOPs" in found["warnings"][0]
+    gammas = [one["arms"]["vanilla"]["joint"]["gamma"] for one in (plain, found)]
+    assert gammas[1] == pytest.approx(gammas[0], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -82,6 +82,8 @@ def test_excel_is_read_or_openpyxl_is_named(tmp_path: Path, monkeypatch: pytest.
         ("tokens", "n-tokens"),
         ("loss", "val_loss"),
         ("arm", "model"),
+        ("arm", "model_name"),
+        ("arm", "Arch"),
         ("budget", "flops"),
     ],
 )
@@ -93,6 +95,10 @@ def test_exact_name_comes_before_its_aliases_and_two_aliases_are_ambiguous() -> 
     assert table_from({"loss": [1.0], "val_loss": [2.0]}).numbers("loss").tolist() == [1.0]
     with pytest.raises(UsageError, match="val_loss, eval_loss, each of which could be loss"):
         table_from({"val_loss": [1.0], "eval_loss": [2.0]}).numbers("loss")
+
+
+def test_less_usual_name_does_not_make_a_usual_one_ambiguous() -> None:
+    assert table_from({"arch": ["gpt"], "model": ["a"]}).names("arm") == ["a"]
 
 
 def test_columns_option_names_columns_and_replaces_one_of_the_same_name() -> None:
@@ -145,6 +151,7 @@ def test_missing_column_of_a_wide_table_lists_the_nearest_not_all() -> None:
     assert "loss_c4_val" in message
     assert "total_flop" in message
     assert "and 95 others" in message
+    assert "no columns 'flops', 'loss';" in message
     assert "--columns flops=ITS_NAME" in message
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,7 +53,6 @@ def fit(
     `confidence` and `objective` (the loss of the fit: `"huber"`, `"mse"`, …).
     """
     from steepen.laws.paper_ladders import PREFIX, paper_ladders
-    from steepen.laws.table import Table
 
     if law not in LAWS:
         raise UsageError(f"law is {law!r}; choose one of {', '.join(LAWS)}.")
@@ -73,8 +72,8 @@ def fit(
     if "objective" in settings:
         settings["loss"] = settings.pop("objective")
     if law == "compute" and not table.has("arm"):
-        rows = {**table.columns, "arm": ("runs",) * len(table)}
-        table = Table(table.source, table.row_word, table.lines, rows)
+        table.require(["flops", "loss"])  # before the arm is added, which the data do not have
+        table = replace(table, columns={**table.columns, "arm": ("runs",) * len(table)})
     if isinstance(data, str | Path) and str(data).startswith(PREFIX):
         published = paper_ladders(str(data))
         reference, held = reference or published.reference, held or list(published.hold_out)
@@ -201,6 +200,13 @@ class ComputeResult(Result):
         """Without columns that do not fit a page."""
         shown = ["arm", "verdict", "gamma", "gamma_low", "gamma_high", "E"]
         return shown if not self.verdicts else [*shown, "delta_gamma", "multiplier", "p_growth"]
+
+    def heading(self, column: str) -> str:
+        """With the level of γ's interval."""
+        if column in ("gamma_low", "gamma_high"):
+            confidence = self.analysis.primary_fit.settings.confidence
+            return f"γ {100 * confidence:g}% {column.removeprefix('gamma_')}"
+        return super().heading(column)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw loss against compute with the fitted laws; returns the Axes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,13 @@ def as_table(
     from steepen.laws.table import table_from
 
     if isinstance(data, str | Path):
-        return read_table(data, columns=columns, where=where)
-    found = _columns(data)
-    if not found:
-        raise UsageError(f"the {name} has no columns.")
-    return table_from(found, name).rename(columns or {}).where(where)
+        table = read_table(data)
+    else:
+        found = _columns(data)
+        if not found:
+            raise UsageError(f"the {name} has no columns.")
+        table = table_from(found, name)
+    return replace(table, in_python=True).rename(columns or {}).where(where)
 
 
 def _columns(data: Any) -> dict[str, Sequence[Any]]:

@@ -34,6 +34,10 @@ class Result(ABC):
         """The columns that HTML and LaTeX show; None shows all."""
         return None
 
+    def heading(self, column: str) -> str:
+        """The heading of a column in HTML, LaTeX and Markdown."""
+        return column.replace("delta_gamma", "Δγ").replace("gamma", "γ").replace("_", " ")
+
     def to_frame(self) -> Any:
         """A pandas DataFrame of the rows (`to_rows()` is for polars and others)."""
         return to_pandas(self.to_rows())
@@ -72,7 +76,7 @@ class Result(ABC):
         rows = self.to_rows()
         columns = self.shown_columns() or (list(rows[0]) if rows else [])
         cells = tuple(tuple(row.get(column) for column in columns) for row in rows)
-        return Table(self.headline(), tuple(column.replace("_", " ") for column in columns), cells, caption)
+        return Table(self.headline(), tuple(map(self.heading, columns)), cells, caption)
 
     def __repr__(self) -> str:
         return f"<{self.headline()}>"

@@ -39,6 +39,8 @@ ALIASES = {
     "accuracy": ("acc", "task_accuracy", "score"),
     "error": ("task_error", "downstream_error", "err"),
 }
+# Names that are taken only where none of the above is there.
+LESS_USUAL = {"arm": ("model_name", "arch")}
 CONDITION = re.compile(r"^\s*(.+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*$")
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": lambda a, b: a < b,
@@ -66,6 +68,7 @@ class Table:
     row_word: str  # "line" or "row"
     lines: tuple[int, ...]
     columns: dict[str, tuple[Any, ...]]
+    in_python: bool = False  # errors name keywords of `steepen.fit`, not options of the command
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -141,10 +144,10 @@ class Table:
         """Raise UsageError unless the table has all of these columns."""
         missing = [column for column in columns if not self.has(column)]
         if missing:
-            first = missing[0]
+            word = "column" if len(missing) == 1 else "columns"
             raise UsageError(
-                f"{self.source} has no column {', '.join(map(repr, missing))}; it needs {', '.join(columns)},"
-                f" and has {self._nearest_columns(missing)}. Name a column with --columns {first}=ITS_NAME."
+                f"{self.source} has no {word} {', '.join(map(repr, missing))}; it needs {', '.join(columns)},"
+                f" and has {self._nearest_columns(missing)}. Name a column with {self._naming(missing[0])}."
             )
 
     def rename(self, columns: Mapping[str, str]) -> Table:
@@ -163,18 +166,19 @@ class Table:
     def where(self, conditions: Sequence[str]) -> Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `arm!=c`, `params>=1e8`."""
         keep = list(range(len(self)))
+        where = "where=" if self.in_python else "--where "
         for text in conditions:
             match = CONDITION.match(text)
             if match is None:
-                raise UsageError(f"--where {text!r} is not a condition; write dataset=c4 or params>=1e8.")
+                raise UsageError(f"{where}{text!r} is not a condition; write dataset=c4 or params>=1e8.")
             column, sign, value = match.groups()
             if self._name(column) is None:
                 raise UsageError(
-                    f"--where {text}: {self.source} has no column {column!r}; it has"
+                    f"{where}{text}: {self.source} has no column {column!r}; it has"
                     f" {self._nearest_columns([column])}."
                 )
             cells = self._column(column)
-            keep = [row for row in keep if _satisfies(cells[row], sign, value, text)]
+            keep = [row for row in keep if _satisfies(cells[row], sign, value, where + text)]
         if not keep:
             raise UsageError(f"no row of {self.source} has {' and '.join(conditions)}.")
         if len(keep) == len(self):
@@ -193,17 +197,23 @@ class Table:
         """The file's own spelling of a column (FLOPs, compute), unless two columns could be meant."""
         if column in self.columns:
             return column
-        for accepted in ((column,), ALIASES.get(column, ())):
+        for accepted in ((column,), ALIASES.get(column, ()), LESS_USUAL.get(column, ())):
             wanted = {_normalized(name) for name in accepted}
             alike = [name for name in self.columns if _normalized(name) in wanted]
             if len(alike) > 1:
                 raise UsageError(
                     f"{self.source} has columns {', '.join(alike)}, each of which could be {column}; choose"
-                    f" with --columns {column}=NAME."
+                    f" with {self._naming(column, 'NAME')}."
                 )
             if alike:
                 return alike[0]
         return None
+
+    def _naming(self, column: str, name: str = "ITS_NAME") -> str:
+        """How the caller says which of the table's columns is this one."""
+        if not self.in_python:
+            return f"--columns {column}={name}"
+        return f"{'flops' if column == 'budget' else column}='{name}'"  # the keyword of isoflop's budget
 
     def _nearest_columns(self, wanted: Sequence[str]) -> str:
         """The columns most like the wanted ones; all of them where there are few."""
@@ -246,7 +256,7 @@ def _satisfies(cell: Any, sign: str, value: str, text: str) -> bool:
         return alike is not (sign == "!=")
     bound = _number(value)
     if bound is None:
-        raise UsageError(f"--where {text}: {value!r} is not a number; compare text with = or !=.")
+        raise UsageError(f"{text}: {value!r} is not a number; compare text with = or !=.")
     number = _number(cell)
     return number is not None and COMPARISONS[sign](number, bound)
 

@@ -85,7 +85,7 @@ def to_latex(table: Table, label: str = "") -> str:
         named = [f"\\caption{{{latex_escape(table.caption)}}}"] if table.caption else []
         named += [f"\\label{{{label}}}"] if label else []
         lines = ["\\begin{table}", "\\centering", *lines, *named, "\\end{table}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join(["% needs \\usepackage{booktabs}", *lines]) + "\n"
 
 
 def _latex_row(values: Any) -> str:
@@ -95,7 +95,8 @@ def _latex_row(values: Any) -> str:
 def latex_escape(text: str) -> str:
     """Text for LaTeX, with Greek letters, powers of ten and minus signs as mathematics."""
     found = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-    return re.sub(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda m: rf"$\times 10^{{{m[1].translate(_DIGITS)}}}$", found)
+    found = re.sub(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda m: rf"$\times 10^{{{m[1].translate(_DIGITS)}}}$", found)
+    return re.sub(r"(?<=[a-z])\$\$(?=\\)", "", found)  # $\Delta$$\gamma$ is one formula
 
 
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")

@@ -137,18 +137,19 @@ class ComputeFit:
 
     def summary(self) -> str:
         """The laws as lines of text."""
-        confidence = f"{self.settings.confidence:.0%}"
+        confidence, width = f"{self.settings.confidence:.0%}", max(20, *map(len, self.arms))
         head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, residual SD {self.sigma:.2g}"
         lines = [
             head,
-            f"{'arm':<20} {'γ':>8} {confidence + ' interval':>20} {'given E':>20} {'log A':>8} {'E':>8}",
+            f"{'arm':<{width}} {'γ':>8} {confidence + ' interval':>15} {confidence + ' given E':>15}"
+            f" {'log A':>8} {'E':>8}",
         ]
         for law in self.arms.values():
-            wide, narrow = law.gamma.unconditional, law.gamma.conditional
+            spans = (law.gamma.unconditional, law.gamma.conditional)
+            wide, narrow = (f"{low:.4f}–{high:.4f}" for low, high in spans)
             lines.append(
-                f"{law.arm:<20} {law.gamma.value:8.4f} {wide[0]:10.4f}–{wide[1]:.4f}  "
-                f" {narrow[0]:10.4f}–{narrow[1]:.4f}"
-                f"   {law.log_a.value:8.4f} {law.e.value:8.4f}"
+                f"{law.arm:<{width}} {law.gamma.value:8.4f} {wide:>15} {narrow:>15}"
+                f" {law.log_a.value:8.4f} {law.e.value:8.4f}"
             )
         return "\n".join(lines)
 

@@ -24,6 +24,7 @@ from steepen.laws.ladder import Ladder
 
 # Larger t-values are not printed: their digits would only reflect the rounding of the table.
 MAX_T_SHOWN = 20.0
+MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in another unit
 
 
 def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
@@ -98,6 +99,13 @@ def collect_warnings(
 ) -> tuple[str, ...]:
     """Warnings about the table and its fit, each a sentence."""
     found = [f"the fit is at a bound ({what}), so its intervals are one-sided there" for what in fit.at_bound]
+    lowest = min(float(ladder.flops.min()) for ladder in ladders.values())
+    if lowest < MIN_PLAUSIBLE_FLOPS:
+        found.append(
+            f"the lowest compute is {lowest:.3g} FLOPs, less than any training run takes: the column is in"
+            " another unit, and so is every number of FLOPs printed here; convert it (1 PF-day is 8.64e19"
+            " FLOPs)"
+        )
     differ = shared.p is not None and shared.p < level
     if differ:
         differing_arms = [name for name, p in shared.by_arm.items() if p < level]
