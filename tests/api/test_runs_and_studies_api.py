@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,11 +72,18 @@ def test_a_ladder_with_a_launcher_class_and_its_report(
 
 
 def test_a_pack_holds_the_study_and_is_checked(
-    launcher: type, tiny_data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launcher: type,
+    tiny_data: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steepen.ladder(["vanilla", "operator-1"], rungs=[2, 3, 4, 5], data=tiny_data.directory, epochs=10_000,
                    launcher=launcher, device="cpu", label="pair")  # fmt: skip
-    assert main(["pack", "pair", "--out", "pair.tar.gz"]) == 0 and "8 runs" in capsys.readouterr().out
+    monkeypatch.setattr("steepen.cli.report.LINE_SECONDS", 0)
+    assert main(["pack", "pair", "--out", "pair.tar.gz"]) == 0
+    shown = capsys.readouterr()
+    assert "8 runs" in shown.out and re.search(r"^drawing: 2 of \d+, about", shown.err, re.MULTILINE)
     assert main(["unpack", "pair.tar.gz", "--out", "moved"]) == 0
     (tmp_path / "runs").rename(tmp_path / "gone")
     capsys.readouterr()

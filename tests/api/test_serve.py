@@ -62,6 +62,10 @@ def test_a_running_study_shows_progress_curves_and_the_verdict_so_far(half_done:
     assert "Verdict so far, from 10 of 12 runs" in page.body and "10 finished" in page.body
     assert "Training loss" in page.body and "Loss against compute" in page.body
     assert '<article class="verdict' in page.body
+    options = json.loads((half_done / "study.json").read_text())["options"]
+    assert options["recipes"] == [] and len(options["data"]) == 64  # neither empty nor whole on the page
+    assert "option recipes" not in page.body and "option epochs" in page.body
+    assert f"<dt>option data</dt><dd>{options['data'][:12]}…</dd>" in page.body
     status = json.loads(pages.reply(f"/{NAME}/status.json").body)
     assert status["state"] == "running" and status["counts"]["finished"] == 10
     assert pages.reply(f"/{NAME}/report").status == 409  # no answer yet

@@ -23,6 +23,7 @@ from steepen.report.colours import (
     ARM_TITLES,
     DARK_BACKGROUND,
     LIGHT_BACKGROUND,
+    Colour,
     arm_colour,
     contrast,
     level_colour,
@@ -335,6 +336,18 @@ def test_two_ladders_of_one_arm_have_different_colours_and_labels() -> None:
         ("Vanilla", 2),
     ]
     assert groups[0].colour == arm_colour("untied-2") != groups[1].colour
+
+
+def test_curves_of_one_level_have_the_colours_of_their_arms() -> None:
+    x, y = (1.0, 2.0), (3.0, 2.0)
+
+    def colours(*levels: float) -> list[Colour]:
+        arms = ("vanilla", "untied-2")
+        series = [Series(f"{arm} d{k}", "line", x, y, arm=arm, level=k) for arm in arms for k in levels]
+        return [curve.colour for curve in curves_of(Panel("p", Axis("x"), Axis("y"), tuple(series)), {})]
+
+    assert colours(5.0) == [arm_colour("vanilla"), arm_colour("untied-2")]
+    assert colours(4.0, 5.0)[1::2] == colours(5.0) and len(set(colours(4.0, 5.0))) == 4
 
 
 def test_figures_embed_fonts_and_no_timestamp(finished: Callable[[str], LoadedStudy]) -> None:

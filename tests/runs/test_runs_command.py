@@ -215,6 +215,19 @@ def test_the_column_done_is_shown_only_where_a_run_is_unfinished(
     assert heads[0][:3] == ["status", "done", "run"] and heads[1] == [w for w in heads[0] if w != "done"]
 
 
+def test_passes_of_an_unfinished_run_need_no_code_of_its_block(
+    mixed: RunStore, spec: Spec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = spec(9)
+    custom = replace(run, arm=replace(run.arm, name="mine", block="nowhere_to_be_found:Block"))
+    folder = mixed.root / custom.hash
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps(custom.to_dict()))
+    assert main(["runs", "--runs", str(mixed.root), "--arm", "mine", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert row["passes"] == 1 and row.get("parameters") is None
+
+
 def test_show_and_compare(
     mixed: RunStore, spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

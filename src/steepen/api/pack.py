@@ -14,12 +14,15 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError, UsageError
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder
 from steepen.utils.files import write_atomically
+
+if TYPE_CHECKING:
+    from steepen.report.write import ShowSteps
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
@@ -44,10 +47,11 @@ def pack(
     studies: str | Path = "studies",
     runs: str | Path | None = None,
     weights: bool = False,
+    show: ShowSteps | None = None,
 ) -> Packed:
     """Write a study with its runs, answer and report to one file, NAME.steepen.tar.gz by default.
 
-    `weights` adds the last checkpoint of every run, optimizer state included.
+    `weights` adds the last checkpoint of every run, optimizer state included; `show` is as in `make_report`.
     """
     folder = find_study_folder(str(study), Path(studies))
     journal = Journal.read(folder)
@@ -64,7 +68,7 @@ def pack(
         if journal.entry.answer is not None:
             from steepen.report.write import make_report
 
-            make_report(folder, Path(scratch) / "report", formats="svg", runs=directory)
+            make_report(folder, Path(scratch) / "report", formats="svg", runs=directory, show=show)
             files |= {
                 f"report/{path.relative_to(Path(scratch) / 'report').as_posix()}": path
                 for path in sorted((Path(scratch) / "report").rglob("*"))

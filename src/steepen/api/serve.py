@@ -31,8 +31,11 @@ RELOAD_SECONDS = 5
 PREPARING = "Its data is being prepared; no runs requested yet."
 STYLE = """
 body{font:1rem/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
-li{margin:.6rem 0}progress{width:100%}small{color:#666}
-@media(prefers-color-scheme:dark){body{background:#16181d;color:#e6e6e6}a{color:#8ab4f8}small{color:#aaa}}
+h1{font-size:1.7rem;line-height:1.25}ul{list-style:none;padding:0}a{color:#0b57a4;font-weight:600}
+li{margin:.8rem 0;padding:.8rem 1rem;border:1px solid #dfe3e8;border-radius:6px;background:#f5f6f8}
+progress{width:100%;accent-color:#0b57a4}small{color:#59616b}
+@media(prefers-color-scheme:dark){body{background:#16181d;color:#e8eaed}a{color:#8ab8f0}small{color:#a4acb6}
+li{background:#1e2329;border-color:#333a42}progress{accent-color:#8ab8f0}}
 """
 
 

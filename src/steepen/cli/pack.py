@@ -24,9 +24,10 @@ def pack(
     Example: steepen pack ladder-tiny --out ladder.tar.gz
     """
     from steepen.api.pack import pack as pack_study
+    from steepen.cli.report import with_progress
     from steepen.utils.formatting import format_bytes
 
-    made = pack_study(study, out, studies=studies, runs=runs, weights=weights)
+    made = pack_study(study, out, studies=studies, runs=runs, weights=weights, show=with_progress)
     print(f"{made.path}: {made.study}, {made.runs} runs, {made.files} files, {format_bytes(made.bytes)}.")
 
 

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+LINE_SECONDS = 5  # between lines of progress, where there is no terminal
+
 
 def report(
     study: Annotated[
@@ -43,9 +45,9 @@ def report(
 
     OUT/report.html is self-contained: verdicts, figures with hover values,
     tables, method, and every run with its spec and record; it opens offline,
-    on phones, and prints. OUT/figures has every figure as PDF, SVG and PNG;
-    OUT/tables every table as CSV and Markdown. The same study gives the same
-    bytes.
+    on phones, and prints. OUT/figures has every figure as PDF, SVG and PNG,
+    with its data as CSV; OUT/tables every table as CSV, Markdown and LaTeX.
+    The same study gives the same bytes.
 
     \b
     Examples:
@@ -59,7 +61,7 @@ def report(
     loaded = [load_study(name, studies, runs) for name in expand_studies(study)]
     if forecasts is not None:
         loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
-    steps = _with_progress(write_report(loaded, out, kinds), step_count(loaded))
+    steps = with_progress(write_report(loaded, out, kinds), step_count(loaded))
     written = [file for files in steps for file in files]
     if as_json:
         print(json.dumps({"page": str(out / PAGE_NAME), "files": [str(file) for file in written]}, indent=2))
@@ -72,8 +74,8 @@ def report(
             print(f"{out / folder}: {count} files.")
 
 
-def _with_progress(steps: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
-    """Yield the steps, showing a progress bar in a terminal and a line every 5 seconds elsewhere."""
+def with_progress(steps: Iterator[tuple[Path, ...]], total: int) -> Iterator[tuple[Path, ...]]:
+    """Yield the steps, showing a progress bar in a terminal and a line every few seconds elsewhere."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from steepen.utils.console import SafeConsole
@@ -87,7 +89,7 @@ def _with_progress(steps: Iterator[tuple[Path, ...]], total: int) -> Iterator[tu
             yield files
             progress.advance(task)
             now = time.monotonic()
-            if not console.is_terminal and now - last_line > 5 and done < total:
+            if not console.is_terminal and now - last_line > LINE_SECONDS and done < total:
                 left = (now - start) / done * (total - done)
                 print(f"drawing: {done} of {total}, about {left:.0f} s left", file=sys.stderr, flush=True)
                 last_line = now

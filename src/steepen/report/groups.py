@@ -61,7 +61,9 @@ def curves_of(panel: Panel, titles: dict[str, str]) -> list[Curve]:
         arm, variant, level, _ = key
         label = labels[key]
         if level is not None:
-            colour = level_colour(levels.index(level) / max(1, len(levels) - 1), arm)
+            # The only level of an arm has the arm's own colour, not the faintest shade of it.
+            first = 1.0 if arm is not None and len(levels) == 1 else 0.0
+            colour = level_colour(levels.index(level) / (len(levels) - 1) if len(levels) > 1 else first, arm)
             if list(labels.values()).count(label) > 1:
                 prefix = "" if arm is None else f"{ladder_title(arm, variant, titles)}, "
                 label = prefix + format_value(level)

@@ -151,7 +151,7 @@ class _Page:
             "samples": self.samples(study),
             "method": [self.prose(sentence) for sentence in answer.method],
             "facts": provenance_rows(study.records),
-            "options": [(key, format_value(value)) for key, value in study.options.items()],
+            "options": _option_rows(study.options),
             "numbers": _json(answer.to_dict()["values"]) if answer.values else "",
             "failures": list(study.failures),
             "warnings": [self.prose(warning) for warning in answer.warnings],
@@ -292,6 +292,12 @@ def _glyph(series: Sequence[Series]) -> Markup:
         look = "" if series[0].kind == "band" else "bars" if series[0].filled else "hollow"
         out += Markup('<span class="block {}"></span>').format(look)
     return out
+
+
+def _option_rows(options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Options that have a value; content hashes are shortened, as the facts of the runs have them whole."""
+    rows = [(key, format_value(value)) for key, value in options.items()]
+    return [(k, f"{v[:12]}…" if re.fullmatch("[0-9a-f]{64}", v) else v) for k, v in rows if v]
 
 
 def _json(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from steepen.report.table_files import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
 from steepen.utils.files import write_atomically
 
+# Passes the steps of `write_report` on, given their number, and shows progress.
+ShowSteps = Callable[[Iterator[tuple[Path, ...]], int], Iterator[tuple[Path, ...]]]
 PAGE_NAME = "report.html"
 MAX_COMBINED_PANELS = 6  # panels that one figure of a whole study may hold
 
@@ -89,15 +91,18 @@ def make_report(
     formats: str = "pdf,svg,png",
     studies: str | Path = "studies",
     runs: str | Path | None = None,
+    show: ShowSteps | None = None,
 ) -> Path:
     """Write the report of one or more studies to the directory `out`; returns the path of the page.
 
     A study is its directory, or its name in `studies`; `runs` is where its runs are, if they have moved.
+    `show` passes the steps on while it shows how many of them are done.
     """
     names = [study] if isinstance(study, str | Path) else list(study)
     place = None if runs is None else Path(runs)
     loaded = [load_study(str(name), Path(studies), place) for name in dict.fromkeys(names)]
-    for _ in write_report(loaded, Path(out), parse_formats(formats)):
+    steps = write_report(loaded, Path(out), parse_formats(formats))
+    for _ in steps if show is None else show(steps, step_count(loaded)):
         pass
     return Path(out) / PAGE_NAME
 

@@ -138,16 +138,15 @@ def _spec_fields(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _counts(spec: dict[str, Any]) -> dict[str, Any]:
     """Passes and parameters that a spec implies, whether or not the run has finished."""
+    counts: dict[str, Any] = {}
     try:
         found = RunSpec.from_dict(spec)
-        final = found.schedule.final
-        return {
-            "passes": final,
-            "parameters": stored_parameters(found.arm, found.shape, final),
-            "compute_active_parameters": compute_active_parameters(found.arm, found.shape, final),
-        }
+        counts["passes"] = final = found.schedule.final
+        counts["parameters"] = stored_parameters(found.arm, found.shape, final)
+        counts["compute_active_parameters"] = compute_active_parameters(found.arm, found.shape, final)
     except Exception:  # a spec of another version, or of custom code that is not here or not trusted
-        return {}
+        pass
+    return counts
 
 
 def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
