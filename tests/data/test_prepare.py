@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steepen.data import Dataset, Tokenizer
+from steepen.data import Dataset, Tokenizer, shard_writer
 from steepen.data import prepare as prepare_module
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
@@ -307,12 +307,11 @@ def test_full_disk_is_reported_and_leaves_no_finished_directory(
 ) -> None:
     from steepen.cli.app import main
 
-    def full(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        target = "/dev/full" if "w" in mode and self.suffix == ".bin" else self
-        return open(target, mode, *rest, **more)  # noqa: PTH123
+    def full(path: Path, mode: str, **more: Any) -> Any:
+        return open("/dev/full" if "w" in mode else path, mode, **more)  # noqa: PTH123
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", full)
+        patch.setattr(shard_writer, "open", full, raising=False)
         assert main(["data", "prepare", str(corpus), "--out", str(tmp_path / "out"), "--json"]) == 1
     assert not (tmp_path / "out").exists()
     prepare(PrepareRequest((str(corpus),)), tmp_path / "out").verify()

@@ -22,7 +22,7 @@ Spec = Callable[..., RunSpec]
         ("cloud", [], "local, slurm, ray or"),
         ("local", ["threds=2"], "threads"),
         ("local", ["threads"], "KEY=VALUE"),
-        ("local", ["threads=0"], "at least 1"),
+        ("local", ["threads=0"], "from 1 to 10,000"),
         ("slurm", ["cluster=local", "partion=gpu"], "partion"),
         ("slurm", ["cluster=local", "timeout_min=soon"], "timeout_min"),
         ("ray", ["gpus=1"], "num_gpus"),

@@ -21,7 +21,7 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 from steepen.laws.ladder import make_ladder
-from steepen.laws.power import LadderPlan, predicted_power, simulate_power
+from steepen.laws.power import LadderPlan, Power, predicted_power, simulate_power
 
 # Vanilla d6 to d20 at TPP 5, and a law that meets the paper's printed γ and losses.
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
@@ -256,4 +256,11 @@ def test_power_counts_claims_at_the_level_of_a_table() -> None:
     alone, shared = (simulate_power(LadderPlan(0.0027, noise=2e-3, arms=arms), draws=300) for arms in (1, 8))
     assert alone.least_squares_fractions["undecided"] < 0.02
     assert 0.4 < alone.growth < 0.9 and alone.growth + alone.fragile_growth_fractions["grows"] > 0.95
-    assert shared.growth < alone.growth - 0.05
+    assert shared.growth <= alone.growth
+    # Checks of the noise decide those claims. Before them, eight arms show a smaller gain less often.
+    alone, shared = (simulate_power(LadderPlan(0.0018, noise=2e-3, arms=arms), draws=300) for arms in (1, 8))
+    assert _grows(shared) < _grows(alone) - 0.1
+
+
+def _grows(power: Power) -> float:
+    return sum(part for word, part in power.least_squares_fractions.items() if word.startswith("grows"))

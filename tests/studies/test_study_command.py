@@ -287,7 +287,7 @@ def test_documented_custom_study_runs_as_module_function(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text()
-    source = re.search(r"```python\n(# warmup_study.py\nfrom dataclasses import replace\n.*?)```", page, re.DOTALL)
+    source = re.search(r"```python\n(# warmup_study.py\n.*?)```", page, re.DOTALL)
     assert source is not None
     (tmp_path / "warmup_study.py").write_text(source.group(1))
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def best_passes(
-    depth: Annotated[int, typer.Option(help="Nominal depth of the size.", min=3)] = 8,
+    depth: Annotated[int, typer.Option(help="Nominal depth of the size.", min=3, max=512)] = 8,
     tpp: Annotated[
         str,
         typer.Option(help="Tokens per stored parameter that the compute buys at one pass; comma-separated."),

@@ -24,7 +24,8 @@ def downstream(
         typer.Option(help="Leave a run (the beginning of its name) out of every fit; repeatable."),
     ] = None,
     target: Annotated[
-        list[float] | None, typer.Option(help="Compute in FLOPs to forecast CORE at; repeatable.")
+        list[float] | None,
+        typer.Option(help="Compute in FLOPs to forecast CORE at; repeatable.", min=1, max=1e40),
     ] = None,
     corpus: Annotated[
         list[str] | None,

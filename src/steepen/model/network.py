@@ -193,14 +193,18 @@ class Network(nn.Module):
         e = run(self.prelude, self.embed(tokens, self.stream_dtype))
         h: Tensor | None = None
         for core in self.applied_cores(passes):
-            as_is = h is None and self.options.first_pass == "prelude"
-            x = e if as_is else self._apply_boundary(self.core_boundary, h, e)
-            if x is e and self.fused is None:
-                # An autograd node of its own, as FSDP2 inserts before every block: the core's gradient of e
-                # is complete before those of the injections are added, with and without FSDP2.
-                x = e.view_as(e)
-            h = run(core, x)
+            h = run(core, self._core_input(h, e))
         return run(self.coda, self._apply_boundary(self.coda_boundary, h, e))
+
+    def _core_input(self, h: Tensor | None, e: Tensor) -> Tensor:
+        """Input of the next core pass; the caller keeps no reference to it, so it can be freed early."""
+        as_is = h is None and self.options.first_pass == "prelude"
+        x = e if as_is else self._apply_boundary(self.core_boundary, h, e)
+        if x is e and self.fused is None:
+            # An autograd node of its own, as FSDP2 inserts before every block: the core's gradient of e
+            # is complete before those of the injections are added, with and without FSDP2.
+            return e.view_as(e)
+        return x
 
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Normed token embeddings (batch, time, width) in `dtype`: the input of the first block."""
