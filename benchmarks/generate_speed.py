@@ -1,13 +1,13 @@
 """Tokens per second of steepen's generation against transformers' generate of the exported model, in one run.
 
-    python benchmarks/generate_speed.py [--depths 8 12] [--arm loop-2] [--batches 1 32] [--tokens 256]
-        [--prompt 128] [--out OUT.json]
+    python benchmarks/generate_speed.py [--depths 8 12] [--arms vanilla loop-2] [--batches 1 32]
+        [--tokens 256] [--prompt 128] [--out OUT.json]
 
 Random weights (not zero), bf16, greedy, random prompts without padding. Every number is the median of
---repeats calls after one warm-up call. A call is the whole thing, prompt and all new tokens, capture of CUDA
-graphs included; "decoding" is the time of the new tokens after the first 16. transformers runs the exported
-folder with its own generate() and DynamicCache. Before timing, the first 32 greedy tokens of both are
-compared in fp32; they must be equal up to near ties.
+--repeats calls after one warm-up call; calls of both programs alternate. A call is the whole thing, prompt
+and all new tokens, capture of CUDA graphs included; "decoding" is the time of the new tokens after the first
+16. transformers runs the exported folder with its own generate() and DynamicCache. Before timing, the first 32
+greedy tokens of both are compared in fp32; they must be equal up to near ties.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -92,33 +93,35 @@ def time_steepen(run: Any, prompts: list[list[int]], tokens: int) -> tuple[float
 
 
 def time_transformers(model: Any, prompts: list[list[int]], tokens: int) -> tuple[float, float]:
-    from transformers.generation.streamers import BaseStreamer
+    from transformers import StoppingCriteria, StoppingCriteriaList
 
     ids = torch.tensor(prompts, device=model.device)
-    marks: list[float] = []
-
-    class Marks(BaseStreamer):
-        def put(self, value: Any) -> None:
-            marks.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
     timer = Timer()
-    options: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None}
-    # A streamer accepts a batch of one only; for larger batches the whole call is timed at two lengths.
-    if len(prompts) == 1:
-        model.generate(ids, attention_mask=torch.ones_like(ids), streamer=Marks(), **options)
-        timer.marks = marks[1:]  # the first call of the streamer has the prompt
-        return timer.rates(1)
-    model.generate(ids, attention_mask=torch.ones_like(ids), **{**options, "max_new_tokens": 16})
+
+    class Mark(StoppingCriteria):
+        """Called after every token; stops nothing."""
+
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            timer.mark()
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    generate_greedily(model, ids, tokens, stopping_criteria=StoppingCriteriaList([Mark()]))
     synchronize()
-    middle = time.perf_counter()
-    model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    synchronize()
-    end = time.perf_counter()
-    whole = end - middle
-    return len(prompts) * tokens / whole, len(prompts) * (tokens - 16) / (whole - (middle - timer.start))
+    timer.marks[-1] = time.perf_counter()
+    return timer.rates(len(prompts))
+
+
+def generate_greedily(model: Any, ids: torch.Tensor, tokens: int, **options: Any) -> Any:
+    """transformers' generate, without an end token."""
+    return model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )
 
 
 def measure(args: argparse.Namespace, arm: str, depth: int, folder: Path) -> list[dict[str, Any]]:
@@ -131,41 +134,36 @@ def measure(args: argparse.Namespace, arm: str, depth: int, folder: Path) -> lis
         torch.randint(0, 50_000, (args.prompt,), generator=generator).tolist()
         for _ in range(max(args.batches))
     ]
+    run = load(path, device=args.device, precision="fp32")
+    model: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, trust_remote_code=True)
+    model = model.to(args.device).eval()
 
     # The same tokens first, in fp32.
-    run = load(path, device=args.device, precision="fp32")
-    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, trust_remote_code=True).to(
-        args.device
-    )
     ids = torch.tensor(rows[:1], device=args.device)
-    theirs = (
-        cast("Any", model)
-        .generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False, eos_token_id=None
-        )[0, args.prompt :]
-        .tolist()
-    )
+    theirs = generate_greedily(model, ids, 32)[0, args.prompt :].tolist()
     ours = continue_tokens(run.network, rows[:1], 32, Sampling(temperature=0), passes=run.passes)[0].tokens
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
-    del run, model
 
-    run = load(path, device=args.device, precision=args.precision)
-    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    model = (
-        AutoModelForCausalLM.from_pretrained(out, dtype=dtype, trust_remote_code=True).to(args.device).eval()
-    )
+    if args.precision == "bf16":  # as load(precision="bf16") and from_pretrained(dtype=torch.bfloat16) do
+        run.network.to(torch.bfloat16)
+        model = model.to(torch.bfloat16)
     found: list[dict[str, Any]] = []
     for batch in args.batches:
         prompts = rows[:batch]
         row: dict[str, Any] = {"arm": arm, "depth": depth, "batch": batch, "equal_tokens_of_32": same}
-        for name, call in (
-            ("steepen", lambda p=prompts: time_steepen(run, p, args.tokens)),
-            ("transformers", lambda p=prompts: time_transformers(model, p, args.tokens)),
-        ):
-            call()  # warm-up
-            times = [call() for _ in range(args.repeats)]
-            row[f"{name}_tokens_per_second"] = statistics.median(each[0] for each in times)
-            row[f"{name}_decoding_tokens_per_second"] = statistics.median(each[1] for each in times)
+        calls: dict[str, Callable[[], tuple[float, float]]] = {
+            "steepen": lambda p=prompts: time_steepen(run, p, args.tokens),
+            "transformers": lambda p=prompts: time_transformers(model, p, args.tokens),
+        }
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+        for repeat in range(1 + args.repeats):
+            for name, call in calls.items():
+                rates = call()
+                if repeat:  # the first call is a warm-up
+                    times[name].append(rates)
+        for name, rates in times.items():
+            row[f"{name}_tokens_per_second"] = statistics.median(each[0] for each in rates)
+            row[f"{name}_decoding_tokens_per_second"] = statistics.median(each[1] for each in rates)
         row["ratio"] = row["steepen_tokens_per_second"] / row["transformers_tokens_per_second"]
         row["decoding_ratio"] = (
             row["steepen_decoding_tokens_per_second"] / row["transformers_decoding_tokens_per_second"]
@@ -180,7 +178,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--depths", type=int, nargs="+", default=[8, 12])
-    parser.add_argument("--arms", nargs="+", default=["loop-2", "vanilla"])
+    parser.add_argument("--arms", nargs="+", default=["vanilla", "loop-2"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=128)
