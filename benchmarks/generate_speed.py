@@ -6,8 +6,8 @@
 Random weights (not zero), bf16, greedy, random prompts without padding. Every number is the median of
 --repeats calls after one warm-up call; calls of both programs alternate. A call is the whole thing, prompt
 and all new tokens, capture of CUDA graphs included; "decoding" is the time of the new tokens after the first
-16. transformers runs the exported folder with its own generate() and DynamicCache. Before timing, the first 32
-greedy tokens of both are compared in fp32; they must be equal up to near ties.
+16. transformers runs the exported folder with its own generate() and DynamicCache. Before timing, the first
+32 greedy tokens of both are compared in fp32; they must be equal up to near ties.
 """
 
 from __future__ import annotations
