@@ -216,8 +216,9 @@ class Decoder:
 
     def next_tokens(self, filled: int) -> Tensor:
         """Token ids (rows) that follow; `filled` is the number of tokens per row, padding included."""
-        # Attend to a multiple of some keys instead of all the cache has room for: one graph for each.
-        self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
+        if not self.cache.fused:
+            # Attend to a multiple of some keys instead of all the cache has room for: one graph for each.
+            self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
         if self.graphs is None:
             self._decode()
             return self.tokens
