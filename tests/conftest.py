@@ -13,6 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# No test asserts a run time: a busy machine would fail it.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 if not torch.cuda.is_available():  # run Triton kernels on its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")

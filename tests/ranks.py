@@ -10,6 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 
 from steepen.distributed.environment import ProcessEnvironment
@@ -33,6 +34,8 @@ def on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[A
     """
     if size == 1:
         return [function(World(), *arguments)]
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA was used in this process, so it cannot fork ranks: run tests/distributed by itself")
     context = multiprocessing.get_context("fork")
     port = free_port()
     ends: list[Any] = []

@@ -196,7 +196,7 @@ json_values = st.recursive(
 
 
 @given(value=st.dictionaries(st.text(), json_values, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_checksum_survives_json_and_notices_a_change(value: dict[str, object]) -> None:
     value.pop("checksum", None)
     stored = parse_json(json.dumps(with_checksum(value)))
@@ -206,7 +206,7 @@ def test_checksum_survives_json_and_notices_a_change(value: dict[str, object]) -
 
 
 @given(text=st.text(alphabet="[]{}:&*!-?'\"\n ,#|>%@ab1.e", max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_read_as_yaml_or_rejected(text: str) -> None:
     try:
         load_yaml(text)
@@ -215,7 +215,7 @@ def test_any_text_is_read_as_yaml_or_rejected(text: str) -> None:
 
 
 @given(value=json_values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_value_is_read_as_a_spec_or_rejected(value: object) -> None:
     with pytest.raises(UsageError):
         RunSpec.from_dict(value)

@@ -202,7 +202,7 @@ texts = st.text(SIGNS, max_size=24) | st.text(max_size=12) | json_text
 @example(text=f"0/{HUGE}")
 @example(text="'x' * 99999999999 == arm")
 @example(text="evil:arm")
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 def test_any_text_gives_a_value_of_the_stated_range_or_one_sentence(name: str, text: str) -> None:
     parse, holds = PARSERS[name]
     try:
@@ -215,20 +215,20 @@ def test_any_text_gives_a_value_of_the_stated_range_or_one_sentence(name: str, t
 
 
 @given(numbers=st.lists(st.integers(0, MAX_INTEGER), min_size=1, max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_integers_survive_being_written_as_a_list(numbers: list[int]) -> None:
     assert parse_integers("--rungs", ",".join(map(str, numbers))) == sorted(set(numbers))
 
 
 @given(first=st.integers(0, 500), length=st.integers(0, 500), step=st.integers(1, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ranges_are_those_of_python(first: int, length: int, step: int) -> None:
     text = f"{first}-{first + length}:{step}"
     assert parse_integers("--rungs", text) == list(range(first, first + length + 1, step))
 
 
 @given(count=st.integers(0, 10**15), unit=st.sampled_from(["", "K", "m", "B", "t"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_token_counts_survive_units(count: int, unit: str) -> None:
     factor = {"": 1, "K": 10**3, "m": 10**6, "B": 10**9, "t": 10**12}[unit]
     count = min(count, 10**15 // factor)
@@ -236,13 +236,13 @@ def test_token_counts_survive_units(count: int, unit: str) -> None:
 
 
 @given(flops=st.floats(1, 1e40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_budgets_and_hold_outs_survive_being_written(flops: float) -> None:
     assert Budget.parse(repr(flops)).flops == flops == parse_flops(repr(flops), "")
 
 
 @given(size=st.integers(258, MAX_BPE), name=st.text(min_size=1, max_size=9), number=st.integers(-99, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_names_survive_being_written(size: int, name: str, number: int) -> None:
     assert parse_tokenizer(f"bpe:{size}") == size
     assert parse_launcher_option(f"threads={number}") == ("threads", number)
@@ -260,7 +260,7 @@ def test_specs_recipes_and_presets_survive_being_written(tmp_path: Path) -> None
 
 
 @given(depth=st.integers(-5, 20), bound=st.integers(-5, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_conditions_compare_as_python_does(depth: int, bound: int) -> None:
     row = {**ROW, "depth": depth}
     for sign, expected in (("<", depth < bound), ("==", depth == bound), (">=", depth >= bound)):

@@ -62,7 +62,7 @@ def joined(inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 @given(st.integers(1, 5000), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_order_is_a_permutation_for_any_size(size: int, key: int) -> None:
     order = Permutation(size, str(key))(np.arange(size))
     assert np.array_equal(np.sort(order), np.arange(size))
@@ -220,7 +220,7 @@ def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: in
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_micro_batch_size_gives_the_same_rows(dataset: Dataset, data: st.DataObject) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 16, seed=4)
     step = data.draw(st.integers(0, batches.steps - 1))

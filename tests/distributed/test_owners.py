@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from steepen.distributed.environment import first_host, process_environment
@@ -21,7 +21,6 @@ shape = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 table = st.tuples(st.integers(1, 40), st.integers(1, 8))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text("abc", min_size=1), shape, max_size=8), table, st.integers(1, 9))
 def test_every_element_has_exactly_one_owner(shapes: Shapes, rows: tuple[int, int], world: int) -> None:
     shapes = {"embedding": rows, **shapes, "head": rows}

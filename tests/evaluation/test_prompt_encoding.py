@@ -186,7 +186,7 @@ def test_cropping_keeps_the_last_tokens_of_the_whole_answer() -> None:
 PIECES = st.text(alphabet=" \n\tab.1é'\x1c\u00a0", min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(PIECES, PIECES, PIECES), min_size=4, max_size=6),
     st.sampled_from([" ", "\nAnswer: ", ":"]),

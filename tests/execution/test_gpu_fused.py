@@ -196,7 +196,7 @@ class ChannelMajor(TransformerBlock):
 
 @pytest.mark.parametrize("name", ["deep-vanilla-grow", "loop-grow", "untied-grow", "untied-2-norm-only"])
 def test_fp32_stream_with_bf16_branches_equals_reference_up_to_bf16_rounding(name: str) -> None:
-    """Against fp32, the fused path with an fp32 stream errs as its reference does, a bf16 stream by more."""
+    """Against fp32, the fused fp32 stream errs as its reference does; a bf16 stream errs more."""
     passes = ARMS[name].passes.max_passes
     found: dict[str, list[Tensor]] = {}
     for kind in ("exact", "reference", "fused", "narrow"):
@@ -217,8 +217,8 @@ def test_fp32_stream_with_bf16_branches_equals_reference_up_to_bf16_rounding(nam
 
     fused, reference, narrow = errors("fused"), errors("reference"), errors("narrow")
     assert all(one <= max(1.5 * other, 1e-2) for one, other in zip(fused, reference, strict=True))
-    assert fused[-1] < 0.9 * narrow[-1]  # hidden states
-    assert sum(fused) < sum(narrow)
+    # Hidden states only: the bf16 branches dominate the errors of gradients, whatever the stream's dtype.
+    assert fused[-1] < 0.9 * narrow[-1]
 
 
 def test_custom_block_may_promote_the_hidden_states() -> None:

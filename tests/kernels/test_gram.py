@@ -24,10 +24,19 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def check(result: Tensor, expected: Tensor) -> None:
-    """Close to the exact value at the inputs' precision, and symmetric to the last bit."""
+    """Close to the exact value at the inputs' precision, and symmetric to the last bit.
+
+    Triton's interpreter multiplies a tile on the diagonal with numpy, whose sums for (i, j) and (j, i) may
+    have different orders, so there only the mirrored tiles must be equal to the last bit.
+    """
     tolerance = TOLERANCE[result.dtype]
     torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
-    assert torch.equal(result, result.mT)
+    mirrored = result.clone()
+    if DEVICE == "cpu":
+        size = gram.tile_config(result.shape[-1], result.element_size()).size
+        tile = torch.arange(result.shape[-1]) // size
+        mirrored[:, tile[:, None] == tile] = 0
+    assert torch.equal(mirrored, mirrored.mT)
 
 
 @DTYPES

@@ -477,7 +477,7 @@ def test_known_noise_replaces_the_residual_scatter() -> None:
 def test_random_tables_give_an_analysis_or_a_usage_error() -> None:
     """Flat, rising, random and huge ladders: never a crash, never a warning from numpy."""
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(
         st.lists(st.floats(0.5, 12), min_size=4, max_size=7),
         st.lists(st.floats(0.5, 12), min_size=3, max_size=7),

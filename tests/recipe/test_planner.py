@@ -136,7 +136,7 @@ def test_base_table_has_14_columns_and_growth_arms_inherit_it() -> None:
     assert (INITIAL.learning_rate, INITIAL.warmdown_fraction, INITIAL.warmup_steps) == (0.04, 0.4, 40)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(PAPER)), st.floats(16.5, 22.5))
 def test_flops_budget_is_spent_exactly_at_the_nearest_depth(name: str, exponent: float) -> None:
     flops = 10.0**exponent

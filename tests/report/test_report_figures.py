@@ -153,7 +153,7 @@ panels = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(panels, min_size=1, max_size=2))
 def test_any_panel_becomes_svg_with_all_its_points(shown: list[Panel]) -> None:
     for svg, drawn in page_panels(shown, ARM_TITLES, "n", lambda _: "k0"):
@@ -165,7 +165,7 @@ def test_any_panel_becomes_svg_with_all_its_points(shown: list[Panel]) -> None:
         assert sum(len(group.findall(".//{*}use")) for group in groups) + drawn.hidden == given_
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(panels, min_size=1, max_size=3))
 def test_any_panels_become_a_file(shown: list[Panel]) -> None:
     assert figure_files(shown, ARM_TITLES, ("png",))["png"].startswith(b"\x89PNG")
@@ -200,7 +200,7 @@ def test_series_are_drawn_at_their_values() -> None:
     st.lists(st.tuples(st.floats(0.5, 2), st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=6),
     st.sampled_from(["linear", "log"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_bands_lie_inside_the_axes(rows: list[tuple[float, float, float]], scale: str) -> None:
     x = tuple(float(i + 1) for i in range(len(rows)))
     middle = tuple(value for value, _, _ in rows)

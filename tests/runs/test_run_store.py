@@ -63,7 +63,6 @@ class Changes:
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=60,
-    deadline=None,
 )
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.floats(1, 9)), max_size=14))
 def test_after_any_file_changes_rows_and_records_match_the_files(
