@@ -196,10 +196,6 @@ def call_block(width: int, *, fp8: bool) -> None:
             others.norm_inject(residual, residual, 0.7, EPS)
             others.norm_inject_backward(residual, residual, rstd, 0.7)
         others.rms_norm_backward(x, x, rstd)
-        keys, values = empty(2, BATCH, heads, TIME, 128)
-        index, padding = empty(1, dtype=torch.int64), empty(BATCH, dtype=torch.int64)
-        new, angles = empty(BATCH, 3, heads, 128), empty(2, BATCH, 64)
-        others.decode_attention(new, angles, keys, values, index, padding, EPS, 0.1)
         kernels.swiglu_backward_(empty(rows, 2 * hidden), empty(rows, hidden), empty(rows, hidden))
 
 

@@ -145,26 +145,6 @@ def test_rope_and_qk_norm_equal_reference(draw: Draw, heads: int, size: int) -> 
     )
 
 
-@pytest.mark.parametrize(("heads", "size", "index"), [(2, 16, 0), (3, 24, 5), (1, 32, 300)])
-def test_decode_attention_equals_reference(draw: Draw, heads: int, size: int, index: int) -> None:
-    rows = 3
-    angle = draw(rows, size // 2).float()
-    table = torch.stack([angle.cos(), angle.sin()]).to(draw.dtype)
-    qkv = 3 * draw(rows, 3, heads, size)
-    cache = draw(2, rows, heads, index + 9, size)
-    place = torch.tensor([index], device=cache.device)
-    padding = torch.tensor([0, index // 2, index], device=cache.device)  # the last row has its new token only
-    found = []
-    for kernels in (TRITON, REFERENCE):
-        keys, values = cache.clone()
-        made = kernels.decode_attention(qkv, table, keys, values, place, padding, EPS, 0.7)
-        found.append((made, keys, values))
-    for ours, theirs in zip(*found, strict=True):
-        draw.agree(ours, theirs)
-    others = torch.arange(index + 9) != index
-    assert torch.equal(found[0][1][:, :, others], cache[0][:, :, others])
-
-
 @pytest.mark.parametrize("hidden", [256, 300])
 def test_swiglu_equals_reference(draw: Draw, hidden: int) -> None:
     gate_up, dh = draw(11, 2 * hidden), draw(11, hidden)

@@ -216,9 +216,8 @@ class Decoder:
 
     def next_tokens(self, filled: int) -> Tensor:
         """Token ids (rows) that follow; `filled` is the number of tokens per row, padding included."""
-        if not self.cache.fused:
-            # Attend to a multiple of some keys instead of all the cache has room for: one graph for each.
-            self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
+        # Attend to a multiple of some keys instead of all the cache has room for: one graph for each.
+        self.cache.span = min(-(-filled // SPAN_MULTIPLE) * SPAN_MULTIPLE, self.cache.length)
         if self.graphs is None:
             self._decode()
             return self.tokens

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from steepen.execution.gpu_decode import decode_block, supports_fused_decoding
-from steepen.model.block import TransformerBlock
 from steepen.model.network import Network, TokenLayout
 
 
@@ -33,8 +31,7 @@ class KVCache:
     """Keys and values of one batch, with room for `length` tokens per row.
 
     Rows are padded on the left, so that all of them have their newest token at the same index. `padding` is
-    the number of padding tokens of each row. With `fused` (default: where the network supports it), single
-    tokens run with the fused kernels of `execution.gpu_decode`.
+    the number of padding tokens of each row.
     """
 
     def __init__(
@@ -45,11 +42,9 @@ class KVCache:
         length: int,
         *,
         share_passes: bool = False,
-        fused: bool | None = None,
     ) -> None:
         shape, device = network.shape, network.embedding.device
         self.length = length
-        self.fused = supports_fused_decoding(network) if fused is None else fused
         self.padded = any(padding)
         self.padding = torch.tensor(padding, device=device)  # (batch)
         self.index = torch.zeros(1, dtype=torch.long, device=device)  # of the next token
@@ -80,12 +75,9 @@ class KVCache:
         return TokenLayout(positions, (causal & visible) | alone)
 
     def _token_layout(self) -> TokenLayout:
-        positions = (self.index - self.padding).unsqueeze(1)
-        if self.fused:
-            return TokenLayout(positions, None)  # the kernel sees what the mask says
         keys = torch.arange(self.span, device=self.padding.device)
         visible = (keys >= self.padding.unsqueeze(1)) & (keys <= self.index)
-        return TokenLayout(positions, visible[:, None, None, :])
+        return TokenLayout((self.index - self.padding).unsqueeze(1), visible[:, None, None, :])
 
     def advance(self, tokens: int) -> None:
         """Count new tokens, after all blocks have stored theirs."""
@@ -111,14 +103,6 @@ class Slot:
         keys.index_copy_(2, cache.index, key)
         values.index_copy_(2, cache.index, value)
         return keys[:, :, : cache.span], values[:, :, : cache.span]
-
-    def fused_forward(self, block: TransformerBlock, x: Tensor, rotary: Tensor) -> Tensor | None:
-        """The block's output for single tokens, after storing their keys and values; None without `fused`."""
-        cache = self.cache
-        if not cache.fused or x.shape[1] > 1:
-            return None
-        keys, values = cache.storage[self.number]
-        return decode_block(block, x, rotary, keys, values, cache.index, cache.padding)
 
 
 def _slot_numbers(network: Network, passes: int, share_passes: bool) -> list[int]:

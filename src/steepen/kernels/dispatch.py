@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from steepen.kernels import cross_entropy, decode_attention, fp8, gram, muon_update, norm, rotary, swiglu
+from steepen.kernels import cross_entropy, fp8, gram, muon_update, norm, rotary, swiglu
 from steepen.kernels import fused_linear_cross_entropy as linear_cross_entropy
 from steepen.kernels.fp8 import RowwiseFp8, ScaledTensor
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
@@ -104,7 +104,6 @@ class Kernels:
     rotate_norm_backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     swiglu_backward_: Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-    decode_attention: Callable[..., Tensor]  # see decode_attention.decode_attention_reference
     cross_entropy_: Callable[..., tuple[Tensor, Tensor]]  # see cross_entropy.cross_entropy_reference_
     supports_fused_linear_cross_entropy: Callable[[Tensor, Tensor], bool]
     fused_linear_cross_entropy: FusedLinearCrossEntropy
@@ -166,7 +165,6 @@ REFERENCE = Kernels(
     rotate_norm_backward=rotary.rotate_norm_backward_reference,
     swiglu=swiglu.swiglu_reference,
     swiglu_backward_=swiglu.swiglu_backward_reference_,
-    decode_attention=decode_attention.decode_attention_reference,
     cross_entropy_=cross_entropy.cross_entropy_reference_,
     supports_fused_linear_cross_entropy=linear_cross_entropy.supports_fused_linear_cross_entropy_reference,
     fused_linear_cross_entropy=linear_cross_entropy.fused_linear_cross_entropy_reference,
@@ -191,7 +189,6 @@ TRITON = Kernels(
     rotate_norm_backward=rotary.rotate_norm_backward_triton,
     swiglu=swiglu.swiglu_triton,
     swiglu_backward_=swiglu.swiglu_backward_triton_,
-    decode_attention=decode_attention.decode_attention_triton,
     cross_entropy_=cross_entropy.cross_entropy_triton_,
     supports_fused_linear_cross_entropy=linear_cross_entropy.supports_fused_linear_cross_entropy_triton,
     fused_linear_cross_entropy=linear_cross_entropy.fused_linear_cross_entropy_triton,

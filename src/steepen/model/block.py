@@ -29,10 +29,6 @@ class CacheSlot(Protocol):
         """Store those of new tokens, (batch, heads, time, head_dim), and return those to attend to."""
         ...
 
-    def fused_forward(self, block: TransformerBlock, x: Tensor, rotary: Tensor) -> Tensor | None:
-        """A faster `block.forward` of new tokens, which also stores theirs; None where there is none."""
-        ...
-
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weightᵀ in x's dtype: (…, in) × (out, in) or a stack (count, out, in) → (…, count·out)."""
@@ -96,8 +92,6 @@ class TransformerBlock(nn.Module):
         """
         if self.fused_forward is not None and mask is None and cache is None:
             return self.fused_forward(x, rotary)
-        if cache is not None and (y := cache.fused_forward(self, x, rotary)) is not None:
-            return y
         # Custom blocks may override the two methods below without a cache argument.
         return self.forward_reference(x, rotary, mask, *(() if cache is None else (cache,)))
 
