@@ -166,7 +166,7 @@ def ladder_csv(folder: Path, journal: Journal) -> str:
 
 def remove_machine_names(folder: Path) -> None:
     """Write journals and records again without host names and paths of the machine that made them."""
-    for journal in finished(folder):
+    for journal in read_journals(folder / "studies")[0]:
         entry = replace(journal.entry, host="", runs_directory="runs")
         write_json(journal.file, with_checksum(to_builtins(entry)))
     for file in (folder / "runs").glob("*/record.json"):
