@@ -100,13 +100,27 @@ def test_smaller_runs_are_made_after_one_that_exceeds_the_time_budget(
     assert instant.ran == [2]
 
 
+@pytest.mark.parametrize(("slots", "made"), [(1, 1), (2, 2), (9, 3)])
+def test_a_time_budget_counts_the_wait_of_runs_that_are_set_up_ahead(
+    slots: int, made: int, instant: Any, store: RunStore, spec: Spec
+) -> None:
+    slow = Speed((), expected_flops(spec(seed=1)) / 40, "assumed")  # forty seconds a run, and the start
+    progress = BatchProgress(store, speed=slow, quiet=True)
+    study = seeds_of([1, 2, 3], spec=spec)
+    launcher = EagerLauncher(instant, slots)
+    if made == 3:
+        drive(study, store, launcher, budget=Budget(seconds=70), progress=progress)
+    else:
+        with pytest.raises(BudgetReached, match=f"{made} runs? of this batch"):
+            drive(study, store, launcher, budget=Budget(seconds=70), progress=progress)
+    assert len(instant.ran) == made
+
+
 class EagerLauncher:
     """Takes all specs before the first run ends, so that no speed is measured when the last is chosen."""
 
-    slots = 9
-
-    def __init__(self, launcher: Any) -> None:
-        self.launcher = launcher
+    def __init__(self, launcher: Any, slots: int = 9) -> None:
+        self.launcher, self.slots = launcher, slots
 
     def launch(self, specs: Any) -> Any:
         return self.launcher.launch(list(specs))

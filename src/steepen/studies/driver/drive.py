@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -206,6 +207,7 @@ class _BatchRunner:
     accept_diverged: bool
     retry_diverged: bool
     progress: BatchProgress
+    expected_ends: dict[str, float] = field(default_factory=dict)  # of started runs, monotonic clock
 
     def run(self, specs: Sequence[RunSpec]) -> list[RunRecord | None]:
         """The records of a batch, in the order of its specs."""
@@ -229,6 +231,7 @@ class _BatchRunner:
             # Closing the iterator stops the runs, so close it however this loop ends.
             with contextlib.closing(outcomes):
                 for outcome in outcomes:
+                    self.expected_ends.pop(outcome.spec.hash, None)
                     self._add_outcome(outcome, results, failed)
                     self.progress.run_ended(outcome)
         if failed:
@@ -259,8 +262,20 @@ class _BatchRunner:
         rejected += pending
 
     def _fits(self, spec: RunSpec) -> bool:
-        """Whether the budget admits a run; if so, count it as spent."""
-        return self.budget is None or self.budget.admits(*self._remaining_cost(spec))
+        """Whether the budget admits a run; if so, count it as spent.
+
+        A launcher may set runs up ahead: such a run trains only when one of those before it has ended.
+        """
+        if self.budget is None:
+            return True
+        flops, seconds = self._remaining_cost(spec)
+        ends = sorted(self.expected_ends.values(), reverse=True)
+        slots, now = self.launcher.slots, time.monotonic()
+        start = max(now, ends[slots - 1]) if len(ends) >= slots else now
+        if not self.budget.admits(flops, start - now + seconds):
+            return False
+        self.expected_ends[spec.hash] = start + seconds
+        return True
 
     def _remaining_cost(self, spec: RunSpec) -> tuple[float, float]:
         """FLOPs and seconds from a run's newest checkpoint to its end."""
