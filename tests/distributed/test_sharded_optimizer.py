@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ranks import on_ranks
+from steepen.distributed.full_shard import FullyShardedOptimizer
 from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.execution.gpu_fused import install_fused_gpu
@@ -194,3 +195,42 @@ def test_hooks_hand_over_each_gradient_once_also_of_a_tied_core() -> None:
             if gradient.shape == expected.shape:
                 torch.testing.assert_close(torch.from_numpy(gradient), expected, rtol=1e-4, atol=1e-7)
     assert seen == set(whole)
+
+
+def steps_with_few_parameters(world: World, full: bool) -> dict[str, Any]:
+    """Losses of a network with four matrices and five rows of embedding and head."""
+    scale = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=5)
+    arm = find_arm("vanilla")
+    network = materialize(build_on_meta(arm.shape(1, scale), arm), dtype=torch.float32, seed=3)
+    hyper, rows = hyperparameters("vanilla"), 8 // world.size
+    optimizer: Any
+    if world.size == 1:
+        optimizer = Optimizer(network.named_parameters(), hyper, AUTHORS)
+    elif full:
+        optimizer = FullyShardedOptimizer(network, hyper, AUTHORS, world)
+    else:
+        optimizer = ShardedOptimizer(network.named_parameters(), hyper, AUTHORS, world)
+    losses: list[float] = []
+    for step in range(3):
+        tokens = torch.randint(0, 5, (8, 9), generator=torch.Generator().manual_seed(step))
+        mine = tokens[world.rank * rows : (world.rank + 1) * rows]
+        with optimizer.micro_batch(last=True) if world.size > 1 else torch.enable_grad():
+            loss = network(mine[:, :-1], mine[:, 1:], loss_scale=1 / world.size)
+            loss.backward()
+        losses.append(world.sum_(loss.detach().double()).item())
+        optimizer.step(1.0, step)
+        optimizer.zero_grad()
+    muon = optimizer.muon if world.size == 1 else optimizer.local.muon
+    owned = [] if world.size == 1 else sorted(optimizer.owned)
+    return {"losses": losses, "owned": owned, "orthogonalized": muon.orthogonalized}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["optimizer", "full"])
+def test_ranks_that_own_nothing_take_part(full: bool) -> None:
+    (expected,) = on_ranks(1, steps_with_few_parameters, full)
+    found = on_ranks(8, steps_with_few_parameters, full)
+    assert [] in [rank["owned"] for rank in found]
+    for rank in found:
+        torch.testing.assert_close(rank["losses"], expected["losses"], rtol=0, atol=1e-6)
+    # Every matrix once per step, whichever way the network is divided: none twice, none by AdamW.
+    assert sum(rank["orthogonalized"] for rank in found) == expected["orthogonalized"] == 3 * 7

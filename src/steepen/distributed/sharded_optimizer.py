@@ -94,7 +94,9 @@ class DistributedOptimizer(ABC):
     ) -> None:
         self.world, self.config, self.pieces = world, config, pieces
         self.owned = owned_by(pieces, world.rank)
-        self.local = Optimizer(masters.items(), hyperparameters, config, total_norm=self._total_norm)
+        self.local = Optimizer(
+            masters.items(), hyperparameters, config, total_norm=self._total_norm, device=world.device
+        )
 
     @abstractmethod
     def step(self, factor: float, step: int | None = None) -> Tensor:

@@ -47,7 +47,7 @@ class Optimizer:
 
     `after_step` is called at the end of every step, also inside a CUDA graph: fused execution refreshes the
     low-precision copies of the weights there. `total_norm` computes the norm of a list of gradients; it is
-    given if a process holds only a part of them.
+    given if a process holds only a part of them, or none: `device` is then where they would be.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Optimizer:
         after_step: Callable[[], None] | None = None,
         *,
         total_norm: Callable[[list[Tensor]], Tensor] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         named = dict(named_parameters)
         self.total_norm = total_norm or gradient_norm
         self.hyperparameters, self.config, self.after_step = hyperparameters, config, after_step
-        self.device = next(iter(named.values())).device
+        self.device = device or next(iter(named.values())).device
         on_gpu = self.device.type == "cuda"
         self.muon = Muon({}, config) if config.kind == "muon" else None
         self.custom = CustomOptimizer(config, hyperparameters) if config.is_custom else None
