@@ -319,7 +319,8 @@ def _show(plan: Plan) -> None:
         [(_coded(name), f"{value:.12g}{_printed(name, value)}") for name, value in hyper.items()],
     )
     cluster = facts["cluster"]
-    rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours)")]
+    alone = ", without communication" if cluster["gpus"] > 1 else ""
+    rows = [("time", f"{_hours(cluster['hours'])} ({cluster['gpu_hours']:.1f} GPU hours{alone})")]
     if cluster["dollars"] is not None:
         rows.append(("cost", f"${cluster['dollars']:,.2f}"))
     saved = cluster["checkpoint_bytes"]
@@ -340,7 +341,7 @@ def _show(plan: Plan) -> None:
                 f"traffic, {kind}",
                 f"{exchange['gradient_gib']:.1f} GiB of gradients and {exchange['weight_gib']:.1f} GiB of "
                 f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s not hidden: "
-                f"{exchange['efficiency']:.0%} of the speed without it",
+                f"{exchange['efficiency']:.0%} of the speed without it, {_hours(exchange['hours'])}",
             )
         )
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"

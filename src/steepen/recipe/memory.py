@@ -14,6 +14,10 @@ from steepen.recipe.hardware import Accelerator
 from steepen.recipe.recipe import PlannedRun
 from steepen.recipe.sharding import Shard, StateMemory, state_memory
 
+# What a block saves under torch.compile, relative to the fused kernels. With it and 4 bytes per logit the
+# estimates are 8% and 4% above what compiled models of d8 and d12 took on an H200 (docs/performance.md).
+COMPILED_ACTIVATIONS = 1.5
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -53,8 +57,9 @@ def training_memory(
     Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small networks) per
     token and executed block. Of the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and
     one is saved by each boundary operator that normalizes and injects. Add 0.5 GiB for a chunk of logits
-    and 0.125 GiB for library workspaces. A custom block saves about twice as much. Measured peaks:
-    docs/performance.md.
+    and 0.125 GiB for library workspaces. Custom blocks and `--shard full`, which the fused kernels do not run,
+    save about half as much again per block; `--shard full` also keeps all logits of a micro-batch, and their
+    gradient, in bf16. Measured peaks: docs/performance.md.
     """
     shape, passes = planned.shape, planned.schedule.max_passes
     embedding_and_head = 2 * shape.vocabulary * shape.width
@@ -71,11 +76,15 @@ def training_memory(
     )
     if gpus > 1:
         held = state_memory(planned, gpus, shard or "optimizer", matrix_bytes)
+    full = gpus > 1 and shard == "full"
+    fused_blocks = planned.arm.block == "transformer" and not full
+    of_blocks = 2.0 * executed * saved * (1 if fused_blocks else COMPILED_ACTIVATIONS)
+    logits = 4.0 * tokens * shape.vocabulary if full else min(2.0 * tokens * shape.vocabulary, 2**29)
     return Memory(
         state=held.state,
         compute_weights=held.compute_weights,
-        activations=tokens * (2.0 * executed * saved + stream_bytes * (4 + operators) * shape.width),
-        logits=min(2.0 * tokens * shape.vocabulary, 2**29) + 2**27,
+        activations=tokens * (of_blocks + stream_bytes * (4 + operators) * shape.width),
+        logits=logits + 2**27,
     )
 
 
@@ -88,12 +97,24 @@ def checkpoint_bytes(arm: Arm, shape: Shape, passes: int, optimizer: OptimizerCo
 
 
 def largest_micro_batch(
-    planned: PlannedRun, gpus: int, gpu: Accelerator, *, shard: Shard | None = None
+    planned: PlannedRun,
+    gpus: int,
+    gpu: Accelerator,
+    *,
+    shard: Shard | None = None,
+    optimizer: OptimizerConfig | None = None,
+    options: ModelOptions | None = None,
 ) -> int:
-    """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none."""
+    """Largest micro-batch (sequences) that leaves a tenth of the memory free by this estimate; 0 if none.
+
+    At most the sequences that a GPU has in a step.
+    """
     available = 0.9 * gpu.memory_gib * 2**30
 
     def needed(micro_batch: int) -> float:
-        return training_memory(planned, gpus, micro_batch, shard=shard).total
+        return training_memory(
+            planned, gpus, micro_batch, shard=shard, optimizer=optimizer, options=options
+        ).total
 
-    return max(0, bisect.bisect_right(range(2**20), available, key=needed) - 1)
+    rows = planned.batch_tokens // planned.shape.context // gpus
+    return max(0, bisect.bisect_right(range(rows + 1), available, key=needed) - 1)

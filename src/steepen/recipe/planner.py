@@ -84,12 +84,13 @@ class Plan:
             )
         ]
         cluster = self.cluster
+        micro_batch = min(cluster.micro_batch, planned.batch_tokens // shape.context // cluster.gpus)
         # What can be executed: one GPU, or one of the ways to shard.
         kinds: dict[str, Shard | None] = {"one GPU": None}
         if cluster.gpus > 1:
             kinds = {f"shard {shard}": shard for shard in SHARDS}
         memory = {
-            kind: training_memory(planned, cluster.gpus, cluster.micro_batch, shard=shard).to_dict()
+            kind: training_memory(planned, cluster.gpus, micro_batch, shard=shard).to_dict()
             for kind, shard in kinds.items()
         }
         largest = {
@@ -97,13 +98,13 @@ class Plan:
             for kind, shard in kinds.items()
         }
         step_seconds = self.seconds / planned.steps
-        exchange = {
-            kind: communication(
-                planned, cluster.gpus, shard, micro_batch=cluster.micro_batch, step_seconds=step_seconds
-            ).to_dict()
-            for kind, shard in kinds.items()
-            if shard is not None
-        }
+        exchange: dict[str, dict[str, float]] = {}
+        for kind, shard in kinds.items():
+            if shard is not None:
+                traffic = communication(
+                    planned, cluster.gpus, shard, micro_batch=micro_batch, step_seconds=step_seconds
+                )
+                exchange[kind] = {**traffic.to_dict(), "hours": self.seconds / traffic.efficiency / 3600}
         return {
             "arm": arm.name,
             "depth": shape.depth,
@@ -135,7 +136,7 @@ class Plan:
                 "gpus": cluster.gpus,
                 "gpu": cluster.gpu.name,
                 "mfu": cluster.mfu,
-                "micro_batch": cluster.micro_batch,
+                "micro_batch": micro_batch,
                 "memory_gib_per_gpu": memory,
                 "largest_micro_batch": largest,
                 "communication_per_step": exchange,
@@ -191,6 +192,12 @@ def make_plan(
     else:
         planned = recipe.at_budget(arm, depth, size_rule, flops=flops, tokens=tokens, rho=rho)
     cluster = cluster or Cluster()
+    sequences = planned.batch_tokens // planned.shape.context
+    if sequences % cluster.gpus:
+        raise UsageError(
+            f"--gpus {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "
+            "evenly."
+        )
     return Plan(
         planned, recipe, cluster, tuple(_warnings(planned, recipe, size_rule or SizeRule(), flops, rho))
     )
