@@ -9,7 +9,7 @@ the new weight. Embedding and head are stepped where their rows are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any, Protocol, cast
 
 import torch
@@ -52,9 +52,11 @@ def shard_network(
     repeated: Collection[nn.Module] = (),
     mesh: DeviceMesh | None = None,
     reduce_dtype: torch.dtype | None = None,
+    place: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Apply FSDP2 to every block and to the rest of a network whose weights are in place.
+    """Apply FSDP2 to every block and to the rest of a network.
 
+    `place` is called with each module just before its parameters are divided, to put weights in place.
     `repeated` blocks, those of a tied core, are gathered with the rest, once per micro-batch: by themselves
     they would be gathered and reduced in every pass. Gradients are summed over ranks, not averaged: the
     loss is scaled by the global batch. They are reduced in fp32, on a CPU in fp64, so that the sum does not
@@ -67,13 +69,15 @@ def shard_network(
         param_dtype=compute_dtype, reduce_dtype=reduce_dtype or wide, cast_forward_inputs=False
     )
 
-    def place(parameter: nn.Parameter) -> Shard:
+    def dimension(parameter: nn.Parameter) -> Shard:
         return Shard(shard_dimension(parameter.shape, world.size))
 
     blocks = cast("BlockNetwork", network).blocks()
     modules = [*(block for block in blocks if not any(block is other for other in repeated)), network]
     for module in modules:
-        fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=place)
+        if place is not None:
+            place(module)
+        fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dimension)
     for module in modules:
         cast("Any", module).set_gradient_divide_factor(1.0)
 
@@ -81,7 +85,9 @@ def shard_network(
 class FullyShardedOptimizer(DistributedOptimizer):
     """Shards a network with FSDP2 and steps whole matrices on their owners.
 
-    Build it when the weights are in place. See `shard_network` for `repeated`.
+    Build it when the weights are in place, or give it a network on the meta device and `fill`, which fills a
+    tensor with the weights of the parameter of a name: then no rank ever has more than its own part and one
+    block. See `shard_network` for `repeated`.
     """
 
     sums_gradients = True
@@ -98,6 +104,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
         repeated: Collection[nn.Module] = (),
         mesh: DeviceMesh | None = None,
         reduce_dtype: torch.dtype | None = None,
+        fill: Callable[[str, Tensor], None] | None = None,
     ) -> None:
         shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
         pieces: list[Piece] = []
@@ -110,11 +117,25 @@ class FullyShardedOptimizer(DistributedOptimizer):
             ranges = [(min(rank * each, rows), min((rank + 1) * each, rows)) for rank in range(world.size)]
             pieces += [Piece(name, rank, a, b, shapes[name]) for rank, (a, b) in enumerate(ranges) if b > a]
         owned = owned_by(pieces, world.rank)
-        masters = {
-            name: nn.Parameter(p.detach().clone())
-            for name, p in network.named_parameters()
-            if name in owned and name not in ROW_SHARDED
-        }
+        masters: dict[str, nn.Parameter] = {}
+        names = {module: name for name, module in network.named_modules()}
+
+        def place(module: nn.Module) -> None:
+            """Give a block, or all that is not in one, its weights, and copy those that this rank owns."""
+            root = module is network
+            for each in [module, *repeated] if root else [module]:
+                whole = each is not network
+                if fill is not None:
+                    each.to_empty(device=world.device, recurse=whole)
+                for name, parameter in each.named_parameters(names[each], recurse=whole):
+                    if fill is not None:
+                        parameter.data = parameter.data.float()
+                        fill(name, parameter)
+                    if name in owned and name not in ROW_SHARDED:
+                        masters[name] = nn.Parameter(parameter.detach().clone())
+            if root and fill is not None:
+                cast("Any", network).reset_rotary()
+
         shard_network(
             network,
             world,
@@ -122,6 +143,7 @@ class FullyShardedOptimizer(DistributedOptimizer):
             repeated=repeated,
             mesh=mesh,
             reduce_dtype=reduce_dtype,
+            place=place,
         )
         self.network = network
         self.parameters = {name: cast("Any", p) for name, p in network.named_parameters()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from steepen.model.arm import Arm
 from steepen.model.config import ModelOptions, Multipliers
@@ -24,9 +25,19 @@ def name_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-@torch.no_grad()
 def initialize(network: Network, *, embedding_std: float, init_scale: float, seed: int) -> None:
-    """Initialize the weights as the paper states (Appendix "Architecture").
+    """Initialize the weights; see `initializer`."""
+    fill = initializer(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
+    for name, parameter in network.named_parameters():
+        fill(name, parameter)
+    network.refresh()
+
+
+def initializer(
+    network: Network, *, embedding_std: float, init_scale: float, seed: int
+) -> Callable[[str, Tensor], None]:
+    """A function that fills a tensor with the initial values of the parameter of a name, as the paper states
+    (Appendix "Architecture").
 
     The embedding is normal with standard deviation `embedding_std` (WTE); the head and the blocks' output
     projections are zero; all other parameters are uniform within ±`init_scale`/√width (UIS), or with
@@ -36,18 +47,20 @@ def initialize(network: Network, *, embedding_std: float, init_scale: float, see
     for path, module in network.named_modules():
         for name, value in getattr(type(module), "constant_init", {}).items():
             constants[f"{path}.{name}"] = value
-    for name, parameter in network.named_parameters():
-        generator = torch.Generator(parameter.device).manual_seed(name_seed(seed, name))
+
+    def fill(name: str, tensor: Tensor) -> None:
+        generator = torch.Generator(tensor.device).manual_seed(name_seed(seed, name))
         if name in constants:
-            nn.init.constant_(parameter, constants[name])
+            nn.init.constant_(tensor, constants[name])
         elif name == "embedding":
-            nn.init.normal_(parameter, std=embedding_std, generator=generator)
+            nn.init.normal_(tensor, std=embedding_std, generator=generator)
         else:
-            fan_in = parameter.shape[-1] if parameter.ndim else 1
+            fan_in = tensor.shape[-1] if tensor.ndim else 1
             by_width = network.options.init_bound == "width"
             bound = init_scale * math.sqrt(1.0 / network.shape.width if by_width else 3.0 / fan_in)
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    network.refresh()
+            nn.init.uniform_(tensor, -bound, bound, generator=generator)
+
+    return fill
 
 
 def build_on_meta(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -29,19 +29,33 @@ def read_weights(file: Path, prefix: str, device: torch.device | str = "cpu") ->
 
 def copy_weights(network: Network, weights: Mapping[str, Tensor]) -> None:
     """Copy saved values into every parameter; raises on a missing, unexpected or misshapen one."""
+    fill = weight_copier(network, weights)
+    for name, parameter in network.named_parameters():
+        fill(name, parameter)
+    network.refresh()
+
+
+def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[str, Tensor], None]:
+    """A function that copies the saved values of a parameter into a tensor of its shape.
+
+    Raises WeightsMismatch on a missing or unexpected parameter at once, on a misshapen one when it is copied.
+    """
     expected = dict(network.named_parameters())
     for name in sorted(expected.keys() ^ weights.keys()):
         side = "lacks" if name in expected else "has an unexpected"
         raise WeightsMismatch(f"these weights belong to another network: the file {side} {name}.")
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            if weights[name].shape != parameter.shape:
-                raise WeightsMismatch(
-                    f"these weights belong to another network: {name} is {tuple(weights[name].shape)}, "
-                    f"not {tuple(parameter.shape)}."
-                )
-            parameter.copy_(weights[name])
-    network.refresh()
+
+    @torch.no_grad()
+    def fill(name: str, tensor: Tensor) -> None:
+        value = weights[name]
+        if value.shape != tensor.shape:
+            raise WeightsMismatch(
+                f"these weights belong to another network: {name} is {tuple(value.shape)}, "
+                f"not {tuple(tensor.shape)}."
+            )
+        tensor.copy_(value)
+
+    return fill
 
 
 def allocate(network: Network, device: torch.device | str) -> Network:

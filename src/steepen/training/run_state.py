@@ -15,8 +15,8 @@ from steepen.distributed.sharded_optimizer import ShardedOptimizer
 from steepen.distributed.world import World
 from steepen.execution.select import ExecutionMode, apply_execution_mode
 from steepen.model.growth import grow
-from steepen.model.init import build_on_meta, initialize, name_seed
-from steepen.model.load_weights import WeightsMismatch, allocate, copy_weights
+from steepen.model.init import build_on_meta, initializer, name_seed
+from steepen.model.load_weights import WeightsMismatch, allocate, weight_copier
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer, round_to_bf16_
 from steepen.optim.state import OptimizerState, grow_state
@@ -98,11 +98,12 @@ def _load(
     if not 1 <= training_state.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
         raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
     saved.verify(world)
-    network, sources = _build(spec, training_state.passes, device, mode, grow_to)
+    network, sources = _build(spec, training_state.passes, grow_to)
     with saved.reader() as reader:
         names = [name for name, _ in network.named_parameters()]
-        copy_weights(network, _LazyWeights(reader, {name: sources.get(name, name) for name in names}))
-        optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
+        stored = _LazyWeights(reader, {name: sources.get(name, name) for name in names})
+        fill = weight_copier(network, stored)
+        optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
         state: OptimizerState = {}
         for owned in owned_pieces(network, optimizer):
             name = owned.piece.name
@@ -161,40 +162,52 @@ class _LazyWeights(Mapping[str, Tensor]):
 
 
 def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World, shard: str) -> RunState:
-    network, _ = _build(spec, spec.schedule.initial, device, mode)
+    network, _ = _build(spec, spec.schedule.initial)
     hyper = spec.hyperparameters
     # Custom blocks may draw random numbers: the run's seed decides them too.
     torch.manual_seed(name_seed(spec.seed, f"run/{world.rank}" if world.rank else "run"))
-    initialize(network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed)
-    if spec.optimizer.embedding_precision == "bf16":
-        round_to_bf16_(network.embedding)
-    optimizer = _make_optimizer(spec, network, world, shard, mode.compiled)
+    initial = initializer(
+        network, embedding_std=hyper.embedding_init_std, init_scale=hyper.init_scale, seed=spec.seed
+    )
+
+    def fill(name: str, tensor: Tensor) -> None:
+        initial(name, tensor)
+        if name == "embedding" and spec.optimizer.embedding_precision == "bf16":
+            round_to_bf16_(tensor)
+
+    optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
     return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
 
 
-def _build(
-    spec: RunSpec, passes: int, device: torch.device, mode: ExecutionMode, grow_to: int | None = None
-) -> tuple[Network, dict[str, str]]:
-    """Build the network on the device, without weights.
+def _build(spec: RunSpec, passes: int, grow_to: int | None = None) -> tuple[Network, dict[str, str]]:
+    """Build the network on the meta device.
 
-    With `grow_to` it is grown before it is allocated; also returns new parameter name → name of its source.
+    With `grow_to` it is grown; also returns new parameter name → name of its source.
     """
     hyper = spec.hyperparameters
     meta = build_on_meta(spec.shape, spec.arm, hyper.multipliers, spec.options, passes=passes)
-    sources = {} if grow_to is None else grow(meta, grow_to)
-    network = allocate(meta, device)
-    apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
-    return network, sources
+    return meta, {} if grow_to is None else grow(meta, grow_to)
 
 
-def _make_optimizer(
-    spec: RunSpec, network: Network, world: World, shard: str, compiled: bool
+def _place_on_device(
+    spec: RunSpec,
+    network: Network,
+    device: torch.device,
+    mode: ExecutionMode,
+    world: World,
+    shard: str,
+    fill: Callable[[str, Tensor], None],
 ) -> AnyOptimizer:
-    """The optimizer of a network whose weights are in place."""
-    hyper, named = spec.hyperparameters, network.named_parameters()
-    if world.size == 1:
-        return Optimizer(named, hyper, spec.optimizer, network.refresh)
-    if shard == "full":
+    """Allocate a meta network, `fill` every parameter by name and install what executes it.
+
+    Returns its optimizer, which may have divided the weights among the ranks.
+    """
+    hyper = spec.hyperparameters
+    full = world.size > 1 and shard == "full"
+    if not full:
+        allocate(network, device)
+    apply_execution_mode(network, spec.precision, fused=mode.fused, compiled=mode.compiled)
+    if full:
         built_in = spec.arm.block == "transformer"
         # A custom block may compute in fp32 what the built-in block computes in the compute dtype.
         dtype = network.compute_dtype if built_in else None
@@ -203,12 +216,17 @@ def _make_optimizer(
         from steepen.distributed.full_shard import FullyShardedOptimizer  # a third of the time of all imports
 
         return FullyShardedOptimizer(
-            network, hyper, spec.optimizer, world, compute_dtype=dtype, repeated=repeated
+            network, hyper, spec.optimizer, world, compute_dtype=dtype, repeated=repeated, fill=fill
         )
+    for name, parameter in network.named_parameters():
+        fill(name, parameter)
+    network.refresh()
+    if world.size == 1:
+        return Optimizer(network.named_parameters(), hyper, spec.optimizer, network.refresh)
     fused = network.fused
     copies = {} if fused is None else fused.compute_copies()
     optimizer = ShardedOptimizer(
-        named,
+        network.named_parameters(),
         hyper,
         spec.optimizer,
         world,
@@ -217,7 +235,7 @@ def _make_optimizer(
     )
     if fused is not None:
         fused.signal.listener = optimizer.gradient_ready
-    if not compiled:  # a hook inside a compiled block would break its graph
+    if not mode.compiled:  # a hook inside a compiled block would break its graph
         _wait_for_weights_in_forward(network, optimizer)
     return optimizer
 
