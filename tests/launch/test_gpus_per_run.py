@@ -12,10 +12,12 @@ import pytest
 from steepen.errors import SteepenError, UsageError
 from steepen.launch import local as local_module
 from steepen.launch.base import LaunchContext
+from steepen.launch.cost_estimate import START_SECONDS, Speed
 from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.launch.local import LocalLauncher
 from steepen.launch.worker import Attempt, TrainCommand
 from steepen.model.arms import find_arm
+from steepen.optim.config import OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec
 
@@ -34,6 +36,23 @@ def test_auto_takes_the_fewest_gpus_that_suffice() -> None:
     # The paper's d26 takes 860 GPU hours at 40% of the peak.
     assert GpusPerRun("auto").of(paper_spec(26)) == 64
     assert GpusPerRun.parse("4").of(paper_spec(26)) == 4
+    # AdamW keeps 8 bytes per parameter of a matrix, Muon 4.
+    assert GpusPerRun("auto").of(replace(paper_spec(21), steps=10)) == 1
+    adamw = replace(paper_spec(21), steps=10, optimizer=OptimizerConfig.named("adamw"))
+    assert GpusPerRun("auto").of(adamw) == 2
+
+
+def test_auto_and_the_dry_run_follow_the_way_to_shard() -> None:
+    large = replace(paper_spec(40), steps=10)
+    with pytest.raises(SteepenError, match="use --shard full"):
+        GpusPerRun.parse("auto").of(large)
+    full = GpusPerRun.parse("auto", shard="full")
+    assert full.of(large) == 16
+    with pytest.raises(UsageError, match="use optimizer or full"):
+        GpusPerRun.parse("auto", shard="half")
+    one, many = (Speed.from_records([], gpu="h100", gpus_per_run=each) for each in (None, full))
+    assert many.seconds(large) - START_SECONDS == pytest.approx((one.seconds(large) - START_SECONDS) / 16)
+    assert "one H100" in one.source and "each H100" in many.source
 
 
 def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:

@@ -72,6 +72,11 @@ def test_a_dry_run_prints_runs_with_flops_time_and_cost(
     text = capsys.readouterr().out
     assert spec(1).hash in text and spec(2).hash in text and "2 runs" in text and "Cost: $" in text
     assert f"{2 * expected_flops(spec(1)):.3g} FLOPs" in text and "assuming" in text
+    assert "GPUs" not in text
+    launch_study(lambda: seeds(spec), gpus_per_run="2", **options)
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].split()[-2:] == ["GPUs", "time"]
+    assert text.splitlines()[1].split()[-3] == "2"  # 5 s
     launch_study(lambda: seeds(spec), as_json=True, **options)
     assert json.loads(capsys.readouterr().out)["flops"] == pytest.approx(2 * expected_flops(spec(1)))
     assert not (tmp_path / "studies").exists() and not store.root.exists()

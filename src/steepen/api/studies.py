@@ -65,6 +65,7 @@ def study(
     launcher_options: Sequence[str] = (),
     device: str = "auto",
     gpus_per_run: int | str = 1,
+    shard: str = "optimizer",
     budget: str | None = None,
     retry_diverged: bool = False,
 ) -> Study:
@@ -95,7 +96,7 @@ def study(
             chosen.start,
             chosen.settings(
                 runs=Path(runs), launcher=launcher, jobs=jobs, options=tuple(launcher_options), device=device,
-                gpus_per_run=str(gpus_per_run), trackers=trackers,
+                gpus_per_run=str(gpus_per_run), shard=shard, trackers=trackers,
             ),
             name=title,
             options=chosen.journal_options(name),
@@ -131,6 +132,8 @@ def dry_run_study(
     mfu: float | None = None,
     jobs: int | None = None,
     dollars_per_hour: float | None = None,
+    gpus_per_run: int | str = 1,
+    shard: str = "optimizer",
 ) -> DryRunReport:
     """The runs that a study would make next, with FLOPs, time and cost; starts nothing (`--dry-run`)."""
     from steepen.studies.driver.launch import dry_run_study as dry_run
@@ -142,11 +145,14 @@ def dry_run_study(
     )  # fmt: skip
     return dry_run(
         chosen.start,
-        chosen.settings(runs=Path(runs), launcher="local", jobs=jobs, gpu=gpu, mfu=mfu),
+        chosen.settings(
+            runs=Path(runs), launcher="local", jobs=jobs, gpu=gpu, mfu=mfu, gpus_per_run=str(gpus_per_run),
+            shard=shard,
+        ),
         stand_ins=SIMULATED_RECORDS if chosen.entry.adaptive else (),
         accept_diverged=chosen.entry.accept_diverged,
         dollars_per_hour=dollars_per_hour,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,14 @@ GpusPerRunText = Annotated[
         rich_help_panel=LAUNCH,
     ),
 ]
+ShardText = Annotated[
+    str,
+    typer.Option(
+        "--shard",
+        help="What the GPUs of a run divide among them: optimizer, or full (weights too).",
+        rich_help_panel=LAUNCH,
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:N.", rich_help_panel=LAUNCH)]
 SampleEvery = Annotated[
     int | None,
@@ -161,6 +169,7 @@ def launch_study(
     dollars_per_hour: float | None = None,
     device: str = "auto",
     gpus_per_run: str = "1",
+    shard: str = "optimizer",
     trackers: tuple[str, ...] = (),
     retry_diverged: bool = False,
     accept_diverged: bool = False,
@@ -178,7 +187,7 @@ def launch_study(
     check_device(device, launcher, dry_run)
     launching = launch.LaunchSettings(
         data, runs, launcher, jobs, tuple(launcher_options or ()), device, gpu, mfu, gpus_per_run,
-        trackers,
+        shard, trackers,
         sample_every, tuple(sample_prompts),
     )  # fmt: skip
     if not dry_run:
@@ -232,12 +241,18 @@ def describe(report: DryRunReport, suggest_gpu: bool = False) -> str:
     if report.complete:
         return f"Nothing is left to run ({done}): the study has its answer."
     seeds = len({run.seed for run in report.runs}) > 1
-    rows = [("run", "arm", "depth", *(("seed",) if seeds else ()), "tokens", "FLOPs", "time")]
+    several = any(run.gpus > 1 for run in report.runs)
+    rows = [
+        (
+            "run", "arm", "depth", *(("seed",) if seeds else ()), "tokens", "FLOPs",
+            *(("GPUs",) if several else ()), "time",
+        )
+    ]  # fmt: skip
     rows += [
         (
             run.run if report.data_known else "–", run.arm, str(run.depth),
             *((str(run.seed),) if seeds else ()), f"{run.tokens:,}", f"{run.flops:.2e}",
-            format_duration(run.seconds),
+            *((str(run.gpus),) if several else ()), format_duration(run.seconds),
         )
         for run in report.runs
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from steepen.errors import SteepenError
 from steepen.launch.base import Outcome
 from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
 from steepen.runs.record import RunRecord
@@ -85,7 +86,8 @@ class BatchProgress:
         """Speed of the runs that ended here, or, before the first has, the initial estimate."""
         if not self.records and self.initial_speed is not None:
             return self.initial_speed
-        return Speed.from_records(self.records)
+        gpus = None if self.initial_speed is None else self.initial_speed.gpus_per_run
+        return Speed.from_records(self.records, gpus_per_run=gpus)
 
     def __enter__(self) -> BatchProgress:
         self.display = ProgressDisplay(quiet=self.quiet, line_seconds=_LINE_SECONDS, poll=self._progress)
@@ -102,7 +104,12 @@ class BatchProgress:
         text = f"{len(self.total) - len(left)}/{len(self.total)} runs done, {len(running)} running"
         if self.failed:
             text += f", {self.failed} failed"
-        eta = self._eta(left, running) if left else None
+        try:
+            eta = self._eta(left, running) if left else None
+        except (
+            SteepenError
+        ):  # a run that is still to come fits on no number of GPUs: the launcher will say so
+            eta = None
         return text if eta is None else f"{text}, ETA {format_duration(eta)}"
 
     def _unfinished_specs(self) -> list[RunSpec]:

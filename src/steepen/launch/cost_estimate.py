@@ -6,12 +6,14 @@ import math
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from steepen.launch.gpus_per_run import GpusPerRun
 from steepen.recipe.hardware import ACCELERATORS, find_accelerator
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.store import RunDirectory
+from steepen.utils.validate import is_whole
 
 ASSUMED_CPU_FLOPS = 1e10  # per second and process; used until a run has been measured
 ASSUMED_MFU = 0.4  # fraction of a GPU's peak; used until a run has been measured
@@ -29,7 +31,7 @@ class SpeedSample:
     """Speed of one finished run."""
 
     flops_per_token: float
-    flops_per_second: float
+    flops_per_second: float  # of one GPU, or process of a CPU
     overhead_seconds: float  # outside training: validation, checkpoints, compilation
 
 
@@ -38,19 +40,25 @@ class Speed:
     """Speed of runs. Small networks are slower per FLOP, so samples of similar size are used."""
 
     samples: tuple[SpeedSample, ...]
-    assumed_flops_per_second: float  # used if there is no sample
+    assumed_flops_per_second: float  # of one GPU, used if there is no sample
     source: str  # how it was obtained, for messages
+    gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)  # several are that many times as fast as one
+
+    def gpus(self, spec: RunSpec) -> int:
+        """GPUs that a run has."""
+        return self.gpus_per_run.of(spec)
 
     def seconds(self, spec: RunSpec, flops: float | None = None) -> float:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""
         whole = expected_flops(spec)
         flops = whole if flops is None else flops
         if not self.samples:
-            return flops / self.assumed_flops_per_second + START_SECONDS
+            return flops / self.assumed_flops_per_second / self.gpus(spec) + START_SECONDS
         size = whole / spec.tokens
         near = sorted(self.samples, key=lambda sample: abs(math.log(sample.flops_per_token / size)))[:3]
         rate = statistics.median(sample.flops_per_second for sample in near)
-        return flops / rate + statistics.median(sample.overhead_seconds for sample in near) + START_SECONDS
+        overhead = statistics.median(sample.overhead_seconds for sample in near)
+        return flops / rate / self.gpus(spec) + overhead + START_SECONDS
 
     @staticmethod
     def from_records(
@@ -59,22 +67,26 @@ class Speed:
         device: str | None = None,
         gpu: str | None = None,
         mfu: float | None = None,
+        gpus_per_run: GpusPerRun | None = None,
     ) -> Speed:
         """Speed from finished runs on one kind of hardware, else from a GPU's peak, else the CPU default.
 
         `device` is a hardware name (see `local_hardware_name`); None uses all records. A `gpu` or `mfu`
         overrides the records.
         """
+        gpus = gpus_per_run or GpusPerRun()
+        one = "one" if gpus.single else "each"
         if gpu is not None or mfu is not None:
             found = find_accelerator(gpu or "h100")
             fraction = ASSUMED_MFU if mfu is None else mfu
             rate = found.peak_flops * fraction
-            return Speed((), rate, f"assuming {fraction:.0%} of the peak of one {found.name.upper()}")
+            source = f"assuming {fraction:.0%} of the peak of {one} {found.name.upper()}"
+            return Speed((), rate, source, gpus)
         chosen = [record for record in records if device is None or hardware_name(record) == device]
         samples = tuple(
             SpeedSample(
                 record.flops / record.tokens,
-                record.flops / record.seconds_training,
+                record.flops / record.seconds_training / _ranks(record),
                 max(0.0, record.seconds_total - record.seconds_training),
             )
             for record in chosen
@@ -82,20 +94,29 @@ class Speed:
         )
         if samples:
             noun = "run" if len(samples) == 1 else "runs"
-            return Speed(samples, ASSUMED_CPU_FLOPS, f"measured on {len(samples)} finished {noun}")
-        known = [one for one in ACCELERATORS.values() if one.name in (device or "").lower().replace(" ", "")]
+            return Speed(samples, ASSUMED_CPU_FLOPS, f"measured on {len(samples)} finished {noun}", gpus)
+        name = (device or "").lower().replace(" ", "")
+        known = [each for each in ACCELERATORS.values() if each.name in name]
         if known:
-            best = max(known, key=lambda one: len(one.name))
+            best = max(known, key=lambda each: len(each.name))
             return Speed(
                 (),
                 best.peak_flops * ASSUMED_MFU,
-                f"assuming {ASSUMED_MFU:.0%} of the peak of one {best.name.upper()}",
+                f"assuming {ASSUMED_MFU:.0%} of the peak of {one} {best.name.upper()}",
+                gpus,
             )
         return Speed(
             (),
             ASSUMED_CPU_FLOPS,
             f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as nothing is measured yet",
+            gpus,
         )
+
+
+def _ranks(record: RunRecord) -> int:
+    """GPUs, or processes of a CPU, that a run had."""
+    found = record.hardware.get("ranks", 1)
+    return found if is_whole(found) and found >= 1 else 1
 
 
 def hardware_name(record: RunRecord) -> str:

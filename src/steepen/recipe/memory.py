@@ -57,9 +57,9 @@ def training_memory(
     Activations are what the fused kernels save in bf16: 6 widths and 2 MLP widths (3 in small networks) per
     token and executed block. Of the residual stream (bf16 or fp32) 4 widths exist outside the blocks, and
     one is saved by each boundary operator that normalizes and injects. Add 0.5 GiB for a chunk of logits
-    and 0.125 GiB for library workspaces. Custom blocks and `--shard full`, which the fused kernels do not run,
-    save about half as much again per block; `--shard full` also keeps all logits of a micro-batch, and their
-    gradient, in bf16. Measured peaks: docs/performance.md.
+    and 0.125 GiB for library workspaces. Custom blocks and `--shard full`, which the fused kernels do not
+    run, save about half as much again per block; `--shard full` also keeps all logits of a micro-batch, and
+    their gradient, in bf16. Measured peaks: docs/performance.md.
     """
     shape, passes = planned.shape, planned.schedule.max_passes
     embedding_and_head = 2 * shape.vocabulary * shape.width

@@ -24,6 +24,7 @@ class DryRunRow:
     flops: float  # remaining, where it has a checkpoint
     seconds: float  # estimated
     disk_bytes: int = 0  # of its last checkpoint, which it keeps
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -97,5 +98,5 @@ def _row(spec: RunSpec, store: RunStore, speed: Speed) -> DryRunRow:
     saved = checkpoint_bytes(spec.arm, spec.shape, spec.schedule.max_passes, spec.optimizer)
     return DryRunRow(
         spec.hash, spec.arm.name, spec.shape.depth, spec.seed, spec.tokens, flops, seconds,
-        saved,
+        saved, speed.gpus(spec),
     )  # fmt: skip

@@ -38,6 +38,7 @@ class LaunchSettings:
     gpu: str | None = None  # estimate time for this GPU instead of from finished runs
     mfu: float | None = None  # and for this fraction of its peak
     gpus_per_run: str = "1"  # or auto: the fewest on which the planner says a run fits
+    shard: str = "optimizer"  # what they divide among them, as in `steepen train --shard`
     trackers: tuple[str, ...] = ()  # that every run logs to, as in `steepen train --track`
     sample_every: int | None = None  # steps between texts that each run generates; None: none
     sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
@@ -50,13 +51,17 @@ class LaunchSettings:
     def make_launcher(self) -> Launcher:
         """The launcher of these settings; raises UsageError for an unknown name or option."""
         arguments = () if self.device == "auto" else ("--device", self.device)
+        arguments += () if self.shard == "optimizer" else ("--shard", self.shard)
         arguments += tuple(word for name in self.trackers for word in ("--track", name))
         if self.sample_every is not None:
             arguments += ("--sample-every", str(self.sample_every))
             arguments += tuple(f"--sample-prompt={prompt}" for prompt in self.sample_prompts)
-        gpus = GpusPerRun.parse(self.gpus_per_run, self.gpu)
-        context = LaunchContext(self.data, self.store, arguments, gpus_per_run=gpus)
+        context = LaunchContext(self.data, self.store, arguments, gpus_per_run=self.gpus())
         return make_launcher(self.launcher, context, self.jobs, self.options)
+
+    def gpus(self) -> GpusPerRun:
+        """GPUs of each run; raises UsageError for what is none."""
+        return GpusPerRun.parse(self.gpus_per_run, self.gpu, self.shard)
 
     def speed(self) -> Speed:
         """Speed of runs: as given, else from finished runs on the same hardware, else assumed."""
@@ -67,7 +72,11 @@ class LaunchSettings:
             device = platform.node() if self.device == "cpu" else local_hardware_name()
         given = self.gpu is not None or self.mfu is not None
         return Speed.from_records(
-            () if given else self.store.records(), device=device, gpu=self.gpu, mfu=self.mfu
+            () if given else self.store.records(),
+            device=device,
+            gpu=self.gpu,
+            mfu=self.mfu,
+            gpus_per_run=self.gpus(),
         )
 
     def estimated_on_cpu(self) -> bool:
