@@ -144,6 +144,8 @@ def test_an_exported_run_scores_as_the_run_does(
     own = json.loads(capsys.readouterr().out)
     assert main(["eval", "--hf", str(tmp_path / "hf"), "--trust-remote-code", *words]) == 0
     other = json.loads(capsys.readouterr().out)
+    with pytest.raises(SteepenError, match="add --trust-remote-code"):
+        load_hugging_face(str(tmp_path / "hf"))
     for label, task in own["core"]["tasks"].items():
         assert other["core"]["tasks"][label]["nll"] == pytest.approx(task["nll"], abs=1e-4)
         assert other["core"]["tasks"][label]["accuracy"] == pytest.approx(task["accuracy"], abs=1e-9)
@@ -157,8 +159,12 @@ def test_bad_requests_are_rejected_in_one_sentence(
         evaluate_hugging_face(str(folder), None, EvaluationRequest())
     with pytest.raises(UsageError, match="leave out --kl-depth"):
         evaluate_hugging_face(str(folder), dataset, EvaluationRequest(kl_depth=True))
-    with pytest.raises(SteepenError, match="cannot be loaded"):
+    with pytest.raises(UsageError, match=r"has no config\.json"):
         load_hugging_face(str(tmp_path), device="cpu")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(SteepenError, match=r"cannot be loaded: .*incomplete"):
+        load_hugging_face(str(folder), device="cpu")
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.bos_token = tokenizer.eos_token = None
     with pytest.raises(SteepenError, match="neither a begin nor an end token"):

@@ -13,15 +13,14 @@ import pytest
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
-from steepen.evaluation.published_scores import find_published
+from steepen.evaluation.published_scores import find_corpus, find_published
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import Shape, SizeRule
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 
-FINEWEB = {"repository": "HuggingFaceFW/fineweb"}
-EDU = {"repository": "HuggingFaceFW/fineweb-edu"}
+FINEWEB, EDU = "fineweb", "fineweb-edu"
 TABLES = {
     "core_scores.csv": "corpus,arm,depth,compute_flops,val_loss,answer_nll,core_accuracy,core_accuracy_std,"
     "core17_accuracy,core17_accuracy_std\n"
@@ -71,17 +70,27 @@ def test_only_the_published_network_on_its_corpus_matches(trained: Path, tables:
     found, _ = find_published(tables, arm, shape, EDU)
     assert found is not None and found["core22_seed_sd"] == 0.002
     assert found["kl_depth"] is None and found["test_time_passes"] is None and not found["tasks"]
-    for other, source, says in (
-        ((arm, shape), {"kind": "files"}, "not prepared from fineweb"),
+    for other, corpus, says in (
+        ((arm, shape), None, "not prepared from fineweb"),
         (full_size("vanilla", 3), FINEWEB, "no published vanilla d3"),
         (full_size("untied-grow", 4), FINEWEB, "no published untied-grow d4"),
         ((small.arm, small.shape), FINEWEB, "the run's network is not the published untied-grow d3"),
         ((replace(arm, title="Other"), shape), FINEWEB, "network is not the published"),
     ):
-        scores, reason = find_published(tables, *other, source)
+        scores, reason = find_published(tables, *other, corpus)
         assert scores is None and says in reason
     with pytest.raises(UsageError, match=r"has no core_scores\.csv"):
         find_published(tables.parent, arm, shape, FINEWEB)
+
+
+def test_the_corpus_is_that_of_the_data_or_of_an_imported_checkpoint() -> None:
+    edu = {"repository": "HuggingFaceFW/fineweb-edu"}
+    assert find_corpus("0123", {"repository": "HuggingFaceFW/fineweb"}) == FINEWEB
+    assert find_corpus("0123", edu) == EDU
+    assert find_corpus("0123", {"kind": "files"}) is None
+    assert find_corpus("published:fineweb", edu) == FINEWEB  # what it is evaluated on does not matter
+    assert find_corpus("published:fineweb_edu_40b", {}) == EDU
+    assert find_corpus("published:other", edu) is None
 
 
 def test_published_scores_are_printed_beside_a_runs_own_and_not_saved(
@@ -125,8 +134,7 @@ def test_every_published_checkpoint_is_found(reference_data: Callable[[str], Pat
     rows = (folder / "core_scores.csv").read_text().splitlines()[1:]
     found = 0
     for corpus, arm, depth, _, loss, *_ in (row.split(",") for row in rows):
-        source = FINEWEB if corpus == "fineweb" else EDU
-        scores, reason = find_published(folder, *full_size(arm, int(depth)), source)
+        scores, reason = find_published(folder, *full_size(arm, int(depth)), corpus)
         assert scores is not None, reason
         assert scores["validation_loss"] == float(loss)
         found += 1

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 sys.modules["steepen"] = None  # type: ignore[assignment]  # importing it fails, even where it is installed
 
@@ -46,20 +46,8 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     ]
     results["cached"] = torch.cat(parts, dim=1)
     results["layers"] = torch.tensor([len(cache.layers), model.config.num_hidden_layers])
-    if "ragged" in request:
-        for name, use_cache in (("greedy", True), ("greedy without cache", False)):
-            everything = torch.ones_like(tokens)
-            made = cast("Any", model).generate(
-                tokens, attention_mask=everything, use_cache=use_cache, **GREEDY
-            )
-            results[name] = made[:, PROMPT:]
-        rows: list[list[int]] = request["ragged"]
-        width = max(map(len, rows))
-        padded = torch.tensor([[model.config.pad_token_id] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        results["greedy padded"] = cast("Any", model).generate(padded, attention_mask=mask, **GREEDY)[
-            :, width:
-        ]
+    if "prompts" in request:
+        results |= generate(model, request)
     if "passes" in request:
         other = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float64, passes=request["passes"], trust_remote_code=True
@@ -79,6 +67,28 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     if "save" in request:
         model.float().save_pretrained(request["save"])
         results["trained"] = train(model, tokens, request["save"])
+    return results
+
+
+@torch.no_grad()
+def generate(model: Any, request: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """64 greedy tokens of a padded batch, and what computing the whole text of each row chooses."""
+    results: dict[str, torch.Tensor] = {}
+    rows: list[list[int]] = request["prompts"]
+    width = max(map(len, rows))
+    padded = torch.tensor([[model.config.pad_token_id] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    made = model.generate(padded, attention_mask=mask, **GREEDY)[:, width:]
+    results["greedy"] = made
+    # What is most probable after each token, computed without a cache and without padding.
+    for number, row in enumerate(rows):
+        whole = torch.tensor([row + made[number, :-1].tolist()])
+        logits = model(whole, use_cache=False).logits
+        results[f"uncached {number}"] = logits[0, len(row) - 1 :].argmax(-1)
+    if "without cache" in request:
+        options: dict[str, Any] = {**GREEDY, "use_cache": False}
+        made = model.generate(padded, attention_mask=mask, **options)
+        results["greedy without cache"] = made[:, width:]
     return results
 
 

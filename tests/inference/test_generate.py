@@ -65,15 +65,15 @@ def test_slots_shared_by_passes_hold_less_and_change_the_logits(make_network: Ca
     assert difference[:, :5].max() < 1e-12 and difference[:, 5:].amax(-1).min() > 1e-6
 
 
-@pytest.mark.parametrize("arm", ["vanilla", "loop-2", "untied-grow", "random-loop-grow"])
+@pytest.mark.parametrize("arm", ["untied-grow", "random-loop-grow"])
 def test_greedy_tokens_are_the_same_with_and_without_cache_and_in_a_padded_batch(
     arm: str, make_network: Callable[..., Network]
 ) -> None:
     network = make_network(arm, dtype=torch.float64)
-    batch = [each.tokens for each in continue_tokens(network, PROMPTS, 64, GREEDY)]
-    assert batch == [each.tokens for each in continue_tokens(network, PROMPTS, 64, GREEDY, cache=False)]
+    batch = [each.tokens for each in continue_tokens(network, PROMPTS, 24, GREEDY)]
+    assert batch == [each.tokens for each in continue_tokens(network, PROMPTS, 24, GREEDY, cache=False)]
     for prompt, tokens in zip(PROMPTS, batch, strict=True):
-        assert continue_tokens(network, [prompt], 64, GREEDY)[0].tokens == tokens
+        assert continue_tokens(network, [prompt], 24, GREEDY)[0].tokens == tokens
     assert len({tuple(tokens) for tokens in batch}) == len(PROMPTS)  # the prompts matter
 
 

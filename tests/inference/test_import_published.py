@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from steepen.cli.app import main
+from steepen.data.prepare import PrepareRequest, prepare
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import load
 from steepen.inference.authors_checkpoint import _network
@@ -175,7 +176,7 @@ def test_other_plain_stacks(layers: int, arm: str, passes: int, tmp_path: Path) 
 def test_the_run_has_the_published_record_and_can_be_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, _ = write_checkpoint(tmp_path / "published", result())
+    file, _ = write_checkpoint(tmp_path / "published", result(sequence_len=64))
     assert main(["import", str(file), "--runs", str(tmp_path / "runs")]) == 0
     path = Path(capsys.readouterr().out.strip())
     run = load(path, device="cpu", precision="fp32")
@@ -186,6 +187,26 @@ def test_the_run_has_the_published_record_and_can_be_used(
     assert [row.status for row in RunStore(tmp_path / "runs").rows()] == ["finished"]
     texts = generate(run, ["The law", "of"], max_tokens=3, passes=3)
     assert len(texts) == 2
+    (tmp_path / "text.txt").write_text(
+        "<|endoftext|>".join(f"the {n}th law of the loss falls" for n in range(99))
+    )
+    data = tmp_path / "data"
+    prepare(PrepareRequest((str(tmp_path / "text.txt"),), tokenizer="gpt2", val_tokens=200), data)
+    words = [
+        "eval",
+        str(path),
+        "--data",
+        str(data),
+        "--kl-depth",
+        "--kl-depth-tokens",
+        "64",
+        "--passes",
+        "1-3",
+    ]
+    assert main([*words, "--validation-tokens", "64"]) == 0
+    shown = capsys.readouterr().out
+    assert "published loop-2 d6 on fineweb" in shown and "validation loss 3.2109" in shown
+    assert "KL effective depth" in shown and "loss at k passes minus loss at 2: 1:" in shown
     assert main(["export", str(path), str(tmp_path / "hf")]) == 0
     again = import_model(tmp_path / "hf", tmp_path / "again")
     assert load(again.path, device="cpu").spec == run.spec

@@ -78,7 +78,7 @@ def print_core(core: dict[str, Any], published: dict[str, Any]) -> None:
             f"mean of {len(core['tasks'])} tasks: centred {core['mean_centered']:.4f}, "
             f"answer NLL {core['mean_nll']:.4f}{subset}"
         )
-    if published:
+    if any(published.get(name) is not None for name in ("core22", "core17", "nll22")):
         typer.echo(
             f"published: CORE22 {_cell(published['core22'])}, CORE17 {_cell(published['core17'])}, "
             f"answer NLL {_cell(published['nll22'])} (convention: authors)"

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, RunCheckpoint, find_checkpoint, load
-from steepen.evaluation.published_scores import find_published
+from steepen.evaluation.published_scores import (
+    PUBLISHED_DATA,
+    find_corpus,
+    find_published,
+    imported_scores,
+)
 from steepen.evaluation.score_store import (
     has_run_tokenizer,
     save_scores,
@@ -131,16 +136,17 @@ def evaluate(
         )
         # A separate directory: scores with two tokenizers must not be merged into one file.
         directory, update_record = directory / "other-data" / dataset.identity[:12], False
-    published = None
+    published, spec = None, checkpoint.spec
+    corpus = find_corpus(spec.data.identity, dataset.manifest.source)
     if request.published is not None:
-        published, reason = find_published(
-            request.published, checkpoint.spec.arm, checkpoint.spec.shape, dataset.manifest.source
-        )
+        published, reason = find_published(request.published, spec.arm, spec.shape, corpus)
         if published is None:
             notes.append(f"no published scores to compare with: {reason}.")
     with writable_directory(directory) as (folder, problem):
         try:
             run = load(checkpoint, data=dataset, device=device, precision=precision)
+            if published is None and spec.data.identity.startswith(PUBLISHED_DATA) and run.record is not None:
+                published = imported_scores(run.record, corpus)
             scores = measure(run, dataset, request, folder=folder, quiet=quiet, world=world)
         except KeyboardInterrupt as interrupt:
             if request.core is not None and problem is None:

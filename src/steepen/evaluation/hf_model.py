@@ -100,7 +100,8 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Not verbose: texts longer than the context are cut into windows.
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """`encode` as an array."""
@@ -123,6 +124,7 @@ def load_hugging_face(
         from transformers import (  # pyright: ignore[reportMissingImports]
             AutoModelForCausalLM,
             AutoTokenizer,
+            logging,
         )
     except ImportError as error:
         raise SteepenError("--hf needs transformers: pip install 'steepen[hf]'.") from error
@@ -130,13 +132,18 @@ def load_hugging_face(
     if precision not in ("auto", "fp32", "bf16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, fp32 or bf16.")
     bf16 = precision == "bf16" or (precision == "auto" and place.type == "cuda")
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise UsageError(f"the folder {name} has no config.json: it is not a model of transformers.")
+    logging.set_verbosity_error()  # its warnings say what the error below says
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=torch.bfloat16 if bf16 else torch.float32, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # files of any kind, and with trust_remote_code any code
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "trust_remote_code" in str(error) and not trust_remote_code:
+            reason = "it comes with its own modeling code; add --trust-remote-code to run that code."
         raise SteepenError(f"the model {name} cannot be loaded: {reason}") from error
     return HuggingFaceModel(cast("Any", model).to(place)), HuggingFaceTokenizer(tokenizer, name)
 

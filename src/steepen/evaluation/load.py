@@ -78,6 +78,15 @@ class LoadedRun:
         """Core passes at which the network is evaluated."""
         return self.checkpoint.passes
 
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises if there is none."""
+        if self.tokenizer is None:
+            raise SteepenError(
+                f"{self.checkpoint.run} has no tokenizer.json, like runs of earlier versions: copy one from "
+                "a run on the same data, or in Python pass the result of `load` with `data=`."
+            )
+        return self.tokenizer
+
 
 def load(
     path: str | Path | RunCheckpoint,

@@ -1,7 +1,8 @@
 """Scores that the paper's authors publish for their checkpoints, to compare a run with.
 
 Read from a folder of CSV tables: core_scores, core_task_scores, effective_depth and passes_at_test_time, one
-row per published checkpoint (and task, or number of passes). They are not shipped with the package.
+row per published checkpoint (and task, or number of passes). They are not shipped with the package. A
+published checkpoint that was imported brings its validation loss in its record.
 """
 
 from __future__ import annotations
@@ -16,27 +17,49 @@ from steepen.errors import SteepenError, UsageError
 if TYPE_CHECKING:
     from steepen.model.arm import Arm
     from steepen.model.shape import Shape
+    from steepen.runs.record import RunRecord
 
 CORE_TABLE, TASK_TABLE = "core_scores.csv", "core_task_scores.csv"
 DEPTH_TABLE, PASSES_TABLE = "effective_depth.csv", "passes_at_test_time.csv"
 CORPORA = {"HuggingFaceFW/fineweb": "fineweb", "HuggingFaceFW/fineweb-edu": "fineweb-edu"}
+# An imported checkpoint's data has no identity: this, and the name of the authors' folder of data.
+PUBLISHED_DATA = "published:"
 # The published networks: width 128 per unit of depth, GPT-2's vocabulary padded, context 2,048.
 WIDTH_PER_DEPTH, VOCABULARY, CONTEXT = 128, 50_304, 2_048
 MEASURED_CORPUS = "fineweb"  # of the tables of KL depth and test-time passes
 
 
-def find_published(
-    folder: Path, arm: Arm, shape: Shape, source: Mapping[str, Any]
-) -> tuple[dict[str, Any] | None, str]:
-    """The published scores of an arm, depth and corpus, and why there are none (or "").
+def find_corpus(identity: str, source: Mapping[str, Any]) -> str | None:
+    """The paper's corpus that a run was trained on, or None.
 
-    `source` is the source in the manifest of the run's data.
+    `identity` is that of the run's data, `source` the source in the manifest of the data at hand.
     """
+    if identity.startswith(PUBLISHED_DATA):
+        name = identity.removeprefix(PUBLISHED_DATA).replace("_", "-")
+        return next((corpus for corpus in ("fineweb-edu", "fineweb") if corpus in name), None)
+    return CORPORA.get(str(source.get("repository")))
+
+
+def imported_scores(record: RunRecord, corpus: str | None) -> dict[str, Any]:
+    """What the record of an imported checkpoint states, in the form of `find_published`."""
+    spec = record.spec
+    return {
+        "corpus": corpus or "an unknown corpus",
+        "arm": spec.arm.name,
+        "depth": spec.shape.depth,
+        "flops": record.flops,
+        "validation_loss": record.validation_loss,
+    }
+
+
+def find_published(
+    folder: Path, arm: Arm, shape: Shape, corpus: str | None
+) -> tuple[dict[str, Any] | None, str]:
+    """The published scores of an arm, depth and corpus, and why there are none (or "")."""
     from steepen.model.arms import find_arm
 
     if not (folder / CORE_TABLE).is_file():
         raise UsageError(f"--published {folder} has no {CORE_TABLE}; give a folder of the published tables.")
-    corpus = CORPORA.get(str(source.get("repository")))
     if corpus is None:
         return None, "the data was not prepared from fineweb or fineweb-edu"
     depth = str(shape.depth)

@@ -8,6 +8,7 @@ second half of the channels of every head in queries and keys.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from steepen.errors import SteepenError, UsageError
+from steepen.evaluation.published_scores import PUBLISHED_DATA
 from steepen.model.arm import AllocationRule, Arm, PassSchedule
 from steepen.model.arms import ARMS
 from steepen.model.config import ModelOptions
@@ -79,7 +81,7 @@ def read_model(checkpoint: Path, result: Mapping[str, Any], result_file: Path) -
         shape=shape,
         schedule=schedule,
         hyperparameters=_hyperparameters(result),
-        data=DataConfig(f"published:{Path(str(result.get('data_dir') or 'unknown')).name}"),
+        data=DataConfig(f"{PUBLISHED_DATA}{Path(str(result.get('data_dir') or 'unknown')).name}"),
         steps=int(result.get("completed_train_steps") or 1),
         batch_tokens=int(result.get("total_batch_size") or shape.context),
         seed=int(result.get("seed") or 0),
@@ -94,7 +96,8 @@ def read_model(checkpoint: Path, result: Mapping[str, Any], result_file: Path) -
 def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
     """The parameters in a final.pt, in fp32, read without executing anything that the file contains."""
     try:
-        loaded: Any = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about the kind of file, before it is rejected
+            loaded: Any = torch.load(checkpoint, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise SteepenError(
             f"{checkpoint} contains code or objects other than tensors and was not loaded: use a file "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.data.tokenizer import END_OF_TEXT, Tokenizer
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, to_hugging_face
 from steepen.inference.model_card import model_card
@@ -60,7 +60,7 @@ def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = 
             f"the arm {run.spec.arm.name} has custom code ({custom[0]}), which {MODELING_FILE} does not "
             "contain: export it with --to safetensors."
         )
-    tokenizer = _tokenizer(run)
+    tokenizer = run.require_tokenizer()
     weights = network_weights(run.network)
     end = tokenizer.end_of_text
     config = {
@@ -160,15 +160,6 @@ def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[
         "spec": run.spec.to_dict(),
         "record": None if run.record is None else run.record.to_dict(),
     }
-
-
-def _tokenizer(run: LoadedRun) -> Tokenizer:
-    if run.tokenizer is None:
-        raise SteepenError(
-            f"{run.checkpoint.run} has no tokenizer.json: it is a run of an earlier version; load it with "
-            "`data=` (its prepared data) and export the loaded run."
-        )
-    return run.tokenizer
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

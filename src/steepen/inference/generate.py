@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from steepen.errors import SteepenError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.decoding import continue_text
 from steepen.inference.sampling import Sampling
@@ -38,15 +37,9 @@ def generate(
     """
     sampling = Sampling(temperature, top_p, seed)
     loaded = run if isinstance(run, LoadedRun) else load(run, device=device, precision=precision)
-    tokenizer = loaded.tokenizer
-    if tokenizer is None:
-        raise SteepenError(
-            f"{loaded.checkpoint.run} has no tokenizer.json, so there is no text to generate: it is a run of "
-            "an earlier version; load it with `data=` (its prepared data) and pass the loaded run."
-        )
     return continue_text(
         loaded.network,
-        tokenizer,
+        loaded.require_tokenizer(),
         [prompt] if isinstance(prompt, str) else list(prompt),
         max_tokens,
         sampling,

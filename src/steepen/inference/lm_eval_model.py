@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
 from steepen.data.tokenizer import END_OF_TEXT
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.export import network_config
 from steepen.inference.hf_tokenizer import to_hugging_face
@@ -30,9 +30,8 @@ def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any
     """The network of a run as a model of transformers, and its tokenizer."""
     if run.spec.arm.custom_code:
         raise UsageError(f"the arm {run.spec.arm.name} has custom code, which transformers does not know.")
-    if run.tokenizer is None:
-        raise SteepenError(f"{run.checkpoint.run} has no tokenizer.json: it is a run of an earlier version.")
-    end = run.tokenizer.end_of_text
+    own = run.require_tokenizer()
+    end = own.end_of_text
     config: dict[str, Any] = {**network_config(run), "bos_token_id": end, "eos_token_id": end}
     if passes is not None:
         config["passes"] = int(passes)
@@ -40,7 +39,7 @@ def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any
     model.load_state_dict(hugging_face_weights(network_weights(run.network)))
     model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=to_hugging_face(run.tokenizer),
+        tokenizer_object=to_hugging_face(own),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
