@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from steepen.errors import UsageError
 from steepen.evaluation.load import load
 from steepen.inference.export import export
 
@@ -98,6 +99,16 @@ def test_log_likelihoods_are_those_of_steepen(
         values = [[float(answer[0]) for answer in sample["filtered_resps"]] for sample in samples]
         torch.testing.assert_close(torch.tensor(values), torch.tensor(expected), atol=1e-4, rtol=0)
         assert found["results"]["steepen_local"]["acc,none"] == pytest.approx(sum(right) / len(right))
+
+
+@pytest.mark.parametrize(
+    ("passes", "says"), [(9, "this untied network has 4 cores"), (0, "at least once"), ("x", "whole number")]
+)
+def test_wrong_passes_are_rejected_in_one_sentence(trained: Path, passes: Any, says: str) -> None:
+    from steepen.inference.lm_eval_model import SteepenLM
+
+    with pytest.raises(UsageError, match=says):
+        SteepenLM(str(trained), passes=passes, device="cpu")
 
 
 def test_the_entry_point_names_the_class() -> None:

@@ -134,13 +134,7 @@ def check_request(network: Network, prompts: Sequence[Sequence[int]], max_tokens
     """Raise for a request that the network cannot serve."""
     if max_tokens < 1:
         raise UsageError(f"--max-tokens {max_tokens} is not valid: give at least 1.")
-    if passes < 1:
-        raise UsageError(f"--passes {passes} is not valid: the core is applied at least once.")
-    stored = len(network.cores)
-    if network.shape.allocation.core == 0 and passes != 1:
-        raise UsageError(f"--passes {passes} is not valid: {network.arm.name} has no core to repeat.")
-    if not network.arm.tied and passes > stored:
-        raise UsageError(f"--passes {passes} is not valid: this untied network has {stored} cores.")
+    check_passes(network, passes)
     for prompt in prompts:
         if not prompt:
             raise UsageError("a prompt has no tokens: give at least one.")
@@ -149,6 +143,17 @@ def check_request(network: Network, prompts: Sequence[Sequence[int]], max_tokens
                 f"a prompt of {len(prompt):,} tokens leaves no room in the network's context of "
                 f"{network.shape.context:,}: shorten it."
             )
+
+
+def check_passes(network: Network, passes: int) -> None:
+    """Raise for a number of core passes that the network cannot run."""
+    if passes < 1:
+        raise UsageError(f"--passes {passes} is not valid: the core is applied at least once.")
+    stored = len(network.cores)
+    if network.shape.allocation.core == 0 and passes != 1:
+        raise UsageError(f"--passes {passes} is not valid: {network.arm.name} has no core to repeat.")
+    if not network.arm.tied and passes > stored:
+        raise UsageError(f"--passes {passes} is not valid: this untied network has {stored} cores.")
 
 
 def _uncached_steps(

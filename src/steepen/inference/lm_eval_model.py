@@ -9,6 +9,7 @@ entry point of the group `lm_eval.models`, for versions of lm-eval that read ent
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import torch
@@ -17,8 +18,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedTokenizerFast
 
 from steepen.data.tokenizer import END_OF_TEXT
-from steepen.errors import UsageError
+from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
+from steepen.inference.decoding import check_passes
 from steepen.inference.export import network_config
 from steepen.inference.hf_tokenizer import to_hugging_face
 from steepen.inference.modeling_steepen import SteepenConfig, SteepenForCausalLM
@@ -26,7 +28,7 @@ from steepen.inference.weights import network_weights
 from steepen.inference.weights import to_hugging_face as hugging_face_weights
 
 
-def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any]:
+def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
     """The network of a run as a model of transformers, and its tokenizer."""
     if run.spec.arm.custom_code:
         raise UsageError(f"the arm {run.spec.arm.name} has custom code, which transformers does not know.")
@@ -34,7 +36,10 @@ def as_transformers(run: LoadedRun, passes: int | None = None) -> tuple[Any, Any
     end = own.end_of_text
     config: dict[str, Any] = {**network_config(run), "bos_token_id": end, "eos_token_id": end}
     if passes is not None:
-        config["passes"] = int(passes)
+        if not isinstance(passes, int):
+            raise UsageError(f"passes={passes} is not valid: give a whole number.")
+        check_passes(run.network, passes)
+        config["passes"] = passes
     model = SteepenForCausalLM(SteepenConfig(**config, pad_token_id=end))
     model.load_state_dict(hugging_face_weights(network_weights(run.network)))
     model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
@@ -58,7 +63,7 @@ class SteepenLM(HFLM):
     def __init__(
         self,
         run: str,
-        passes: int | None = None,
+        passes: Any = None,
         precision: str = "auto",
         device: str | None = None,
         batch_size: int | str | None = 1,
@@ -87,4 +92,7 @@ class SteepenLM(HFLM):
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except SteepenError as error:
+        sys.exit(f"steepen: {error}")
