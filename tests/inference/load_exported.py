@@ -35,11 +35,9 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
     folder: str = request["folder"]
     tokens = torch.tensor(request["tokens"])
     results: dict[str, torch.Tensor] = {}
-    for dtype in ("float32", "float64"):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), trust_remote_code=True
-        ).eval()
-        results[dtype] = model(tokens).logits
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    results["float32"] = model(tokens).logits
+    results["float64"] = model.double()(tokens).logits
     cache = DynamicCache(config=model.config)
     parts = [
         model(part, past_key_values=cache).logits for part in tokens.split([5, *[1] * (PROMPT - 5)], dim=1)
@@ -54,7 +52,7 @@ def compute(request: dict[str, Any]) -> dict[str, torch.Tensor]:
         )
         results["other passes"] = other(tokens).logits
     if "texts" in request:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         for number, text in enumerate(request["texts"]):
             ids = tokenizer(text)["input_ids"]
             assert tokenizer.decode(ids, skip_special_tokens=True) == text

@@ -18,7 +18,7 @@ USE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)  # passes=K for other core passes
 tokens = model.generate(**tokenizer("The law of", return_tensors="pt"), max_new_tokens=40)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))
