@@ -80,8 +80,9 @@ def state_memory(planned: PlannedRun, gpus: int, shard: Shard, matrix_state_byte
 
     ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32),
     fp32 weights and state of what the rank owns. FSDP2: fp32 weights and gradients divided by the ranks,
-    fp32 copies and state of the matrices it owns; gathered in bf16 are embedding, head, a tied core and two
-    blocks, with the gradients of one block, the core and the tables.
+    fp32 copies and state of the matrices it owns, and the most that is whole at a time: in the backward of
+    a block (in bf16 embedding, head, a tied core, their gradients so far, two blocks and a block's gradient,
+    also in fp32), or at its end, when the gradients of embedding, head and core are in bf16 and fp32.
     """
     table = float(planned.shape.vocabulary * planned.shape.width)
     blocks = planned.stored_parameters - 2 * table
@@ -93,7 +94,8 @@ def state_memory(planned: PlannedRun, gpus: int, shard: Shard, matrix_state_byte
         return StateMemory(4 * (blocks + 2 * table) + matrices + rows, 2 * (blocks + table) + 4 * table)
     block, repeated = _block(planned), _repeated(planned)
     shards = (8 * blocks + (8 + adam) * 2 * table) / gpus
-    return StateMemory(shards + matrices, 2 * (3 * block + 4 * table + 2 * repeated))
+    in_a_block = 6 * table + 4 * repeated + 10 * block
+    return StateMemory(shards + matrices, max(in_a_block, 6 * (2 * table + repeated)))
 
 
 def _block(planned: PlannedRun) -> float:

@@ -1,0 +1,95 @@
+"""Slurm jobs of runs on several GPUs: nodes, tasks and ranks; what a preempted job does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import submitit
+
+from steepen.errors import SteepenError
+from steepen.launch.base import Job, LaunchContext
+from steepen.launch.gpus_per_run import GpusPerRun
+from steepen.launch.slurm import SlurmLauncher, SlurmTask
+from steepen.runs.spec import RunSpec
+
+Spec = Callable[..., RunSpec]
+
+
+class FakeExecutor:
+    """Takes what is submitted, and the parameters at that time."""
+
+    submitted: ClassVar[list[tuple[dict[str, Any], list[SlurmTask]]]] = []
+
+    def __init__(self, folder: Path, cluster: str) -> None:
+        self.parameters: dict[str, Any] = {}
+
+    def update_parameters(self, **parameters: Any) -> None:
+        self.parameters |= parameters
+
+    def submit_array(self, tasks: list[SlurmTask]) -> list[object]:
+        self.submitted.append(({**self.parameters}, tasks))
+        return [object() for _ in tasks]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "ranks"),
+    [
+        (2, {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": 2}, ("--gpus", "2")),
+        (8, {"nodes": 2, "tasks_per_node": 4, "gpus_per_node": 4}, ()),  # srun starts the ranks
+    ],
+)
+def test_ranks_of_a_run_get_gpus_of_one_node_or_whole_nodes(
+    gpus: int,
+    layout: dict[str, int],
+    ranks: tuple[str, ...],
+    context: LaunchContext,
+    spec: Spec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submitit, "AutoExecutor", FakeExecutor)
+    FakeExecutor.submitted = []
+    launcher = SlurmLauncher(replace(context, gpus_per_run=GpusPerRun(gpus)), gpus_on_node=4, partition="gpu")
+    launcher.start([Job(one, context.store.run(one)) for one in (spec(1), spec(2))])
+    ((parameters, tasks),) = FakeExecutor.submitted
+    assert parameters == {"timeout_min": 1440, "slurm_partition": "gpu", **layout}
+    assert [[command.arguments for command in task.commands] for task in tasks] == [[ranks], [ranks]]
+
+
+def test_gpus_that_do_not_fill_nodes_are_rejected(
+    context: LaunchContext, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitit, "AutoExecutor", FakeExecutor)
+    launcher = SlurmLauncher(replace(context, gpus_per_run=GpusPerRun(8)), gpus_on_node=3)
+    with pytest.raises(SteepenError, match="must be a multiple of the 3 GPUs of a node"):
+        list(launcher.launch([spec(1)]))
+
+
+def test_a_preempted_job_saves_and_the_requeued_one_goes_on(
+    context: LaunchContext, spec: Spec, trainer: Any, tmp_path: Path
+) -> None:
+    specs = [spec(1, steps=4), spec(2, steps=60)]
+    result = tmp_path / "result.json"
+    task = SlurmTask([context.train_command(one) for one in specs], result)
+    thread = threading.Thread(target=task)
+    thread.start()
+    run, deadline = context.store.run(specs[1]), time.monotonic() + 60
+    while run.saved_step() < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    requeued = task.checkpoint().function
+    thread.join(60)
+    saved = run.saved_step()
+    assert 3 <= saved < 60 and not run.record_file.exists()
+    assert isinstance(requeued, SlurmTask) and len(requeued.attempts) == 1  # the first run is not repeated
+    requeued()
+    attempts = json.loads(result.read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [0, 0]
+    record = run.record()
+    assert record is not None and record.resumed == 1
+    assert record.validation_loss == pytest.approx(trainer.record_of(specs[1]).validation_loss)
