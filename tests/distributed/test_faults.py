@@ -38,18 +38,35 @@ def words_for(spec: RunSpec, data: Dataset, folder: Path) -> list[str]:
     return [str(word) for word in (*words, "--micro-batch", "2", "--checkpoint-every", "2")]
 
 
+def torchrun(rank: int, size: int, port: int) -> dict[str, str]:
+    """Variables that torchrun sets."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    return {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def srun(rank: int, size: int, port: int) -> dict[str, str]:
+    """Variables that srun sets on one node; the port is in the user's environment."""
+    place = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_LOCALID": str(rank)}
+    return {**place, "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)}
+
+
 def run_ranks(
     size: int,
     words: list[str],
     output: Path,
     *,
-    at_step: int,
-    fault: Fault,
+    at_step: int = -1,
+    fault: Fault | None = None,
     rank: int = 1,
+    more_words: tuple[str, ...] = (),
+    variables: Callable[[int, int, int], dict[str, str]] = torchrun,
     timeout: float = 60,
 ) -> list[int]:
-    """Run `steepen` as forked ranks, as torchrun would; `fault` is called on one rank in one step.
+    """Run `steepen` as forked ranks, as torchrun or srun would; one rank has a `fault` in one step, or
+    `more_words` on its command line.
 
+    With the fault `hang`, a rank counts as hung after 3 s from that step on, not before: starting may take
+    longer on a busy machine.
     Returns the exit codes; standard error of all ranks goes to `output`.
     """
     port = free_port()
@@ -58,21 +75,22 @@ def run_ranks(
         target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(target, 2)
         sys.stderr = os.fdopen(target, "w", buffering=1)
-        os.environ.update(RANK=str(mine), WORLD_SIZE=str(size), LOCAL_RANK=str(mine))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(variables(mine, size, port))
         torch.set_num_threads(1)
         original = train_step.TrainStep.__call__
 
         def step(self: Any, *arguments: Any) -> Any:
             result = original(self, *arguments)
-            if mine == rank and arguments[-1] == at_step:
+            if fault is hang and arguments[-1] == at_step:
+                self.optimizer.world.monitor.timeout = 3.0
+            if fault is not None and mine == rank and arguments[-1] == at_step:
                 returned: Any = fault()
                 return result if returned is None else (returned, result[1])
             return result
 
         patched: Any = step
         train_step.TrainStep.__call__ = patched
-        os._exit(main(words))
+        os._exit(main([*words, *(more_words if mine == rank else ())]))
 
     context = multiprocessing.get_context("fork")
     processes: list[Any] = [context.Process(target=child, args=(mine,)) for mine in range(size)]
@@ -108,37 +126,55 @@ def not_finite() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected", "codes"),
+    ("fault", "rank", "expected", "codes"),
     [
-        (die, "rank 1 has stopped responding at step [45]", [75, -9]),
-        (hang, "rank 1 has made no progress for 6 s at step 4", [75, 75]),
-        (out_of_memory, "rank 1 failed at step 4: out of memory", [1, 1]),
-        (not_finite, "the loss is nan, the gradient norm", [1, 1]),
+        (die, 1, "rank 1 has stopped responding at step [45]", [75, -9]),
+        (die, 0, "rank 0 has stopped responding at step [45]", [-9, 75, 75, 75]),  # with the key-value store
+        (hang, 1, "rank 1 has made no progress for 3 s at step 4", [75, 75]),
+        (out_of_memory, 0, "rank 0 failed at step 4: out of memory", [1, 1]),
+        (not_finite, 1, "the loss is nan, the gradient norm", [1, 1]),
     ],
-    ids=["killed", "hung", "out of memory", "not finite"],
+    ids=["killed", "rank 0 killed", "hung", "out of memory", "not finite"],
 )
 def test_fault_of_one_rank_stops_all_with_one_sentence(
-    fault: Any, expected: str, codes: list[int], make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+    fault: Any,
+    rank: int,
+    expected: str,
+    codes: list[int],
+    make_spec: MakeSpec,
+    tiny_data: Dataset,
+    tmp_path: Path,
 ) -> None:
     words = words_for(make_spec("vanilla", steps=8), tiny_data, tmp_path)
-    words += ["--rank-timeout", "6"]
-    found = run_ranks(2, words, tmp_path / "err", at_step=4, fault=fault)
+    starter = srun if fault is not_finite else torchrun
+    found = run_ranks(
+        len(codes), words, tmp_path / "err", at_step=4, fault=fault, rank=rank, variables=starter
+    )
     (sentence,) = sentences(tmp_path / "err")
     assert re.search(expected, sentence)
     if fault is not_finite:
         assert "(on rank 1) at step 5" in sentence
     assert found == codes
     failed = list((tmp_path / "runs").glob("*/failure.json"))
-    transient = codes[0] == 75  # an interruption: the run is not marked as failed
+    transient = 75 in codes  # an interruption: the run is not marked as failed
     assert len(failed) == (0 if transient else 1)
     if not transient:
         kind = json.loads(failed[0].read_text())["kind"]
         assert kind == ("Diverged" if fault is not_finite else "OutOfMemory")
 
 
-def test_ranks_with_other_data_code_or_spec_are_rejected(
+def test_a_rank_with_another_spec_stops_all_at_the_start(
     make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
+    words = words_for(make_spec("vanilla", steps=8), tiny_data, tmp_path)
+    codes = run_ranks(2, words, tmp_path / "err", more_words=("--set", "learning_rate=0.01"))
+    assert codes == [2, 2]
+    (sentence,) = sentences(tmp_path / "err")
+    assert re.search(r"^steepen: rank 1 has another spec \(\w{16}\) than rank 0 \(\w{16}\)", sentence)
+    assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def test_ranks_with_other_data_code_or_spec_are_rejected() -> None:
     from ranks import on_ranks
     from steepen.distributed.world import World
     from steepen.errors import UsageError

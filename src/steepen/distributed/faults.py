@@ -47,7 +47,11 @@ def stop_all_ranks(world: World, error: BaseException, step: int, *, agreed: boo
             sentence = f"internal error: {kind}: {sentence}"
         if not isinstance(error, RankLost):
             sentence = f"rank {world.rank} failed at step {step:,}: {sentence}"
-        if not world.monitor.announce(kind, sentence, exit_code):
+        try:
+            first = world.monitor.announce(kind, sentence, exit_code)
+        except RuntimeError:  # the store is gone, and with it the rank that hosted it: every rank notices
+            first = world.rank == 1 or not isinstance(error, RankLost)
+        if not first:
             world.monitor.exit_as_announced()
     if report_fault(sentence, exit_code, kind):
         raise SystemExit(_worker_exit_code(exit_code))

@@ -3,7 +3,7 @@
 A rank that fails tells the others through the key-value store. One that was killed, or whose machine is
 gone, stops sending heartbeats; one that hangs sends them, but its progress stands still. In each case the
 first rank to notice reports one sentence that names rank and step, and every rank exits, even one that is
-blocked in a collective.
+blocked in a collective. The process that hosts the store exits last.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FAULT_DIRECTORY_VARIABLE = "STEEPEN_FAULT_DIRECTORY"  # set by `steepen train --
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 60.0  # without a heartbeat: the rank is gone
 SILENT_AFTER_ERROR_SECONDS = 3.0  # the same, once a collective has failed
+LINGER_SECONDS = 5.0  # at most, for the others to hear of a fault before the store is closed
 LOST_EXIT_CODE = 75  # of ranks that stop because another was lost: another attempt may succeed
 
 
@@ -36,8 +37,11 @@ class RankLost(SteepenError):
 class Monitor:
     """Publishes this rank's heartbeat and progress, and watches those of the others."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: float, *, hosts_store: bool = False
+    ) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.hosts_store = hosts_store  # in this process: it ends with it
         self.on_fault: Callable[[str, str], None] | None = None  # called on rank 0 with (kind, sentence)
         self._marks = 0  # rises whenever this rank gets further
         self._step, self._phase = 0, "starting"
@@ -69,10 +73,29 @@ class Monitor:
         self._step, self._phase = step, phase
 
     def announce(self, kind: str, sentence: str, exit_code: int) -> bool:
-        """Tell every rank to stop; returns whether this rank was the first to say so."""
+        """Tell every rank to stop; returns whether this rank was the first to say so.
+
+        If it was, the others have heard of it before the store is closed.
+        """
         text = json.dumps({"rank": self.rank, "kind": kind, "sentence": sentence, "exit_code": exit_code})
         with self._lock:
-            return json.loads(self.store.compare_set("fault", "", text))["rank"] == self.rank
+            first = json.loads(self.store.compare_set("fault", "", text))["rank"] == self.rank
+        if first:
+            self._leave_store()
+        return first
+
+    def _leave_store(self) -> None:
+        """Note that this rank needs the store no longer; if this process hosts it, wait for the others."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        with contextlib.suppress(RuntimeError):
+            with self._lock:
+                self.store.set(f"left/{self.rank}", "1")
+            keys = [f"left/{rank}" for rank in range(self.size)]
+            while self.hosts_store and time.monotonic() < deadline:
+                with self._lock:
+                    if self.store.check(keys):
+                        return
+                time.sleep(0.05)
 
     def explain(self, error: BaseException) -> RankLost:
         """The error to raise where a collective failed: names the rank that is gone, once that shows.
@@ -81,7 +104,8 @@ class Monitor:
         """
         deadline = time.monotonic() + 4 * SILENT_AFTER_ERROR_SECONDS
         while time.monotonic() < deadline and self._thread.is_alive():
-            self._check_announced()
+            with contextlib.suppress(RuntimeError):  # the store is gone: the thread ends this process
+                self._check_announced()
             now = time.monotonic()
             for rank, (_, when) in enumerate(self._seen):
                 if rank != self.rank and now - when > SILENT_AFTER_ERROR_SECONDS:
@@ -94,9 +118,11 @@ class Monitor:
 
     def exit_as_announced(self) -> NoReturn:
         """End this process as another rank's announcement says."""
-        while True:
-            self._check_announced()
-            time.sleep(0.1)
+        with contextlib.suppress(RuntimeError):
+            while True:
+                self._check_announced()
+                time.sleep(0.1)
+        os._exit(LOST_EXIT_CODE)  # the store is gone, with the rank that has reported the fault
 
     def _silent_sentence(self, rank: int) -> str:
         # The last heartbeat may be many short steps old; ranks are in step, so this one's is better known.
@@ -131,6 +157,7 @@ class Monitor:
             fault = json.loads(self.store.get("fault"))
         if fault["rank"] == self.rank:
             return
+        self._leave_store()
         if self.rank == 0 and self.on_fault is not None:
             with contextlib.suppress(OSError):
                 self.on_fault(fault["kind"], fault["sentence"])

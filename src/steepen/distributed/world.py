@@ -25,6 +25,10 @@ DEFAULT_TIMEOUT = 600.0  # seconds without progress after which a rank counts as
 _JOIN_SECONDS = 300.0  # for all processes to start and import torch
 
 
+class RanksDiffer(UsageError):
+    """The processes of a run do not have the same data, code or spec; every one of them raises this."""
+
+
 class World:
     """This process among those of a run; `World()` is a single process."""
 
@@ -78,7 +82,11 @@ class World:
         self._background_group = dist.new_group(backend="gloo", timeout=wait)
         connection = TCPStore(where.address, where.port, is_master=False, wait_for_workers=False)
         self.monitor = Monitor(
-            PrefixStore(f"steepen/{where.restart}/monitor", connection), self.rank, self.size, timeout
+            PrefixStore(f"steepen/{where.restart}/monitor", connection),
+            self.rank,
+            self.size,
+            timeout,
+            hosts_store=self.is_main and not where.store_is_elsewhere,
         )
         self.monitor.start(self.barrier)
 
@@ -177,12 +185,12 @@ class World:
         return self.gather_objects(value if self.is_main else None)[0]
 
     def require_agreement(self, facts: Mapping[str, str]) -> None:
-        """Raise UsageError on every rank if a fact (data, code, spec, …) differs between ranks."""
+        """Raise RanksDiffer on every rank if a fact (data, code, spec, …) differs between ranks."""
         everywhere = self.gather_objects(dict(facts))
         for rank, there in enumerate(everywhere):
             for name, value in everywhere[0].items():
                 if there[name] != value:
-                    raise UsageError(
+                    raise RanksDiffer(
                         f"rank {rank} has another {name} ({there[name][:16]}) than rank 0 ({value[:16]}); "
                         "every process must see the same data, code and spec."
                     )

@@ -18,7 +18,7 @@ from steepen.data.run_tokenizer import save_run_tokenizer
 from steepen.distributed.environment import process_environment
 from steepen.distributed.faults import is_communication_error, stop_all_ranks
 from steepen.distributed.sharded_optimizer import DistributedOptimizer, ShardedOptimizer
-from steepen.distributed.world import FlagExchange, World, joined_world
+from steepen.distributed.world import FlagExchange, RanksDiffer, World, joined_world
 from steepen.errors import UsageError, is_out_of_memory
 from steepen.execution.compile import compile_blocks
 from steepen.execution.select import ExecutionMode, choose_execution_mode
@@ -76,7 +76,7 @@ def train(
         try:
             return _train(spec, dataset, store, options, device, ranks)
         except Exception as error:
-            agreed = isinstance(error, Interrupted | Diverged)
+            agreed = isinstance(error, Interrupted | Diverged | RanksDiffer)
             stop_all_ranks(ranks, error, ranks.step, agreed=agreed)
 
 
