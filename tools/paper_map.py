@@ -243,7 +243,12 @@ class Authors:
         return numeric(self.rows("data_constrained_grid"), weight_decay=DECAY)
 
     def loops_at(self, budget: float) -> tuple[Vertex, float]:
-        """The best number of passes at a budget, and its gain over one pass."""
+        """The best number of passes at a budget, and its gain over one pass.
+
+        The paper rounds its budgets; their digits are in the table of effective depths at the same budgets.
+        """
+        budgets = {float(row["compute_flops"]) for row in self.rows("effective_depth_multi_epoch")}
+        budget = min(budgets, key=lambda exact: abs(exact - budget))
         families = {
             float(loops): make_ladder(loops, column(rows, "matrix_flops"), column(rows, "val_loss"))
             for (loops,), rows in group(self.fixed_decay(), "loops").items()
