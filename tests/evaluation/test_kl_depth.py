@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +35,19 @@ Make = Callable[..., Network]
 )
 def test_effective_depth_of_known_curves(curve: list[float], depth: int, peak: int) -> None:
     assert effective_depth(curve) == (depth, peak)
+
+
+def test_effective_depths_of_the_authors_curves_are_theirs(reference_data: Callable[[str], Path]) -> None:
+    """15 networks that grew: KL before the first and after each block, and the depth that they publish."""
+    file = reference_data("refdata/authors/growth_target_lens.csv")
+    curves: dict[tuple[str, str, int], list[float]] = {}
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        key = (row["mean_passes"], row["target_passes"], int(row["kl_effective_depth"]))
+        assert int(row["lens_index"]) == len(curves.setdefault(key, []))
+        curves[key].append(float(row["kl_to_final"]))
+    assert len(curves) == 15
+    for (_, _, published), curve in curves.items():
+        assert effective_depth(curve)[0] == published
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def test_every_published_ladder_run_has_the_published_tokens_and_flops(
 
 
 def test_ablation_ladders_have_the_published_tokens(reference_data: Find) -> None:
-    """Series of the authors' ablations under our names; the 1:64 shapes double the blocks here, not depth."""
+    """Series of the authors' ablations under our names; depth of the 1:64 shapes is half of theirs here."""
     names = {
         "loop-2-no-coda-injection": "loop-2-no-coda-injection",
         "untied-2-no-norm": "untied-2-inject-only",
@@ -95,14 +95,18 @@ def test_ablation_ladders_have_the_published_tokens(reference_data: Find) -> Non
         "untied-2-no-coda-injection": "untied-2-no-coda-injection",
         "operator-1-1c2": "operator-1-1-c-2",
         "loop-2-no-coda-injection-2c3": "loop-2-nci-2-c-3",
+        "deeper-vanilla": "deeper-vanilla",
+        "deeper-operator-1": "deeper-operator-1",
     }
     checked = 0
     for row in rows(reference_data("refdata/authors/ablation_ladders.csv")):
         if row["arm"] in names:
-            rung = planned(names[row["arm"]], int(row["depth"]))
+            depth = int(row["depth"]) // (2 if row["arm"].startswith("deeper") else 1)
+            rung = planned(names[row["arm"]], depth)
+            assert rung.shape.width == int(row["width"]), row
             assert (rung.tokens, rung.flops.total) == (int(row["tokens"]), float(row["compute_flops"])), row
             checked += 1
-    assert checked == 43
+    assert checked == 67
 
 
 def test_growth_budgets_are_equal_in_matrix_flops_and_rise_in_total_ones() -> None:
