@@ -6,6 +6,7 @@
 DATA is a folder prepared with an 8k tokenizer (bpe:8192). Shapes, batch and learning rate are those of
 preset mini. A column is GEMM precision + residual stream; a seed fixes weights and data order, so the columns
 of one seed differ in precision only. "bf16-again" repeats bf16: the difference that the order of sums makes.
+Differences are from the first column; what fp8 costs is `--columns fp32 fp8-fp32 fp32-again`.
 One JSON line per finished run is appended to OUT.jsonl; runs already in it are not repeated. No run is
 started that would probably end after --seconds.
 """
@@ -117,7 +118,8 @@ def main() -> None:
 
 
 def summarize(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Differences from bf16, paired by seed, and speeds."""
+    """Differences from the first column, paired by seed, and speeds."""
+    first = args.columns[0]
     for name in args.arms:
         mine = [row for row in rows if row["arm"] == name and row["depth"] == args.depth]
         by = {column: {r["seed"]: r for r in mine if r["column"] == column} for column in COLUMNS}
@@ -127,16 +129,16 @@ def summarize(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
                 continue
             losses = [row["validation_loss"] for row in found.values()]
             speed = statistics.mean(row["tokens_per_second"] for row in found.values())
-            pairs = sorted(found.keys() & by["bf16"].keys())
-            gaps = [found[s]["validation_loss"] - by["bf16"][s]["validation_loss"] for s in pairs]
+            pairs = sorted(found.keys() & by[first].keys())
+            gaps = [found[s]["validation_loss"] - by[first][s]["validation_loss"] for s in pairs]
             line = f"{column:<11} loss {statistics.mean(losses):.5f}  {speed:>12,.0f} tokens/s"
-            if by["bf16"]:
-                base = statistics.mean(row["tokens_per_second"] for row in by["bf16"].values())
+            if by[first]:
+                base = statistics.mean(row["tokens_per_second"] for row in by[first].values())
                 line += f" ({speed / base - 1:+.1%})"
-            if column != "bf16" and gaps:
+            if column != first and gaps:
                 error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
                 each = " ".join(f"{gap:+.5f}" for gap in gaps)
-                line += f"  minus bf16: {statistics.mean(gaps):+.5f} ± {error:.5f} (seeds: {each})"
+                line += f"  minus {first}: {statistics.mean(gaps):+.5f} ± {error:.5f} (seeds: {each})"
             print(line)
 
 
