@@ -141,12 +141,32 @@ def test_rho_off_the_list_follows_the_law_at_the_actual_tokens_per_parameter() -
         assert by_tokens.steps == by_flops.steps
 
 
-def test_law_is_not_extrapolated_below_the_measured_tokens_per_parameter() -> None:
+@pytest.mark.parametrize(
+    ("arm", "tpp", "rho"),
+    [
+        ("loop-grow", 3.75, 0.105),
+        ("loop-grow", 188, 0.268),
+        ("untied-grow", 1.58, 0.137),
+        ("untied-grow", 158, 0.329),
+    ],
+)
+def test_law_holds_at_any_tokens_per_parameter(arm: str, tpp: float, rho: float) -> None:
+    """By arithmetic from the paper's coefficients, at d8 and by both ways to give a budget."""
+    recipe = recipe_of(ARMS[arm])
+    rung = recipe.with_tpp(tpp).at(ARMS[arm], 8)
+    assert rung.rho == pytest.approx(rho, abs=5e-4)
+    assert recipe.at_budget(ARMS[arm], 8, tokens=rung.tokens).rho == pytest.approx(rho, abs=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [1e6, 1e7, 1e8])
+def test_rho_where_the_law_gives_none_is_that_at_the_lowest_measured_tokens_per_parameter(
+    tokens: float,
+) -> None:
     arm = ARMS["loop-grow"]
     law = recipe_of(arm).growth_law
     assert law is not None and law.measured_tpp is not None
     lowest = law.rho(arm, arm.shape(9), law.measured_tpp[0])
-    assert recipe_of(arm).at_budget(arm, 9, tokens=1e6).rho == lowest > 0
+    assert recipe_of(arm).at_budget(arm, 9, tokens=tokens).rho == lowest > 0
 
 
 def test_base_values_are_powers_of_root_two_of_the_initial_ones() -> None:

@@ -29,10 +29,11 @@ class GrowthLaw:
     def rho(self, arm: Arm, shape: Shape, tpp: float) -> float:
         """ρ*: the fraction of tokens after growth, for this shape's block allocation.
 
-        `tpp` is without growth. Below the lowest measured TPP the law ends: its value there is returned.
+        `tpp` is without growth. Where the law gives no positive ρ (the paper's below a TPP of 2.2 tied, 0.9
+        untied), its value at the lowest measured TPP is returned.
         """
-        if self.measured_tpp is not None:
-            tpp = max(tpp, self.measured_tpp[0])
+        if self.measured_tpp is not None and not (tpp > 0 and self.expansion(tpp) > 1):
+            tpp = self.measured_tpp[0]
         first, last = arm.passes.initial, arm.passes.final
         full = compute_active_parameters(arm, shape, last) / compute_active_parameters(arm, shape, first)
         rho = (self.expansion(tpp) - 1.0) / (full - 1.0)
