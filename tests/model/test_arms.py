@@ -17,6 +17,7 @@ from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.shape import Shape, SizeRule
 from steepen.recipe.flops import flops_per_token, stored_parameters
+from steepen.studies.context import find_arms
 
 SCALE = SizeRule(aspect=16, head_dim=16, mlp_multiple=16, context=16, vocabulary=64)
 
@@ -200,3 +201,12 @@ def test_initial_weight_does_not_depend_on_other_parameters() -> None:
     assert all(torch.equal(p, ours[name]) for name, p in one.named_parameters())
     again = materialize(build_on_meta(ARMS["untied-2"].shape(6, SCALE), ARMS["untied-2"]), seed=6)
     assert not torch.equal(again.embedding, one.embedding)
+
+
+def test_arm_made_from_another_is_titled_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = replace(ARMS["vanilla"], name="mine")
+    assert find_arm(mine).title == "mine" and find_arm(replace(mine, title="My arm")).title == "My arm"
+    assert find_arms([mine, "vanilla"])[0].title == "mine"
+    monkeypatch.setattr("steepen.model.arms.import_object", lambda *_: mine)
+    assert find_arm("mylab:MINE").title == "mine"
+    assert all(find_arm(arm) is arm for arm in ARMS.values())

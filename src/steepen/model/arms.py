@@ -281,7 +281,7 @@ def find_arm(name: str | Arm | type) -> Arm:
     "module:attribute", an Arm itself, or the class of a block, which makes a vanilla arm of that block.
     """
     if isinstance(name, Arm):
-        return name
+        return _with_own_title(name)
     if isinstance(name, type):
         return _from_block(name)
     if ":" in name:
@@ -313,7 +313,13 @@ def _from_module(path: str) -> Arm:
     if not isinstance(arm, Arm):
         raise UsageError(f"{path!r} is a {type(arm).__name__}, not a steepen.model.arm.Arm.")
     trust_code(arm.custom_code)
-    return arm
+    return _with_own_title(arm)
+
+
+def _with_own_title(arm: Arm) -> Arm:
+    """The arm; titled by its own name if it was made from one of the table and kept its title."""
+    borrowed = any(known.title == arm.title and known.name != arm.name for known in ARMS.values())
+    return replace(arm, title=arm.name) if borrowed else arm
 
 
 def _from_block(block: type) -> Arm:

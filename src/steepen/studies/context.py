@@ -206,7 +206,7 @@ def starting_arm(arm: Arm) -> Arm:
 
 def find_arms(names: Arms) -> list[Arm]:
     """Arms by name, each once."""
-    found = [name if isinstance(name, Arm) else find_arm(name) for name in names]
+    found = [find_arm(name) for name in names]
     repeated = {arm.name for arm in found if sum(other.name == arm.name for other in found) > 1}
     if repeated:
         raise UsageError(f"--arms names {', '.join(sorted(repeated))} twice; once is enough.")
