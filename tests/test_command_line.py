@@ -53,6 +53,17 @@ def test_help_groups_every_command_and_gives_each_one_line_at_80_columns() -> No
     ]
 
 
+def test_help_leaves_80_columns_to_the_text_of_options() -> None:
+    help_text = run_python("-m", "steepen", "fit", "--help").stdout
+    options = help_text.split("─ Options ─")[1]
+    assert not [wide for wide in ("<bool>", "<list[", " range>", "<=x") if wide in options]
+    assert "--budget             <float>  Compute in FLOPs to predict at" in options
+    too_large = run_python(
+        "-m", "steepen", "fit", "x.csv", "--level", "3"
+    )  # the range is checked all the same
+    assert too_large.returncode == 2 and "less than or equal to 0.5" in too_large.stderr
+
+
 @pytest.mark.parametrize("module", ["steepen", "steepen.cli"])
 def test_both_module_names_start_the_command_line(module: str) -> None:
     done = run_python("-m", module, "--version")

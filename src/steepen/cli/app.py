@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.main
 
 from steepen.cli import (
     best_passes,
@@ -31,6 +32,7 @@ from steepen.cli import (
     study,
     train,
 )
+from steepen.cli.short_types import shorten_types
 from steepen.errors import SteepenError, shorten
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
@@ -139,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.path.append(here)
     try:
         with code_from(words, trust_all=trust), printable_output():
-            app(args=words, prog_name="steepen")
+            shorten_types(typer.main.get_command(app))(args=words, prog_name="steepen")
         return 0
     except SystemExit as stop:  # typer has printed its own usage message, or the command chose a code
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
