@@ -404,6 +404,16 @@ def test_outlier_is_named_by_its_row() -> None:
     assert any("runs.csv, row 4" in warning for warning in report.warnings)
 
 
+def test_a_law_with_e_at_zero_says_so_and_calls_no_row_an_outlier() -> None:
+    # Two measured ladders of four tiny runs: training seconds and losses, whose laws have E = 0.
+    seconds = {"vanilla": (9.12, 30.0, 57.3, 143.8), "mine": (7.68, 25.6, 81.1, 204.9)}
+    losses = {"vanilla": (4.5832, 4.1987, 3.8559, 3.4634), "mine": (4.5517, 4.2026, 3.8434, 3.4720)}
+    ladders = {arm: make_ladder(arm, seconds[arm], losses[arm]) for arm in seconds}
+    found = analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=100, unit="seconds"))
+    assert found.primary_fit.arms["mine"].e.value == 0
+    assert [warning[:35] for warning in found.warnings] == ["the fitted irreducible loss E is 0,"]
+
+
 def test_different_irreducible_losses_are_detected_and_no_row_is_an_outlier() -> None:
     ladders = pair(1e-4) | {"low": ladder("low", 1.73, 1.5, 0.1113, noise=1e-4, seed=3)}
     report = analyse(ladders, AnalysisRequest("vanilla", draws=100))

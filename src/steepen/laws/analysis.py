@@ -155,9 +155,9 @@ class LadderAnalysis:
         }
 
     def summary(self) -> str:
-        """Laws, verdicts, hold-outs and warnings as text."""
-        parts = [fit.summary() for fit in self.fits.values()]
-        parts += [verdict.summary() for verdict in self.verdicts.values()]
+        """Verdicts, laws, hold-outs and warnings as text."""
+        parts = [verdict.summary() for verdict in self.verdicts.values()]
+        parts += [fit.summary() for fit in self.fits.values()]
         parts += [
             f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, miss"
             f" {h.miss:+.4f}"
@@ -254,7 +254,10 @@ def analyse(
         hold_out=score_hold_outs(primary, hold_out, verdicts) if hold_out else (),
         p_lack_of_fit=p_lack_of_fit,
         shared_irreducible_loss=shared,
-        warnings=(*not_fitted, *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level)),
+        warnings=(
+            *not_fitted,
+            *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level, request.unit),
+        ),
     )
 
 

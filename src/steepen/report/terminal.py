@@ -17,6 +17,7 @@ from steepen.studies.answer import Answer, Table
 from steepen.utils.console import SafeConsole
 
 MAX_ROWS = 20  # rows of a table; the report has them all
+MAX_PARTS = 3  # of a table that is wider than the terminal; wider ones are left to the report
 GROWTH_STYLES: dict[Growth, str] = {
     "grows": "bold reverse green",
     "constant": "bold reverse cyan",
@@ -29,7 +30,8 @@ GROWTH_STYLES: dict[Growth, str] = {
 def print_answer(answer: Answer, console: Console | None = None) -> None:
     """Print the question, the verdicts, the other findings, the tables and the warnings.
 
-    Tables with a row per run are left to the report. Brackets in names and sentences are not markup.
+    Tables with a row per run, and those too wide for the terminal, are left to the report. Brackets in names
+    and sentences are not markup.
     """
     console = console or SafeConsole()
     _print(console, Text(answer.question, style="bold"))
@@ -53,15 +55,23 @@ def print_answer(answer: Answer, console: Console | None = None) -> None:
             _print(console, Text(f"· {change}", style="dim"), indent=2)
     for finding in answer.findings:
         _print(console, Text(f"• {finding}"))
+    left_out: list[str] = []
     for table in (table for table in answer.tables if not table.per_run):
+        parts = _fitting(table, console.width)
+        if len(parts) > MAX_PARTS:
+            left_out.append(table.title)
+            continue
         console.print()
         _print(console, Text(table.title, style="bold"))
-        for part in _fitting(table, console.width):
+        for part in parts:
             console.print(part)
         if len(table.rows) > MAX_ROWS:
             _print(console, Text(f"… and {len(table.rows) - MAX_ROWS} more rows.", style="dim"))
         if table.caption:
             _print(console, Text(table.caption, style="dim"))
+    if left_out:
+        console.print()
+        _print(console, Text(f"Too wide for this terminal, so in the report only: {', '.join(left_out)}."))
     if answer.cautions or answer.warnings:
         console.print()
     for warning in (*answer.cautions, *answer.warnings):

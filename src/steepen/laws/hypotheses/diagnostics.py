@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import linalg, stats
 
 from steepen.laws.distributions import ROUNDING_ERROR, f_p_value
 from steepen.laws.fits.compute_law import ComputeFit
@@ -18,7 +18,6 @@ from steepen.laws.fits.solver import (
     one_hot,
     solve,
     solve_multistart,
-    unscaled_covariance,
 )
 from steepen.laws.ladder import Ladder
 
@@ -96,11 +95,17 @@ def collect_warnings(
     p_lack: float | None,
     shared: SharedIrreducibleLoss,
     level: float,
+    unit: str = "FLOPs",
 ) -> tuple[str, ...]:
-    """Warnings about the table and its fit, each a sentence."""
-    found = [f"the fit is at a bound ({what}), so its intervals are one-sided there" for what in fit.at_bound]
+    """Warnings about the table and its fit, each a sentence; `unit` is that of the ladders' x axis."""
+    found: list[str] = []
+    if fit.at_bound:  # the one bound is E ≥ 0
+        found.append(
+            "the fitted irreducible loss E is 0, its lower bound: these runs do not show one, γ is the slope"
+            " over their own range only, and intervals are one-sided there"
+        )
     lowest = min(float(ladder.flops.min()) for ladder in ladders.values())
-    if lowest < MIN_PLAUSIBLE_FLOPS:
+    if unit == "FLOPs" and lowest < MIN_PLAUSIBLE_FLOPS:
         found.append(
             f"the lowest compute is {lowest:.3g} FLOPs, less than any training run takes: the column is in"
             " another unit, and so is every number of FLOPs printed here; convert it (1 PF-day is 8.64e19"
@@ -172,17 +177,22 @@ def _design(group: np.ndarray, count: int, *, shared_e: bool) -> Design:
 
 
 def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -> list[str]:
-    """Rungs with an externally studentized residual beyond 1%, Bonferroni-corrected over the table."""
+    """Rungs with an externally studentized residual beyond 1%, Bonferroni-corrected over the table.
+
+    An E at its bound is no free parameter: the residuals are not orthogonal to its derivative.
+    """
     x, y, w, group = _stacked(ladders, fit.c0)
     design = _design(group, len(ladders), shared_e=free is None)
     theta = fit.theta if free is None else free
-    df = len(x) - design.n_parameters - 1
+    free_parameters = np.arange(design.n_parameters) >= design.sizes[0]
+    free_parameters[: design.sizes[0]] = theta[: design.sizes[0]] > 0
+    df = len(x) - int(free_parameters.sum()) - 1
     if df < 2:
         return []
     residual = (y - design.predict(theta, x)) * np.sqrt(w)
-    j = jacobian(design, x, theta[None])[0] * np.sqrt(w)[:, None]
-    inverse = unscaled_covariance(design, x, theta, weights=w)[0]
-    left = np.maximum(1 - np.einsum("ni,ij,nj->n", j, inverse, j), 1e-6)
+    j = (jacobian(design, x, theta[None])[0] * np.sqrt(w)[:, None])[:, free_parameters]
+    basis = linalg.orth(j / np.linalg.norm(j, axis=0))
+    left = np.maximum(1 - (basis**2).sum(axis=1), 1e-6)  # 1 − leverage
     rest = np.maximum((residual @ residual - residual**2 / left) / df, (1e-9 * y.mean()) ** 2)
     t = residual / np.sqrt(rest * left)
     p = 2 * stats.t.sf(np.abs(t), df) * len(x)

@@ -132,7 +132,8 @@ def compare_ladders(
         drawn = ladder_panels(timed.analysis, measured, by="seconds")
         panels += [drawn.loss, drawn.multipliers]
         tables.append(verdict_table(timed.analysis, "seconds"))
-        warnings += [f"per second: {note}" for note in timed.analysis.warnings]
+        already = set(analysis.warnings)
+        warnings += [f"per second: {note}" for note in timed.analysis.warnings if note not in already]
         warnings += _time_warnings(records)
     warnings += repeated_data_warnings(measured)
     scores = ladder_scores(

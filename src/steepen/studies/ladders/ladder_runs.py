@@ -127,7 +127,12 @@ def to_ladders(measured: Sequence[MeasuredLadder], by: Measure = "flops") -> dic
     columns: dict[str, Sequence[Any]] = {
         name: [value for part in parts for value in part[name]] for name in ("arm", "flops", "loss", "seed")
     }
-    return read_ladders(table_from(columns, "the study's runs"))
+    ladders = read_ladders(table_from(columns, "the study's runs"))
+    unit = "FLOPs" if by == "flops" else by
+    return {
+        name: replace(one, row_labels=tuple(f"{name} at {x:.3g} {unit}" for x in one.flops))
+        for name, one in ladders.items()
+    }
 
 
 def repeated_data_warnings(measured: Sequence[MeasuredLadder]) -> list[str]:
