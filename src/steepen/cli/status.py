@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steepen.cli.launch_options import Studies
-from steepen.cli.runs import Json, print_rows
+from steepen.cli.run_options import Json
+from steepen.cli.runs import print_rows
 from steepen.errors import UsageError
 from steepen.utils.printable_stream import unwrapped
 

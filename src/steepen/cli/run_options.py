@@ -1,0 +1,47 @@
+"""The directory of runs, and one run of it, as the subcommands of `steepen runs` take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steepen.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from steepen.runs.store import RunStore
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def open_store(directory: Path) -> RunStore:
+    """The store of a directory of runs; UsageError if there is none."""
+    from steepen.runs.store import RunStore
+
+    if not directory.is_dir():
+        raise UsageError(f"there is no directory {directory}; name the directory of your runs with --runs.")
+    return RunStore(directory)
+
+
+def runs_directory(context: typer.Context, given: Path | None) -> Path:
+    """--runs after the subcommand, or before it."""
+    parent = context.parent.params.get("runs") if context.parent is not None else None
+    return given or parent or Path("runs")
+
+
+def find_run(name: str, directory: Path) -> Any:
+    """The `Run` that a hash, the beginning of one, or a run's directory names."""
+    from steepen.api.runs import open_runs
+
+    path = Path(name)
+    if (path / "spec.json").is_file() or (path / "record.json").is_file():
+        directory, name = path.absolute().parent, path.absolute().name
+    if not directory.is_dir():
+        raise UsageError(f"there is no directory {directory}; name the directory of your runs with --runs.")
+    found = [run for run in open_runs(directory) if run.name.startswith(name)]
+    if len(found) != 1:
+        known = nearest(name, [path.name for path in directory.iterdir() if path.is_dir()])
+        what = f"{len(found)} runs begin with" if found else "there is no run"
+        raise UsageError(f"{what} {name!r} in {directory}; the nearest are {known}.")
+    return found[0]

@@ -1,0 +1,111 @@
+"""`steepen runs clean`: free disk space."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steepen.cli.launch_options import Studies
+from steepen.cli.run_options import open_store, runs_directory
+from steepen.errors import UsageError
+
+if TYPE_CHECKING:
+    from steepen.runs.disk import Removal
+    from steepen.runs.store import RunStore
+
+
+def clean(
+    context: typer.Context,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Checkpoints of finished runs; records and curves stay.")
+    ] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Whole directories of runs that failed.")] = False,
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Whole directories of runs that no study requested.")
+    ] = False,
+    keep_final: Annotated[
+        bool, typer.Option("--keep-final", help="With --checkpoints: keep each run's last one, its weights.")
+    ] = False,
+    where: Annotated[
+        str | None, typer.Option(help="Only runs with fields like this: 'depth < 8'.", show_default=False)
+    ] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", help="Directory of all runs.")] = None,
+    studies: Studies = Path("studies"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go; remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Free disk space. A run that is being trained is never touched.
+
+    Example: steepen runs clean --checkpoints --keep-final --dry-run
+    """
+    from steepen.utils.formatting import format_bytes
+
+    if not (checkpoints or failed or orphans):
+        raise UsageError("say what to remove: --checkpoints, --failed or --orphans.")
+    if keep_final and not checkpoints:
+        raise UsageError("--keep-final belongs to --checkpoints.")
+    store = open_store(runs_directory(context, runs))
+    removals = _removals(store, checkpoints, failed, orphans, keep_final, where, studies)
+    if not removals:
+        print("There is nothing to remove.")
+        return
+    from steepen.runs.disk import total_bytes
+
+    for removal in removals:
+        print(f"{removal.run.path.name:16}  {removal.what:15}  {format_bytes(removal.bytes):>8}")
+    total = format_bytes(total_bytes(removals))
+    if dry_run:
+        print(f"{total} would be freed; nothing was removed.")
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"{total} would be removed; confirm with --yes, or look with --dry-run.")
+        typer.confirm(f"Remove {total} for good?", abort=True)
+    for removal in removals:
+        removal.apply()
+    print(f"{total} freed.")
+
+
+def _removals(
+    store: RunStore,
+    checkpoints: bool,
+    failed: bool,
+    orphans: bool,
+    keep_final: bool,
+    where: str | None,
+    studies: Path,
+) -> list[Removal]:
+    from steepen.runs.disk import removable_checkpoints, removable_run
+    from steepen.runs.fields import all_run_fields, parse_where
+    from steepen.runs.store import RunDirectory
+    from steepen.studies.driver.journal import read_journals
+
+    requested: set[str] = set()
+    if orphans:
+        journals, unreadable = read_journals(studies)
+        if unreadable or not journals:
+            why = (
+                f"{', '.join(unreadable)} cannot be read" if unreadable else f"there is no study in {studies}"
+            )
+            raise UsageError(
+                f"--orphans needs every study that may use these runs, and {why}; see --studies."
+            )
+        requested = {asked.run for journal in journals for asked in journal.entry.runs}
+    rows = all_run_fields(store, store.rows(), disk=False)
+    if where is not None and rows:
+        condition = parse_where(where, rows)
+        rows = [row for row in rows if condition(row)]
+    found: list[Removal] = []
+    for row in rows:
+        run = RunDirectory(store.root / row["run"])
+        removal = None
+        if (failed and row["status"] == "failed") or (orphans and row["run"] not in requested):
+            removal = removable_run(run)
+        elif checkpoints and row["status"] == "finished":
+            removal = removable_checkpoints(run, keep_final=keep_final)
+        if removal is not None:
+            found.append(removal)
+    return found
