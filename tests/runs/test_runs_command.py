@@ -161,6 +161,21 @@ def test_conditions_columns_and_sorting_by_any_field(
     assert "optimizer.kind" in capsys.readouterr().out
 
 
+def test_a_field_that_is_asked_for_is_shown(mixed: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--runs", str(mixed.root), "--where", "glr > 0 and depth > 0", "--sort=-wd"]) == 0
+    head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[-3:] == ["learning_rate", "weight_decay", "tokens/s"]
+    assert re.search(r" 0\.\d+ +0\.\d+", first)
+
+
+def test_a_mistyped_field_is_answered_with_the_nearest_in_any_of_their_names(
+    mixed: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed, meant in (("glrr", "learning_rate"), ("wieght_decay", "weight_decay"), ("val_los", "loss")):
+        assert main(["runs", "--runs", str(mixed.root), "--sort", typed]) == 2
+        assert f"the nearest are {meant}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -242,6 +257,8 @@ def test_show_and_compare(
     assert main(words) == 0
     text = capsys.readouterr().out
     assert re.search(r"^seed +1 +2$", text, re.MULTILINE) and "beta1" not in text
+    settings, results = text.split("settings that differ")[1].split("results")
+    assert "\npasses " in settings and "\nloss " not in settings and "\nloss " in results
     assert figure.stat().st_size > 1000
     assert main(["runs", "show", "zzz", "--runs", str(mixed.root)]) == 2
     assert "there is no run 'zzz'" in capsys.readouterr().err
@@ -257,7 +274,8 @@ def test_clean_removes_only_what_is_named(
             folder.mkdir(parents=True)
             (folder / "weights").write_bytes(b"0" * 1000)
     assert main([*base, "--checkpoints", "--keep-final", "--dry-run"]) == 0
-    assert "2 kB would be freed" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "2 kB would be freed" in text and "  untied-grow d2  old checkpoints" in text
     assert main([*base, "--checkpoints", "--keep-final", "--where", "arm == 'vanilla'", "--yes"]) == 0
     saved = [path.name for path in mixed.run(spec(1)).checkpoints.iterdir()]
     assert (

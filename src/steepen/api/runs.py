@@ -94,11 +94,11 @@ class Run(Result):
 
     def summary(self) -> str:
         """Every field with its value, one per line."""
-        from steepen.utils.formatting import format_value
+        from steepen.runs.fields import format_field
 
         known = {name: value for name, value in self.fields.items() if value not in (None, "")}
         width = max(map(len, known))
-        return "\n".join(f"{name.ljust(width)}  {format_value(value, 6)}" for name, value in known.items())
+        return "\n".join(f"{name.ljust(width)}  {format_field(name, value)}" for name, value in known.items())
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The fields as one row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WIDE = 100  # terminal columns from which whole hashes, tokens and speed are shown
 FIRST = ("arm", "depth", "seed", "parameters", "tokens", "flops", "loss", "corpus", "recipe", "run")
+ROW_FIELDS = ("status", "run", "arm", "depth", "seed", "tokens", "flops", "loss", "tokens_per_second")
 STYLES = {
     "finished": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim",
 }  # fmt: skip
@@ -43,7 +44,9 @@ def runs(
             help="Only runs with fields like this: 'glr > 0.1 and arm == \"untied-2\"'.", show_default=False
         ),
     ] = None,
-    sort: Annotated[str, typer.Option(help="Sort by any field; -loss reverses.")] = "arm",
+    sort: Annotated[
+        str, typer.Option(help="Sort by any field, which is then shown; -loss reverses.")
+    ] = "arm",
     columns: Annotated[
         str | None,
         typer.Option(help="Show these fields: run,arm,learning_rate,loss.", show_default=False),
@@ -66,7 +69,14 @@ def runs(
     """
     if context.invoked_subcommand is not None:
         return
-    from steepen.runs.fields import all_run_fields, check_field, field_names, parse_where, sort_by_field
+    from steepen.runs.fields import (
+        all_run_fields,
+        check_field,
+        field_name,
+        field_names,
+        parse_where,
+        sort_by_field,
+    )
     from steepen.runs.status import check_status, is_row_key, sort_rows
     from steepen.runs.store import VALIDATED_RUNS
     from steepen.utils.formatting import wrap_to_terminal
@@ -90,10 +100,13 @@ def runs(
     if fields:
         print(wrap_to_terminal(", ".join(field_names(found)), sys.stdout))
         return
+    asked_for: list[str] = []  # fields that a condition or the sorting names
     if where is not None and found:
         condition = parse_where(where, found)
+        asked_for += condition.names.values()
         found = [one for one in found if condition(one)]
     found = sort_by_field(found, sort)
+    asked_for.append(field_name(sort.removeprefix("-")))
     shown = [check_field(name, field_names(found), "--columns") for name in _split(columns) if found]
     finished = [one for one in found if one["status"] == "finished"]
     for path, write in ((table, _write_csv), (parquet, _write_parquet)):
@@ -112,7 +125,10 @@ def runs(
     if shown:
         _print_columns(found, shown)
     else:
-        print_rows([rows[one["run"]] for one in found])
+        extra = [name for name in dict.fromkeys(asked_for) if name not in ROW_FIELDS]
+        print_rows(
+            [rows[one["run"]] for one in found], {name: [one[name] for one in found] for name in extra}
+        )
     _print_sizes(found)
 
 
@@ -171,12 +187,15 @@ def _print_columns(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> No
     _print(table)
 
 
-def print_rows(rows: Sequence[RunRow]) -> None:
-    """Print runs as a table of at most the terminal's width, status first, and the causes of failures."""
+def print_rows(rows: Sequence[RunRow], extra: Mapping[str, Sequence[Any]] | None = None) -> None:
+    """Print runs as a table of at most the terminal's width, status first, and the causes of failures.
+
+    `extra` are further columns: a value for each row.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    from steepen.utils.formatting import wrap_to_terminal
+    from steepen.utils.formatting import format_column, is_number, wrap_to_terminal
 
     wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= WIDE
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
@@ -186,9 +205,12 @@ def print_rows(rows: Sequence[RunRow]) -> None:
     for column in (*names, "FLOPs", "loss"):
         right = column not in ("run", "arm")
         table.add_column(column, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    further = {name: format_column(values) for name, values in (extra or {}).items()}
+    for name, values in (extra or {}).items():
+        table.add_column(name, justify="right" if any(map(is_number, values)) else "left", overflow="fold")
     if wide:
         table.add_column("tokens/s", justify="right", no_wrap=True)
-    for row in rows:
+    for place, row in enumerate(rows):
         loss = "" if row.loss is None else f"{row.loss:.4f}"
         cells: list[Any] = [
             Text(row.status, style=STYLES[row.status]),
@@ -200,6 +222,7 @@ def print_rows(rows: Sequence[RunRow]) -> None:
             *([f"{row.tokens:,}"] if wide else []),
             f"{row.flops:.2e}" if row.flops else "–",
             loss if row.status == "finished" else Text(loss, style="dim"),
+            *(values[place] for values in further.values()),
         ]
         if wide:
             cells.append("" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}")

@@ -41,22 +41,31 @@ def clean(
 
     Example: steepen runs clean --checkpoints --keep-final --dry-run
     """
-    from steepen.utils.formatting import format_bytes
+    from steepen.utils.formatting import format_bytes, wrap_to_terminal
 
     if not (checkpoints or failed or orphans):
         raise UsageError("say what to remove: --checkpoints, --failed or --orphans.")
     if keep_final and not checkpoints:
         raise UsageError("--keep-final belongs to --checkpoints.")
     store = open_store(runs_directory(context, runs))
-    removals = _removals(store, checkpoints, failed, orphans, keep_final, where, studies)
-    if not removals:
+    found = _removals(store, checkpoints, failed, orphans, keep_final, where, studies)
+    if not found:
         print("There is nothing to remove.")
         return
     from steepen.runs.disk import total_bytes
 
-    for removal in removals:
-        print(f"{removal.run.path.name:16}  {removal.what:15}  {format_bytes(removal.bytes):>8}")
+    width = max(len(label) for label, _ in found)
+    for label, removal in found:
+        size = format_bytes(removal.bytes)
+        print(f"{removal.run.path.name:16}  {label:{width}}  {removal.what:15}  {size:>8}")
+    removals = [removal for _, removal in found]
     total = format_bytes(total_bytes(removals))
+    if any(removal.what == "checkpoints" for removal in removals):
+        note = (
+            "Without its last checkpoint a run cannot be evaluated, exported or continued by `generate`; "
+            "--keep-final keeps it."
+        )
+        print(wrap_to_terminal(note, sys.stdout))
     if dry_run:
         print(f"{total} would be freed; nothing was removed.")
         return
@@ -77,7 +86,8 @@ def _removals(
     keep_final: bool,
     where: str | None,
     studies: Path,
-) -> list[Removal]:
+) -> list[tuple[str, Removal]]:
+    """What would be removed, each with its run's arm and depth, the largest first."""
     from steepen.runs.disk import removable_checkpoints, removable_run
     from steepen.runs.fields import all_run_fields, parse_where
     from steepen.runs.store import RunDirectory
@@ -98,7 +108,7 @@ def _removals(
     if where is not None and rows:
         condition = parse_where(where, rows)
         rows = [row for row in rows if condition(row)]
-    found: list[Removal] = []
+    found: list[tuple[str, Removal]] = []
     for row in rows:
         run = RunDirectory(store.root / row["run"])
         removal = None
@@ -107,5 +117,5 @@ def _removals(
         elif checkpoints and row["status"] == "finished":
             removal = removable_checkpoints(run, keep_final=keep_final)
         if removal is not None:
-            found.append(removal)
-    return found
+            found.append((f"{row['arm']} d{row['depth']}", removal))
+    return sorted(found, key=lambda one: -one[1].bytes)

@@ -39,10 +39,9 @@ def show(
         print("\ntraining loss over tokens\n" + "\n".join(chart))
     waits = [row["checkpoint_wait"] for row in found.metrics_rows() if row.get("checkpoint_wait")]
     if waits:
-        print(
-            f"\ntraining stood still for {sum(waits):.2f} s to save {len(waits)} checkpoints, "
-            f"at most {max(waits):.2f} s"
-        )
+        noun = "checkpoint" if len(waits) == 1 else "checkpoints"
+        longest = f", at most {max(waits):.2f} s for one" if len(waits) > 1 else ""
+        print(f"\ntraining waited {sum(waits):.2f} s for {len(waits)} {noun}{longest}")
     samples = found.samples()
     if samples:
         print(f"\n{_samples_text(samples)}")
@@ -79,7 +78,6 @@ def compare(
     Example: steepen runs compare 6084f5 d31e5a --figure curves.pdf
     """
     from steepen.api.runs import loss_curve
-    from steepen.utils.formatting import format_value
     from steepen.utils.text_plot import MARKS, text_plot
 
     directory = runs_directory(context, runs)
@@ -104,15 +102,31 @@ def compare(
         return
     for mark, one in zip(MARKS, pair, strict=False):
         print(f"{mark} {one.headline()}")
-    width = max((len(name) for name in different), default=0)
-    cells = {name: [format_value(value, 6) for value in values] for name, values in different.items()}
-    middle = max((len(values[0]) for values in cells.values()), default=0)
-    print()
-    for name, (left, right) in cells.items():
-        print(f"{name.ljust(width)}  {left.ljust(middle)}  {right}")
+    _print_differences(different)
     curves = [loss_curve(one.metrics_rows(), one.fields.get("batch_tokens") or 1) for one in pair]
     chart = text_plot(curves, min(80, shutil.get_terminal_size().columns))
     if chart:
         print("\ntraining loss over tokens\n" + "\n".join(chart))
     if figure is not None:
         print(f"figure: {figure}")
+
+
+def _print_differences(different: Mapping[str, Sequence[Any]]) -> None:
+    """Print a table of fields with two values each: settings, then what was measured."""
+    from steepen.runs.fields import format_field, is_setting
+
+    cells = {name: [format_field(name, value) for value in values] for name, values in different.items()}
+    width = max((len(name) for name in cells), default=0)
+    middle = max((len(values[0]) for values in cells.values()), default=0)
+    settings = [name for name in cells if is_setting(name) and name != "run"]
+    for title, names in (
+        ("settings that differ", settings),
+        ("results", [n for n in cells if not is_setting(n)]),
+    ):
+        if names:
+            print(f"\n{title}")
+        for name in names:
+            left, right = cells[name]
+            print(f"{name.ljust(width)}  {left.ljust(middle)}  {right}")
+    if not settings:
+        print("\nno setting differs")

@@ -6,18 +6,20 @@ These are the columns of `steepen runs --columns`, `--sort`, `--where` and `--cs
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
 from steepen.recipe.flops import compute_active_parameters, stored_parameters
-from steepen.recipe.hyperparameters import full_name
+from steepen.recipe.hyperparameters import PAPER_CODES, full_name
 from steepen.runs.disk import directory_bytes
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.expression import Condition, parse_condition
+from steepen.utils.formatting import format_value
 from steepen.utils.series import SeriesRun, split_recipes
 
 # Other names that people use for a field; the paper's codes (GLR, WD, …) are known too.
@@ -35,6 +37,12 @@ ALIASES = {
     "bytes": "disk_bytes",
     "size": "parameters",
 }
+# What a run measured or where it was; all other fields are settings, or follow from them.
+_MEASURED = frozenset({
+    "status", "cause", "failure_kind", "loss", "step", "tokens_per_second", "finished", "bits_per_byte",
+    "train_loss", "seconds_training", "seconds_total", "mfu", "peak_memory_bytes", "device", "host",
+    "resumed", "disk_bytes", "kl_depth",
+})  # fmt: skip
 _SECTIONS = ("optimizer", "lr_schedule", "options")  # of a spec, whose fields keep the section's name
 
 
@@ -81,15 +89,25 @@ def field_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(rows[0]) if rows else []
 
 
+def is_setting(name: str) -> bool:
+    """Whether a field is part of a run's spec or follows from it; the others were measured."""
+    return name not in _MEASURED and not name.startswith(("core", "nll", "loss_at_"))
+
+
 def check_field(name: str, known: Collection[str], option: str) -> str:
     """The field that an option names; UsageError with the nearest ones where there is none."""
     field = field_name(name)
     if field in known:
         return field
-    raise UsageError(
-        f"{option} {name!r} is not a field of a run; the nearest are {nearest(name, known, 5)} "
-        "(`steepen runs --fields` lists all)."
+    other_names = [alias for alias in (*ALIASES, *PAPER_CODES) if field_name(alias) in known]
+    close = difflib.get_close_matches(name.lower()[:100], [*known, *other_names], n=5, cutoff=0.5)
+    fields = list(dict.fromkeys(map(field_name, close)))
+    hint = (
+        f"the nearest are {', '.join(fields)} (`steepen runs --fields` lists all)"
+        if fields
+        else ("`steepen runs --fields` lists them")
     )
+    raise UsageError(f"{option} {name!r} is not a field of a run; {hint}.")
 
 
 def sort_by_field(
@@ -170,6 +188,16 @@ def _record_fields(record: dict[str, Any]) -> dict[str, Any]:
         "resumed": record.get("resumed", 0),
     }
     return fields | score_fields(record.get("evaluation") or {})
+
+
+def format_field(name: str, value: Any) -> str:
+    """A field's value for people: short hashes, and times to the minute."""
+    if isinstance(value, str):
+        if name == "finished":
+            return f"{value[:16].replace('T', ' ')} UTC"
+        if name in ("data", "validation_data"):
+            return f"{value[:16]}…"
+    return format_value(value, 6)
 
 
 def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
