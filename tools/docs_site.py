@@ -14,7 +14,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # Classes of results, after the functions that return them.
 RESULTS = {
-    "steepen.api.fits": ["ComputeResult", "ChinchillaResult", "IsoflopResult", "PowerResult"],
+    "steepen.api.fits": ["ComputeResult"],
+    "steepen.api.size_laws": ["ChinchillaResult", "IsoflopResult"],
+    "steepen.api.power": ["PowerResult"],
     "steepen.api.runs": ["Runs", "Run"],
     "steepen.api.studies": ["Study"],
     "steepen.api.training": ["EvaluationResult"],

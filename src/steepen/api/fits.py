@@ -1,22 +1,20 @@
-"""`steepen.fit` and `steepen.power`: scaling laws and verdicts of a table, and the power of a plan."""
+"""`steepen.fit`: scaling laws and verdicts of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from steepen.api.frames import as_table
 from steepen.api.result import Result, new_axes
 from steepen.errors import UsageError
 
 if TYPE_CHECKING:
+    from steepen.api.size_laws import ChinchillaResult, IsoflopResult
     from steepen.laws.analysis import LadderAnalysis
-    from steepen.laws.chinchilla_table import ChinchillaTableFit
     from steepen.laws.ladder import Ladder
-    from steepen.laws.power import CheapestLadder, LadderPlan, Power
-    from steepen.laws.table_fits import IsoflopTableFit
     from steepen.laws.verdict.evidence import Verdict
 
 LAWS = ("compute", "chinchilla", "isoflop")
@@ -83,7 +81,7 @@ def fit(
             return _fit_compute(table, reference, held, at, settings)
         if law == "chinchilla":
             return _fit_chinchilla(table, reference, held, at, settings)
-        return IsoflopResult(_isoflop(table, held, at, settings))
+        return _fit_isoflop(table, held, at, settings)
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
@@ -109,6 +107,7 @@ def _fit_compute(
 def _fit_chinchilla(
     table: Any, reference: str | None, held: list[str], at: float | None, settings: dict[str, Any]
 ) -> ChinchillaResult:
+    from steepen.api.size_laws import ChinchillaResult
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
 
@@ -121,10 +120,11 @@ def _fit_chinchilla(
     )
 
 
-def _isoflop(table: Any, held: list[str], at: float | None, settings: dict[str, Any]) -> IsoflopTableFit:
+def _fit_isoflop(table: Any, held: list[str], at: float | None, settings: dict[str, Any]) -> IsoflopResult:
+    from steepen.api.size_laws import IsoflopResult
     from steepen.laws.table_fits import fit_isoflop_table
 
-    return fit_isoflop_table(table, budget=at, hold_out=held, **settings)
+    return IsoflopResult(fit_isoflop_table(table, budget=at, hold_out=held, **settings))
 
 
 def verdict_words(verdicts: dict[str, Verdict], most: int = 4) -> str:
@@ -225,188 +225,3 @@ class ComputeResult(Result):
 
         save_panels(compute_panels(self.analysis, self.ladders), Path(path))
         return Path(path)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ChinchillaResult(Result):
-    """L(N, D) = E + A/N^α + B/D^β of a table; `table_fit` has the law, the optimum and hold-outs."""
-
-    table_fit: ChinchillaTableFit
-
-    def headline(self) -> str:
-        """The exponents in one line."""
-        laws = [
-            f"{arm or 'N*'} ∝ C^{one.fit.parameters_exponent:.3f}" for arm, one in self.table_fit.arms.items()
-        ]
-        return f"Chinchilla law of {len(self.to_rows())} runs: {', '.join(laws)}"
-
-    def summary(self) -> str:
-        """The law, the optimum and the hold-outs."""
-        return self.table_fit.summary()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as nested dicts and numbers."""
-        return self.table_fit.to_dict()
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One row per fitted run: parameters, tokens, loss, and what the law says."""
-        return [
-            {"arm": arm, "parameters": float(n), "tokens": float(d), "loss": float(y), "law": float(law),
-             "residual": float(y - law)}
-            for arm, one in self.table_fit.arms.items()
-            for n, d, y, law in zip(one.parameters, one.tokens, one.loss,
-                                    one.fit.predict(one.parameters, one.tokens), strict=True)
-        ]  # fmt: skip
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the residuals against compute; returns the Axes."""
-        ax = new_axes(ax)
-        rows = self.to_rows()
-        ax.axhline(0, color="#111111", lw=0.8)
-        ax.plot([6 * r["parameters"] * r["tokens"] for r in rows], [r["residual"] for r in rows], "o", ms=4)
-        ax.set(xscale="log", xlabel="6 · N · D (FLOPs)", ylabel="loss − law")
-        return ax
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class IsoflopResult(Result):
-    """The optimum of every fixed-compute sweep of a table, and the law of the optima, by arm."""
-
-    table_fit: IsoflopTableFit
-
-    def headline(self) -> str:
-        """The exponents in one line."""
-        laws = [
-            f"{arm or 'x*'} ∝ C^{sweeps.fit.law.exponent:.3f}"
-            for arm, sweeps in self.table_fit.arms.items()
-            if sweeps.fit.law is not None
-        ]
-        return f"iso-compute optima: {', '.join(laws) or 'no law'}"
-
-    def summary(self) -> str:
-        """The vertices, their law and the forecasts."""
-        return self.table_fit.summary()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as nested dicts and numbers."""
-        return self.table_fit.to_dict()
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """One row per sweep: its budget, optimum, loss there, and whether the optimum lies inside it."""
-        return [
-            {"arm": arm, "budget": v.budget, "x": v.x, "loss": v.loss, "interior": v.interior}
-            for arm, sweeps in self.table_fit.arms.items()
-            for v in sweeps.fit.vertices
-        ]
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the optima against the budget with their law; returns the Axes."""
-        import numpy as np
-
-        ax = new_axes(ax)
-        for arm, sweeps in self.table_fit.arms.items():
-            budgets = [v.budget for v in sweeps.fit.vertices]
-            points = ax.plot(budgets, [v.x for v in sweeps.fit.vertices], "*", ms=8, label=arm or None)
-            if (law := sweeps.fit.law) is not None:
-                line = np.geomspace(min(budgets), max(budgets), 50)
-                ax.plot(line, [law.predict(float(b)) for b in line], color=points[0].get_color(), lw=1)
-        ax.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best x")
-        if self.table_fit.has_arms:
-            ax.legend()
-        return ax
-
-
-def power(
-    delta_gamma: float,
-    *,
-    rungs: int = 8,
-    lowest: float = 3.25e17,
-    highest: float = 1.01e20,
-    noise: float = 1e-3,
-    seeds: int = 1,
-    goal: float = 0.90,
-    search: bool = True,
-    draws: int = 1000,
-    arms: int = 1,
-    **laws: float,
-) -> PowerResult:
-    """Simulate how often a planned ladder claims the right answers, and find the cheapest one that does.
-
-    `delta_gamma` is the expected difference of exponents, `lowest` and `highest` are FLOPs of the end rungs,
-    `noise` the standard deviation of a run's loss, `arms` the arms of the table, which share the level.
-    Further laws are fields of `LadderPlan`: `gamma`, `irreducible_loss`, `constant`, `multiplier`, `level`,
-    `margin`. `search=False` leaves the search out.
-    """
-    from steepen.laws.power import TARGETS, LadderPlan, cheapest_ladder, simulate_power
-
-    plan = LadderPlan(
-        delta_gamma=delta_gamma, rungs=rungs, lowest=lowest, highest=highest, noise=noise, seeds=seeds,
-        arms=arms, **laws,
-    )  # fmt: skip
-    found = simulate_power(plan, draws)
-    cheapest: list[CheapestLadder] = []
-    if search and delta_gamma != 0:
-        cheapest = [cheapest_ladder(plan, target, goal, draws=draws) for target in TARGETS]
-    return PowerResult(found, tuple(cheapest))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PowerResult(Result):
-    """Power of a planned ladder, and the cheapest ladder with a target power for each target."""
-
-    power: Power
-    cheapest: tuple[CheapestLadder, ...] = ()
-
-    def headline(self) -> str:
-        """The power of the two questions in one line."""
-        plan = self.power.plan
-        return (
-            f"power at Δγ = {plan.delta_gamma:g}, {plan.rungs} rungs: growth {self.power.growth:.0%}, "
-            f"exponent {self.power.verdict:.0%}"
-        )
-
-    def summary(self) -> str:
-        """The power of the plan, and the cheapest ladders."""
-        lines = [f"{self.headline()}; {self.power.plan.cost:.3g} FLOPs"]
-        for one in self.cheapest:
-            if one.plan is None:
-                lines.append(f"no ladder in reach has {one.goal:.0%} power for {one.target}")
-            else:
-                lines.append(
-                    f"{one.goal:.0%} power for {one.target}: {one.plan.rungs} rungs, {one.plan.seeds} seeds, "
-                    f"to {one.plan.highest:.3g} FLOPs, {one.plan.cost:.3g} FLOPs in all"
-                )
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as nested dicts and numbers, as `steepen power --json` prints it."""
-        return {**self.power.to_dict(), "cheapest": {one.target: one.to_dict() for one in self.cheapest}}
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The plan and the cheapest ladders, one row each."""
-        return [
-            _power_row("plan", self.power.plan, self.power),
-            *(_power_row(f"cheapest for {one.target}", one.plan, one.power) for one in self.cheapest
-              if one.plan is not None),
-        ]  # fmt: skip
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw how often the plan gives each answer; returns the Axes."""
-        ax = new_axes(ax)
-        words = {word: share for word, share in self.power.verdict_fractions.items() if share > 0}
-        ax.barh(list(words), list(words.values()))
-        ax.set(xlim=(0, 1), xlabel="fraction of simulated ladders")
-        return ax
-
-
-def _power_row(name: Literal["plan"] | str, plan: LadderPlan, power: Power | None) -> dict[str, Any]:
-    return {
-        "ladder": name,
-        "rungs": plan.rungs,
-        "seeds": plan.seeds,
-        "lowest": plan.lowest,
-        "highest": plan.highest,
-        "cost_flops": plan.cost,
-        "power_growth": power.growth if power else None,
-        "power_exponent": power.verdict if power else None,
-    }

@@ -397,7 +397,7 @@ def _fit_chinchilla(
     as_json: bool,
     figure: Path | None,
 ) -> Result:
-    from steepen.api.fits import ChinchillaResult
+    from steepen.api.size_laws import ChinchillaResult
     from steepen.cli.fit_tables import spinner
     from steepen.laws.chinchilla_table import fit_chinchilla_table
     from steepen.laws.fits.chinchilla import ChinchillaSettings
@@ -437,7 +437,7 @@ def _fit_isoflop(
     as_json: bool,
     figure: Path | None,
 ) -> Result:
-    from steepen.api.fits import IsoflopResult
+    from steepen.api.size_laws import IsoflopResult
     from steepen.laws.table_fits import fit_isoflop_table
 
     found = fit_isoflop_table(
