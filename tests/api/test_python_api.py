@@ -141,11 +141,13 @@ def test_fit_finds_the_steeper_law(judged: Any) -> None:
     assert frame.loc["steep", "gamma"] == pytest.approx(0.13, abs=0.01)
     assert frame.loc["plain", "verdict"] == "reference"
     assert repr(judged).startswith("<against plain: steep") and len(repr(judged)) < 120
-    assert judged["steep"].sentence in judged.summary()
+    assert judged["steep"].sentence in " ".join(judged.summary().split())
 
 
 def test_heads_of_the_summary_stand_over_their_columns(judged: Any) -> None:
-    _, head, row, *_ = judged.summary().splitlines()
+    text = judged.summary()
+    assert text.startswith("steep against plain: grows") and max(map(len, text.splitlines())) <= 80
+    head, row = text[text.index("compute law") :].splitlines()[1:3]
     ends = [head.index(word) + len(word) for word in ("γ", "90% interval", "90% given E", "log A")]
     assert all(row[end - 1].isdigit() and row[end : end + 1] == " " for end in ends)
     assert len(head) == len(row)
@@ -159,6 +161,7 @@ def test_results_have_html_latex_and_a_figure(judged: Any, tmp_path: Path) -> No
     head = next(line for line in latex.splitlines() if line.startswith("arm & "))
     assert r"& $\gamma$ & $\gamma$ 90\% low & $\gamma$ 90\% high & E & $\Delta\gamma$ &" in head
     assert "<th>γ 90% low</th>" in judged._repr_html_()
+    assert "<th>multiplier at 10²⁰</th>" in judged._repr_html_()
     axes = judged.plot()
     assert {text.get_text().split(",")[0] for text in axes.get_legend().get_texts()} >= {"plain", "steep"}
     assert judged.plot(ax=axes) is axes
@@ -169,8 +172,11 @@ def test_other_laws_and_a_wrong_setting() -> None:
     n, d = (grid.ravel() for grid in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 1e11, 4)))
     loss = 1.7 + 400 / n**0.34 + 410 / d**0.28
     frame = pd.DataFrame({"N": n, "D": d, "val": loss})
-    law = steepen.fit(frame, law="chinchilla", loss="val", draws=0)
-    assert "N* ∝ C^0.45" in repr(law) and len(law.to_frame()) == 16
+    law: Any = steepen.fit(frame, law="chinchilla", loss="val", draws=0)
+    assert "N* ∝ C^0.45" in repr(law) and len(law.residual_rows()) == 16
+    constants = law.to_frame().set_index("constant")["value"]
+    assert constants["α"] == pytest.approx(0.34, abs=1e-3) and constants["E"] == pytest.approx(1.7, abs=1e-3)
+    assert r"$\alpha$ & " in law.to_latex() and "1e+07" not in law.to_latex()
     with pytest.raises(UsageError, match="has no setting marginn"):
         steepen.fit(pd.DataFrame(ladders()), reference="plain", marginn=1, **NAMES)
     with pytest.raises(UsageError, match="reference='plain'"):
@@ -264,6 +270,21 @@ def test_fit_writes_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "table: " in capsys.readouterr().out
     tex, table, markdown = (file.read_text() for file in files)
     assert tex.splitlines()[1].startswith("\\begin{tabular}") and "mine & " in tex
-    assert table.splitlines()[0].startswith("arm,verdict,gamma") and len(table.splitlines()) == 3
+    assert table.splitlines()[0].startswith("arm,verdict,claim,") and len(table.splitlines()) == 3
     assert "| mine |" in markdown
     assert main([*words, "--table", "laws.doc"]) == 2 and ".tex, .csv or .md" in capsys.readouterr().err
+
+
+def test_a_fragile_answer_is_marked_wherever_it_is_shown() -> None:
+    """One run decides by what the gain of this arm grows, so that word is not a claim."""
+    flops = [1e17, 3e17, 1e18, 3e18, 1e19, 3e19]
+    plain = [3.3019, 3.1357, 2.9710, 2.8375, 2.7079, 2.6045]
+    gated = [3.2285, 3.0463, 2.8744, 2.7349, 2.6018, 2.4926]
+    table = {"arm": ["plain"] * 6 + ["gated"] * 6, "flops": flops * 2, "loss": plain + gated}
+    found = steepen.fit(table, reference="plain", draws=100)
+    assert isinstance(found, Result)
+    row = found.to_rows()[1]
+    assert (row["verdict"], row["claim"], row["by_what_claim"]) == ("grows: exponent", True, False)
+    for text in (repr(found), found._repr_html_(), found.to_latex()):
+        assert "grows: exponent?" in text
+    assert "?: fragile, so not a claim" in found._repr_html_() and "% ?: fragile" in found.to_latex()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.frames import as_table
-from steepen.api.result import Result, new_axes
+from steepen.api.result import Result, marked_rows, new_axes, wrap
 from steepen.errors import UsageError
+from steepen.utils.formatting import format_flops, pretty_exponents
 
 if TYPE_CHECKING:
     from steepen.api.size_laws import ChinchillaResult, IsoflopResult
@@ -128,8 +129,8 @@ def _fit_isoflop(table: Any, held: list[str], at: float | None, settings: dict[s
 
 
 def verdict_words(verdicts: dict[str, Verdict], most: int = 4) -> str:
-    """The words of some verdicts in one line, each with its arm."""
-    words = [f"{arm} {verdict.word}" for arm, verdict in verdicts.items()]
+    """The words of some verdicts in one line, each with its arm; "?" marks what is fragile."""
+    words = [f"{arm} {verdict.marked_word}" for arm, verdict in verdicts.items()]
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
@@ -163,8 +164,8 @@ class ComputeResult(Result):
         return f"against {reference}: {verdict_words(self.verdicts)}"
 
     def summary(self) -> str:
-        """Laws, verdicts, hold-outs and warnings as text."""
-        return self.analysis.summary()
+        """Verdicts, laws, hold-outs and warnings as text of 80 columns."""
+        return wrap(self.analysis.summary())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as nested dicts and numbers, as `steepen fit --json` prints it."""
@@ -178,6 +179,8 @@ class ComputeResult(Result):
             row: dict[str, Any] = {
                 "arm": arm,
                 "verdict": verdict.word if verdict else "reference",
+                "claim": verdict.claim if verdict else None,
+                "by_what_claim": verdict.by_what_claim if verdict else None,
                 "gamma": law.gamma.value,
                 "gamma_low": law.gamma.unconditional[0],
                 "gamma_high": law.gamma.unconditional[1],
@@ -201,8 +204,17 @@ class ComputeResult(Result):
         shown = ["arm", "verdict", "gamma", "gamma_low", "gamma_high", "E"]
         return shown if not self.verdicts else [*shown, "delta_gamma", "multiplier", "p_growth"]
 
+    def shown_rows(self) -> list[dict[str, Any]]:
+        """With "?" behind an answer that is fragile, so not a claim."""
+        rows = self.to_rows()
+        judged = [self.verdicts.get(row["arm"]) for row in rows]
+        return marked_rows(rows, [verdict.marked_word if verdict else "" for verdict in judged])
+
     def heading(self, column: str) -> str:
-        """With the level of γ's interval."""
+        """With the level of γ's interval, and the compute of the multiplier where it is one for all arms."""
+        at = {format_flops(verdict.multiplier_flops, 2) for verdict in self.verdicts.values()}
+        if column == "multiplier" and len(at) == 1:
+            return f"multiplier at {pretty_exponents(at.pop())}"
         if column in ("gamma_low", "gamma_high"):
             confidence = self.analysis.primary_fit.settings.confidence
             return f"γ {100 * confidence:g}% {column.removeprefix('gamma_')}"

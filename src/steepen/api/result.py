@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from abc import ABC, abstractmethod
 from html import escape
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from steepen.api.frames import to_pandas
 from steepen.errors import UsageError
+
+FRAGILE = "?: fragile, so not a claim"  # below tables whose verdicts have the mark
 
 
 class Result(ABC):
@@ -34,6 +37,10 @@ class Result(ABC):
         """The columns that HTML and LaTeX show; None shows all."""
         return None
 
+    def shown_rows(self) -> list[dict[str, Any]]:
+        """The rows as HTML, LaTeX and Markdown show them."""
+        return self.to_rows()
+
     def heading(self, column: str) -> str:
         """The heading of a column in HTML, LaTeX and Markdown."""
         return column.replace("delta_gamma", "Δγ").replace("gamma", "γ").replace("_", " ")
@@ -46,7 +53,9 @@ class Result(ABC):
         """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
         from steepen.report.table_files import to_latex
 
-        return to_latex(self._table(caption), label=label)
+        table = self._table(caption)
+        notes = f"% {FRAGILE}\n" if _has_mark(table) else ""
+        return notes + to_latex(table, label=label)
 
     def write_table(self, path: str | Path) -> Path:
         """Write the rows as .tex (booktabs), .md (both rounded) or .csv (every column and digit)."""
@@ -73,7 +82,7 @@ class Result(ABC):
     def _table(self, caption: str = "") -> Any:
         from steepen.studies.answer import Table
 
-        rows = self.to_rows()
+        rows = self.shown_rows()
         columns = self.shown_columns() or (list(rows[0]) if rows else [])
         cells = tuple(tuple(row.get(column) for column in columns) for row in rows)
         return Table(self.headline(), tuple(map(self.heading, columns)), cells, caption)
@@ -99,7 +108,32 @@ class Result(ABC):
         return (
             f"<p>{escape(self.headline())}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + (f"<p>{FRAGILE}</p>" if _has_mark(table) else "")
         )
+
+
+def marked_rows(rows: list[dict[str, Any]], words: list[str]) -> list[dict[str, Any]]:
+    """Rows with the words of their verdicts as `Verdict.marked_word` has them, "" for none."""
+    return [{**row, "verdict": word or row["verdict"]} for row, word in zip(rows, words, strict=True)]
+
+
+def _has_mark(table: Any) -> bool:
+    if "verdict" not in table.columns:
+        return False
+    place = table.columns.index("verdict")
+    return any("?" in str(row[place]) for row in table.rows)
+
+
+def wrap(text: str, width: int = 80) -> str:
+    """The text in lines of at most `width` characters; the rest of a line is indented as its beginning."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        start = line[: len(line) - len(line.lstrip(" ·"))]
+        wrapped = textwrap.wrap(
+            line, width, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
+        )
+        lines += wrapped or [line]
+    return "\n".join(lines)
 
 
 def new_axes(ax: Any = None) -> Any:

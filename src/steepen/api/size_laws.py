@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from steepen.laws.table_fits import IsoflopTableFit
 
 
+# Constants of L = E + A/N^α + B/D^β and of its optimum, by field of `ChinchillaFit`.
+SYMBOLS = {
+    "e": "E", "a": "A", "b": "B", "alpha": "α", "beta": "β",
+    "parameters_exponent": "exponent of N*", "tokens_exponent": "exponent of D*",
+    "compute_exponent": "exponent of L − E",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ChinchillaResult(Result):
     """L(N, D) = E + A/N^α + B/D^β of a table; `table_fit` has the law, the optimum and hold-outs."""
@@ -23,7 +31,8 @@ class ChinchillaResult(Result):
         laws = [
             f"{arm or 'N*'} ∝ C^{one.fit.parameters_exponent:.3f}" for arm, one in self.table_fit.arms.items()
         ]
-        return f"Chinchilla law of {len(self.to_rows())} runs: {', '.join(laws)}"
+        runs = sum(one.fit.points for one in self.table_fit.arms.values())
+        return f"Chinchilla law of {runs} runs: {', '.join(laws)}"
 
     def summary(self) -> str:
         """The law, the optimum and the hold-outs."""
@@ -34,7 +43,23 @@ class ChinchillaResult(Result):
         return self.table_fit.to_dict()
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row per fitted run: parameters, tokens, loss, and what the law says."""
+        """One row per constant of each arm's law, with its interval; `residual_rows` has the runs."""
+        rows: list[dict[str, Any]] = []
+        for arm, one in self.table_fit.arms.items():
+            named = {"arm": arm} if arm else {}
+            for field, symbol in SYMBOLS.items():
+                low, high = one.fit.intervals.get(field, (None, None))
+                value = getattr(one.fit, field)
+                rows.append({**named, "constant": symbol, "value": value, "low": low, "high": high})
+        return rows
+
+    def heading(self, column: str) -> str:
+        """With the level of the intervals."""
+        level = next(iter(self.table_fit.arms.values())).fit.settings.confidence
+        return f"{level:.0%} {column}" if column in ("low", "high") else super().heading(column)
+
+    def residual_rows(self) -> list[dict[str, Any]]:
+        """One row per fitted run: parameters, tokens, loss, the law's loss and the difference."""
         return [
             {"arm": arm, "parameters": float(n), "tokens": float(d), "loss": float(y), "law": float(law),
              "residual": float(y - law)}
@@ -46,7 +71,7 @@ class ChinchillaResult(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw the residuals against compute; returns the Axes."""
         ax = new_axes(ax)
-        rows = self.to_rows()
+        rows = self.residual_rows()
         ax.axhline(0, color="#111111", lw=0.8)
         ax.plot([6 * r["parameters"] * r["tokens"] for r in rows], [r["residual"] for r in rows], "o", ms=4)
         ax.set(xscale="log", xlabel="6 · N · D (FLOPs)", ylabel="loss − law")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.api.fits import verdict_words
 from steepen.api.plans import recipe_names
-from steepen.api.result import Result, new_axes
+from steepen.api.result import Result, marked_rows, new_axes, wrap
 from steepen.api.runs import Runs, open_runs
 from steepen.errors import UsageError
 
@@ -307,13 +307,13 @@ class Study(Result):
         return f"study {self.name}: {self.journal.live_status}" + (f"; {words}" if words else "")
 
     def summary(self) -> str:
-        """The question, the verdicts and findings, and the warnings."""
+        """The question, the verdicts and findings, and the warnings, as text of 80 columns."""
         answer = self.answer
         if answer is None:
             return f"{self.headline()}; no answer yet. {self.journal.entry.message}".rstrip()
-        verdicts = [f"{arm}: {verdict.summary()}" for arm, verdict in self.verdicts.items()]
+        verdicts = [verdict.summary() for verdict in self.verdicts.values()]
         warnings = [f"note: {text}" for text in (*answer.cautions, *answer.warnings)]
-        return "\n".join([answer.question, *verdicts, *answer.findings, *warnings])
+        return wrap("\n".join([answer.question, *verdicts, *answer.findings, *warnings]))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One row per verdict; of a study without verdicts, the rows of its first table."""
@@ -326,6 +326,8 @@ class Study(Result):
                     "arm": one.arm,
                     "measure": one.measure,
                     "verdict": one.verdict.word,
+                    "claim": one.verdict.claim,
+                    "by_what_claim": one.verdict.by_what_claim,
                     "delta_gamma": one.verdict.delta_gamma,
                     "delta_gamma_low": one.verdict.delta_gamma_interval[0],
                     "delta_gamma_high": one.verdict.delta_gamma_interval[1],
@@ -337,6 +339,18 @@ class Study(Result):
             ]
         table = answer.tables[0] if answer.tables else None
         return [] if table is None else [dict(zip(table.columns, row, strict=False)) for row in table.rows]
+
+    def shown_columns(self) -> list[str] | None:
+        """Without columns that the mark "?" stands for."""
+        rows = self.to_rows()
+        return [name for name in rows[0] if not name.endswith("claim")] if rows else None
+
+    def shown_rows(self) -> list[dict[str, Any]]:
+        """With "?" behind an answer that is fragile, so not a claim."""
+        answer, rows = self.answer, self.to_rows()
+        if answer is None or not answer.verdicts:
+            return rows
+        return marked_rows(rows, [one.verdict.marked_word for one in answer.verdicts])
 
     def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
         """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""

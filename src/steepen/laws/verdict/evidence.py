@@ -173,6 +173,13 @@ class Evidence:
         return verdict_word(self.growth, self.by_what)
 
     @property
+    def marked_word(self) -> str:
+        """The word, with "?" behind an answer that is fragile and therefore not a claim."""
+        growth, _, by_what = self.word.partition(": ")
+        marked = growth + "?" * bool(self.fragile)
+        return f"{marked}: {by_what}{'?' * bool(self.by_what_fragile)}" if by_what else marked
+
+    @property
     def claim(self) -> bool:
         """Whether the first answer is a claim: shown, and not fragile."""
         return self.growth != "undecided" and not self.fragile
