@@ -408,7 +408,7 @@ def test_a_law_with_e_at_zero_says_so_and_calls_no_row_an_outlier() -> None:
     # Two measured ladders of four tiny runs: training seconds and losses, whose laws have E = 0.
     seconds = {"vanilla": (9.12, 30.0, 57.3, 143.8), "mine": (7.68, 25.6, 81.1, 204.9)}
     losses = {"vanilla": (4.5832, 4.1987, 3.8559, 3.4634), "mine": (4.5517, 4.2026, 3.8434, 3.4720)}
-    ladders = {arm: make_ladder(arm, seconds[arm], losses[arm]) for arm in seconds}
+    ladders = {arm: make_ladder(arm, np.array(seconds[arm]), np.array(losses[arm])) for arm in seconds}
     found = analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=100, unit="seconds"))
     assert found.primary_fit.arms["mine"].e.value == 0
     assert [warning[:35] for warning in found.warnings] == ["the fitted irreducible loss E is 0,"]
