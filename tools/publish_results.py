@@ -4,9 +4,9 @@
     python tools/publish_results.py results/h200-mini --check   # exit 1 if one is not what the records say
 
 results/NAME holds runs/HASH/record.json of every run, and studies/STUDY/study.json. For every ladder it
-writes STUDY.csv, which `steepen fit` reads. The page (results/NAME/README.md, or --page) has the tables
-between the lines `<!-- results/NAME -->` and `<!-- end -->`. Names of machines are removed from records
-and journals.
+writes STUDY.csv, which `steepen fit` reads: the ladder's runs, and runs that differ from one of them in the
+seed only. The page (results/NAME/README.md, or --page) has the tables between the lines
+`<!-- results/NAME -->` and `<!-- end -->`. Names of machines are removed from records and journals.
 """
 
 from __future__ import annotations
@@ -42,6 +42,47 @@ def records_of(folder: Path, journal: Journal) -> list[RunRecord]:
             raise SystemExit(f"{folder}: the record of run {run} of study {journal.entry.name} is missing.")
         found.append(record)
     return found
+
+
+def all_records(folder: Path) -> list[RunRecord]:
+    """Every committed record."""
+    found = [RunDirectory(path).record() for path in sorted((folder / "runs").iterdir())]
+    return [record for record in found if record is not None]
+
+
+def with_further_seeds(folder: Path, ladder: Sequence[RunRecord]) -> list[RunRecord]:
+    """The ladder's runs, and all others that differ from one of them in the seed only."""
+    known = {replace(record.spec, seed=0).hash for record in ladder}
+    return [one for one in all_records(folder) if replace(one.spec, seed=0).hash in known]
+
+
+def other_rates(folder: Path, ladder: Sequence[RunRecord]) -> str:
+    """A table of the ladder's runs beside those that differ from them in the learning rate only; "" if none."""
+
+    def without_rate(record: RunRecord) -> str:
+        settings = replace(record.spec.hyperparameters, learning_rate=1.0)
+        return replace(record.spec, hyperparameters=settings).hash
+
+    known = {without_rate(record): record for record in ladder}
+    lines: list[tuple[str, int, list[str]]] = []
+    for other in all_records(folder):
+        record = known.get(without_rate(other))
+        if record is None or other.run == record.run:
+            continue
+        cells = [
+            text
+            for one in (record, other)
+            for text in (
+                f"{one.spec.hyperparameters.learning_rate:.3g}",
+                f"{one.validation_loss:.4f}",
+            )
+        ]
+        change = f"{other.validation_loss - record.validation_loss:+.4f}"
+        lines.append((find_arm(record.spec.arm.name).title, record.spec.shape.depth, [*cells, change]))
+    if not lines:
+        return ""
+    columns = ["arm", "depth", "rate", "loss", "other rate", "its loss", "difference"]
+    return markdown(columns, [[title, str(depth), *cells] for title, depth, cells in sorted(lines)])
 
 
 def rows_of(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -130,8 +171,11 @@ def tables(folder: Path) -> str:
         epochs = max(record.spec.data.epochs for record in records)
         parts += [f"### `{name}`: {len(records)} runs", ""]
         if answer["study"] == LADDER:
-            rows = rows_of(records)
+            rows = rows_of(with_further_seeds(folder, records))
             parts += [loss_table(rows), "", verdict_table(rows, rows_reference(answer, rows)), ""]
+            others = other_rates(folder, records)
+            if others:
+                parts += ["The same runs with another learning rate:", "", others, ""]
         else:
             parts += [*study_tables(answer), ""]
         if epochs > 1:
@@ -157,7 +201,7 @@ def finished(folder: Path) -> list[Journal]:
 def ladder_csv(folder: Path, journal: Journal) -> str:
     """The table of a ladder for `steepen fit`."""
     text = io.StringIO()
-    rows = rows_of(records_of(folder, journal))
+    rows = rows_of(with_further_seeds(folder, records_of(folder, journal)))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
