@@ -57,7 +57,7 @@ def with_further_seeds(folder: Path, ladder: Sequence[RunRecord]) -> list[RunRec
 
 
 def other_rates(folder: Path, ladder: Sequence[RunRecord]) -> str:
-    """A table of the ladder's runs beside those that differ from them in the learning rate only; "" if none."""
+    """The ladder's runs beside those that differ from them in the learning rate only, as a table; or ""."""
 
     def without_rate(record: RunRecord) -> str:
         settings = replace(record.spec.hyperparameters, learning_rate=1.0)

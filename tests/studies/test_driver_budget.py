@@ -12,7 +12,7 @@ from steepen.launch.batch_progress import BatchProgress
 from steepen.launch.budget import Budget, BudgetReached
 from steepen.launch.cost_estimate import Speed
 from steepen.runs.spec import RunSpec, expected_flops
-from steepen.runs.store import RunStore
+from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.drive import drive
 
 Spec = Callable[..., RunSpec]
@@ -177,3 +177,19 @@ def test_the_same_command_continues_after_the_budget_is_reached(
             assert "1 run of this batch was made, 1 run is left" in str(error)
             assert "the same command continues" in str(error)
     assert instant.ran == [1, 2]
+
+
+def test_the_eta_counts_a_run_set_up_ahead_as_waiting(
+    store: RunStore, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [spec(1), spec(2)]
+    monkeypatch.setattr(RunDirectory, "busy", lambda _: True)
+    speed = Speed((), expected_flops(specs[0]) / 55, "assumed")  # 60 s a run with its start
+    etas: list[str] = []
+    for slots in (1, 2):
+        progress = BatchProgress(store, speed=speed, quiet=True)
+        progress.start_batch(specs, specs, slots)
+        for one in specs:
+            progress.run_started(one)
+        etas.append(progress.summary())
+    assert etas == ["0/2 runs done, 2 running, ETA 2 min", "0/2 runs done, 2 running, ETA 1 min"]

@@ -51,6 +51,16 @@ def test_only_one_run_trains_at_a_time(sharing: Callable[..., GpuSharing]) -> No
     assert enters_within(second.turn, 5)
 
 
+def test_waiting_for_the_turn_is_counted(sharing: Callable[..., GpuSharing]) -> None:
+    first, second = sharing(), sharing()
+    with first.turn():
+        waiting = threading.Thread(target=second.turn().__enter__)
+        waiting.start()
+        waiting.join(timeout=0.3)
+    waiting.join()
+    assert first.seconds_waited < second.seconds_waited
+
+
 def test_small_runs_share_the_memory_and_large_ones_do_not(sharing: Callable[..., GpuSharing]) -> None:
     small, other, large = sharing(), sharing(), sharing(gib=0.1)
     assert small.small and not large.small

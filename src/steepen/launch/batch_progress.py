@@ -39,12 +39,16 @@ class BatchProgress:
         self.unfinished: dict[str, RunSpec] = {}  # in order
         self.launched: dict[str, RunSpec] = {}  # given to the launcher, not ended
         self.failed = 0
+        self.slots: int | None = None
         self.lock = threading.RLock()  # the display polls from another thread
         self.display = ProgressDisplay(quiet=True)
 
-    def start_batch(self, specs: Sequence[RunSpec], waiting: Sequence[RunSpec]) -> None:
-        """Start a batch; `waiting` are the specs that have not finished."""
+    def start_batch(
+        self, specs: Sequence[RunSpec], waiting: Sequence[RunSpec], slots: int | None = None
+    ) -> None:
+        """Start a batch; `waiting` are the specs that have not finished, `slots` how many train at once."""
         with self.lock:
+            self.slots = slots
             self.batches += 1
             self.total = {spec.hash: spec for spec in specs}
             self.unfinished = {spec.hash: spec for spec in waiting}
@@ -143,7 +147,9 @@ class BatchProgress:
                 seconds.append((1 - last["step"] / spec.steps) * spec.tokens / tokens_per_second)
             else:
                 seconds.append(speed.seconds(spec, remaining_flops(spec, self.store.run(spec))))
-        return makespan(seconds, max(1, len(running)))
+        # More runs than train may have started: the next is set up while another trains.
+        at_once = len(running) if self.slots is None else min(len(running), self.slots)
+        return makespan(seconds, max(1, at_once))
 
     def _progress(self) -> Progress:
         """The rows and the line that the display shows."""

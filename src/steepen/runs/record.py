@@ -55,7 +55,7 @@ class RunRecord:
     flops_by_term: dict[str, float]
     parameters: Parameters
     seconds_training: float  # without evaluation, compilation and checkpoints
-    seconds_total: float
+    seconds_total: float  # without waiting for another run on the same GPU
     tokens_per_second: float
     mfu: float | None
     peak_memory_bytes: int | None

@@ -45,6 +45,7 @@ class GpuSharing:
         path = os.environ.get(GPU_LOCKS_VARIABLE) if device.type == "cuda" else None
         self.path = None if path is None else Path(path)
         self.stopped = stopped
+        self.seconds_waited = 0.0
         self.small = self.path is None or is_small(
             spec, torch.cuda.get_device_properties(device).total_memory
         )
@@ -68,6 +69,7 @@ class GpuSharing:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        began = time.monotonic()
         with open(self.path.with_suffix(suffix), "a", opener=open_without_links) as file:
             while not self.stopped():
                 try:
@@ -75,4 +77,5 @@ class GpuSharing:
                     break
                 except BlockingIOError:
                     time.sleep(_POLL_SECONDS)
+            self.seconds_waited += time.monotonic() - began
             yield

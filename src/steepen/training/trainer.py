@@ -243,7 +243,7 @@ class Trainer:
             self.step, self.resumed = saved.step, saved.resumed
             world.progress(self.step, "starting")
             self.timer = TrainingTimer(self.device, saved.seconds_training)
-            self.total_before = saved.seconds_total - started
+            self.total_before = saved.seconds_total - started - sharing.seconds_waited
             self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
             trackers = self.options.trackers if world.is_main else ()
@@ -259,7 +259,9 @@ class Trainer:
             self.buffer = MetricBuffer(spec, self.schedule, self.peak, self.timer, sinks, folder, world)
             try:
                 self._prepare_steps()
+                waited = sharing.seconds_waited
                 with sharing.turn():
+                    self.total_before -= sharing.seconds_waited - waited
                     self._loop()
                 record = self._finish()
             finally:

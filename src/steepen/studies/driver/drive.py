@@ -224,7 +224,7 @@ class _BatchRunner:
                 self._add_outcome(Outcome(spec, failure=Failure(*known)), results, failed)
             else:
                 waiting.append(spec)
-        self.progress.start_batch(list(unique.values()), waiting)
+        self.progress.start_batch(list(unique.values()), waiting, self.launcher.slots)
         rejected: list[RunSpec] = []
         if waiting:
             outcomes = self.launcher.launch(self._admitted(waiting, rejected))
