@@ -8,9 +8,10 @@ ladders, vectorised over data sets:
     scatter      the residual scatter exceeds a stated noise (chi-square)
 
 For trend and correlation, the tests are repeated by generalised least squares under a grid of noise models,
-linearised at the fit, and their p-values averaged with weights from the restricted likelihood. A short ladder
-says little about its own noise: with eight rungs per arm these weights are nearly flat in the correlation, so
-the average mostly asks whether the claim survives noise that the data cannot exclude.
+linearised at the fit, and their p-values averaged with weights from the restricted likelihood: of laws with
+one E where it is tenable, else of separate laws, which absorb more of a slow error and tell less about it. A
+short ladder says little about its own noise: with eight rungs per arm these weights are nearly flat in the
+correlation, so the average mostly asks whether the claim survives noise that the data cannot exclude.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def check_noise(fits: NestedFits, y: Array, rule: DecisionRule) -> dict[NoiseKin
     points, parameters = len(fits.pair.x), fits.designs["free"].n_parameters
     if points > MAX_POINTS_CHECKED or points - parameters < 2 or (fits.weights <= 0).any():
         return {}
-    model = _linear_model(fits, y, log=rule.log)
+    model = _linear_model(fits, y, rule)
     x, ladder = fits.pair.x, fits.pair.arm.astype(int)
     if fits.pair.partners is not None:
         x, ladder = x[fits.pair.partners[1]], np.zeros(len(fits.pair.partners[1]), int)
@@ -147,7 +148,8 @@ class _LinearModel:
     """The exponent hypothesis and the free model, linearised at their fits: (sets, points, columns).
 
     `common` are the columns of the reference's law, `shift` and `slope` those of Δ log A and Δγ; `data` are
-    the losses less the law without a difference between the arms.
+    the losses less the law without a difference between the arms. `one_e` marks data sets in which one E for
+    both arms is tenable.
     """
 
     weights: Array
@@ -157,9 +159,12 @@ class _LinearModel:
     data: Array
     free: Array
     free_residual: Array
+    one_e: Mask
 
 
-def _linear_model(fits: NestedFits, y: Array, *, log: bool) -> _LinearModel:
+def _linear_model(fits: NestedFits, y: Array, rule: DecisionRule) -> _LinearModel:
+    log = rule.log
+    one_e = f_test_hypotheses(fits, rule).p_exponent_hypothesis >= CHECK_LEVEL
     free, theta = fits.solutions["free"].theta, fits.solutions["exponent"].theta
     x, designs = fits.pair.x, fits.designs
     predicted = designs["exponent"].predict(theta, x)
@@ -169,7 +174,7 @@ def _linear_model(fits: NestedFits, y: Array, *, log: bool) -> _LinearModel:
         return _LinearModel(
             fits.weights[0], j[:, :, [0, 1, 3]], j[:, :, 2:3], j[:, :, 4:5], data,
             jacobian(designs["free"], x, free, log),
-            _residual(y, designs["free"].predict(free, x), log=log),
+            _residual(y, designs["free"].predict(free, x), log=log), one_e,
         )  # fmt: skip
     first, second = fits.pair.partners
     difference = data[:, second] - data[:, first]
@@ -177,7 +182,7 @@ def _linear_model(fits: NestedFits, y: Array, *, log: bool) -> _LinearModel:
     shift, slope = j[:, second, 2:3], j[:, second, 4:5]
     weights = 1 / (1 / fits.weights[0, first] + 1 / fits.weights[0, second])
     every = np.concatenate([offset[:, :, None], shift, slope], axis=2)
-    return _LinearModel(weights, shift[:, :, :0], shift, slope, difference, every, difference)
+    return _LinearModel(weights, shift[:, :, :0], shift, slope, difference, every, difference, one_e)
 
 
 def _decorrelate(x: Array, ladder: NDArray[np.intp], rho: float) -> Array:
@@ -200,12 +205,12 @@ def _average(model: _LinearModel, whiteners: list[Array], values: Array) -> Nois
     for k, whitener in enumerate(whiteners):
         # A noise model other than the first has a parameter of its own.
         freedom = points - full.shape[2] - (k > 0)
-        rest, log_determinant = _least_squares(whitener @ model.free, model.free_residual @ whitener.T)
-        spare = points - model.free.shape[2]
-        likelihood[:, k] = np.linalg.slogdet(whitener)[1] - 0.5 * (
-            log_determinant + spare * np.log(np.maximum(rest, 1e-300))
-        )
         data = model.data @ whitener.T
+        likelihood[:, k] = np.linalg.slogdet(whitener)[1] + np.where(
+            model.one_e,
+            _log_restricted(whitener @ full, data),
+            _log_restricted(whitener @ model.free, model.free_residual @ whitener.T),
+        )
         none, one, two = (_least_squares(whitener @ part, data)[0] for part in (model.common, shifted, full))
         p_difference[:, k] = _p(none, two, 2.0, freedom)
         p_slope[:, k] = _p(one, two, 1.0, freedom)
@@ -221,6 +226,13 @@ def _average(model: _LinearModel, whiteners: list[Array], values: Array) -> Nois
         p_slope=(weight * p_slope).sum(axis=1),
         p_shift=(weight * p_shift).sum(axis=1),
     )
+
+
+def _log_restricted(design: Array, y: Array) -> Array:
+    """Log restricted likelihood of independent, equal noise of unknown size, up to a constant."""
+    rest, log_determinant = _least_squares(design, y)
+    spare = design.shape[1] - design.shape[2]
+    return -0.5 * (log_determinant + spare * np.log(np.maximum(rest, 1e-300)))
 
 
 def _p(small: Array, large: Array, extra: float, df: int) -> Array:
