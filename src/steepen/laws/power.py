@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, alternati
 
 Target = Literal["growth", "exponent"]
 TARGETS: tuple[Target, ...] = ("growth", "exponent")
+MIN_DECADES = 0.29  # no ladder is shorter
+SPANS_COMPUTED = 24  # the search interpolates between these spans, and simulates what it chooses
 SEARCH_DRAWS, CONFIRM_DRAWS = 150, 500  # of a candidate, and of one that passes
 
 
@@ -278,17 +281,21 @@ def cheapest_ladder(
         raise UsageError(f"goal is {goal}; give a power between 0.05 and 0.975 (the 5% level limits it).")
     if plan.delta_gamma == 0:
         raise UsageError("delta_gamma is 0; there is no difference for a ladder to find.")
-    known: dict[tuple[int, int], float] = {}  # by rungs and span; seeds only scale the noncentrality
+    spans = np.geomspace(MIN_DECADES, max_decades, SPANS_COMPUTED)
+
+    @cache
+    def log_rss(rungs: int) -> Array:
+        """The logarithm of the RSS at each span; seeds only scale the noncentrality."""
+        found = [_alternative_rss(_option(plan, rungs, 1, 100 * float(span)), target) for span in spans]
+        return np.log(np.maximum(found, 1e-300))
 
     def reaches(option: LadderPlan, hundredths: int, wanted: float) -> bool:
-        place = option.rungs, hundredths
-        if place not in known:
-            known[place] = _alternative_rss(option, target)
-        return _power_from_rss(option, target, known[place]) >= wanted
+        rss = math.exp(float(np.interp(math.log(hundredths / 100), np.log(spans), log_rss(option.rungs))))
+        return _power_from_rss(option, target, rss) >= wanted
 
     def shortest(rungs: int, seeds: int, wanted: float) -> LadderPlan | None:
         """The shortest span, in hundredths of a decade, whose F-test has the wanted power."""
-        low, high = longest.get((rungs, seeds), 29), int(100 * max_decades)
+        low, high = longest.get((rungs, seeds), int(100 * MIN_DECADES)), int(100 * max_decades)
         if not reaches(_option(plan, rungs, seeds, high), high, wanted):
             return None
         while high - low > 1:
@@ -321,5 +328,5 @@ def _reached(power: Power, target: Target) -> float:
     return power.verdict if target == "exponent" else power.growth
 
 
-def _option(plan: LadderPlan, rungs: int, seeds: int, hundredths: int) -> LadderPlan:
+def _option(plan: LadderPlan, rungs: int, seeds: int, hundredths: float) -> LadderPlan:
     return replace(plan, rungs=rungs, seeds=seeds, highest=plan.lowest * 10 ** (hundredths / 100))

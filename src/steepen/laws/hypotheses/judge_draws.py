@@ -74,7 +74,7 @@ def judge_draws(
     fits = fit_hypotheses(replace(pair, partners=None), y, rule, weights=weights, warm_start=start)
     tests = f_test_hypotheses(fits, rule)
     least_squares = answer_questions(tests, rule)
-    without = [_leave_out(fits, rule, i) for i in range(len(pair.x))]
+    without = _leave_out_each(fits, rule)
     p = np.stack([outlier_p_value(fits, part, rule) for part in without], axis=1)
     for i, flag in enumerate(pair.arm):
         if (pair.arm == flag).sum() <= MIN_RUNGS_LEFT:
@@ -89,7 +89,7 @@ def judge_draws(
             partners = pair.partners
         else:
             found = _drop(fits.rows(chosen), rule, int(i))
-            left_out = [_leave_out(found, rule, k) for k in range(len(found.pair.x))]
+            left_out = _leave_out_each(found, rule)
             partners = _drop_partner(pair.partners, int(i))
         growth[chosen], by_what[chosen], claim[chosen], by_what_claim[chosen] = _judge(
             found, left_out, rule, partners
@@ -136,11 +136,14 @@ def _judge(
     return growth, by_what, claim, by_what_claim
 
 
-def _leave_out(fits: NestedFits, rule: DecisionRule, point: int) -> NestedFits:
-    """Fits with the weight of one point set to zero."""
-    weights = fits.weights.copy()
-    weights[:, point] = 0.0
-    return fit_hypotheses(fits.pair, fits.y, rule, weights=weights, warm_start=fits)
+def _leave_out_each(fits: NestedFits, rule: DecisionRule) -> list[NestedFits]:
+    """For each point, the fits with its weight set to zero; fitted in one batch, which is faster."""
+    sets, points = fits.y.shape
+    each = fits.rows(np.tile(np.arange(sets), points))
+    weights = each.weights.copy()
+    weights[np.arange(sets * points), np.repeat(np.arange(points), sets)] = 0.0
+    found = fit_hypotheses(fits.pair, each.y, rule, weights=weights, warm_start=each)
+    return [found.rows(np.arange(k * sets, (k + 1) * sets)) for k in range(points)]
 
 
 def _drop(fits: NestedFits, rule: DecisionRule, point: int) -> NestedFits:

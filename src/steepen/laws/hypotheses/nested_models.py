@@ -121,7 +121,7 @@ class NestedFits:
     # Factor on the noise variance for points that share a run (`cluster_inflation`).
     inflation: float = 1.0
 
-    def rows(self, chosen: Mask) -> NestedFits:
+    def rows(self, chosen: Mask | NDArray[np.intp]) -> NestedFits:
         """The fits of some data sets."""
         solutions = {
             name: Solution(found.theta[chosen], found.objective[chosen], found.converged[chosen])
