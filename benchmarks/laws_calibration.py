@@ -33,6 +33,7 @@ from steepen.laws.hypotheses.nested_models import (
     holm_levels,
     verdict_words,
 )
+from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL, check_noise
 from steepen.laws.hypotheses.variance_components import rung_component_weights
 from steepen.laws.ladder import make_ladder
 
@@ -382,6 +383,16 @@ def growth_power(draws: int) -> None:
             print(f"{arm:<24}{sigma:8.0e}{rates[0]:15.3f}{rates[1]:14.3f}{rates[2]:13.3f}")
 
 
+def correlation_found(draws: int) -> None:
+    """How often independent errors are rejected in favour of correlated ones."""
+    for name in ("independent", "AR(0.8) along the ladder"):
+        data = scenario(name, TRUTHS["same law"], draws, SIGMA)
+        start = fit_hypotheses(data.pair, data.truth, data.rule)
+        fits = fit_hypotheses(data.pair, data.y, data.rule, warm_start=start)
+        found = check_noise(fits, data.y, data.rule)["correlation"].p_value < CHECK_LEVEL
+        print(f"independent errors rejected, {name}: {np.mean(found):.3f} of {draws} draws")
+
+
 def wrong_words(draws: int) -> None:
     """Any wrong word about one arm, and anywhere in a table of eight arms, with and without Holm."""
     print(f"\nAny wrong word, noise {SIGMA:g}, {draws} draws; tables of eight arms with the reference's law")
@@ -419,6 +430,7 @@ if __name__ == "__main__":
     begun = time.perf_counter()
     if "adverse" in sys.argv:
         adverse(number)
+        correlation_found(number)
         growth_power(number)
         sys.exit()
     coverage(number)
@@ -427,6 +439,7 @@ if __name__ == "__main__":
     wrong_words(number)
     growth_power(max(100, number // 10))
     adverse(max(100, number // 10))
+    correlation_found(max(100, number // 10))
     fitted(max(50, number // 15))
     lack(max(50, number // 10))
     chinchilla_hold_outs(max(50, number // 50))

@@ -66,6 +66,16 @@ def test_fit_prints_laws_verdicts_and_what_would_change_them(
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_table_of_answers_comes_first_and_explains_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*lines(), *(line.replace("grow,", "a-second-long-name,") for line in lines() if "grow" in line)]
+    _, out, _ = run(capsys, "fit", write(tmp_path, rows), "--reference", "vanilla", "--draws", "100")
+    assert out.startswith("Does the gain over vanilla grow with compute, and by what?")
+    assert out.index("grows: the saving in compute rises") < out.index("■")
+    assert "shrinks:" not in out, "a word that does not occur is not explained"
+
+
 def test_shrinking_gain_is_called_so_in_text_json_and_power(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,13 @@ STYLES: dict[Growth, str] = {
     "worse": "red",
     "undecided": "yellow",
 }
+MEANINGS: dict[Growth, str] = {
+    "grows": "the saving in compute rises with compute",
+    "constant": "the same saving at every compute",
+    "shrinks": "the saving falls with compute",
+    "worse": "needs more compute, by a constant factor",
+    "undecided": "neither a growing nor a constant gain is shown",
+}
 VERDICT_COLUMNS = 69  # of the verdict table without its arms' names
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
@@ -52,23 +59,27 @@ def spinner(text: str, quiet: bool) -> Generator[Callable[[str], None]]:
 def print_analysis(analysis: LadderAnalysis) -> None:
     """Print laws, verdicts, predictions, multipliers, hold-outs and warnings."""
     console = SafeConsole()
+    if len(analysis.verdicts) > 1:  # the answers at a glance; the sentence of a single arm is one itself
+        console.print(_verdicts(analysis, console.width), "")
     for verdict in analysis.verdicts.values():
         console.print(f"[{STYLES[verdict.growth]}]■[/] {escape(verdict.sentence)}", highlight=False)
         for line in verdict.what_would_change:
             console.print(Padding(f"· {escape(line)}", (0, 0, 0, 2)), highlight=False)
         console.print()
     if analysis.verdicts:
-        console.print(_verdicts(analysis, console.width))
+        if len(analysis.verdicts) == 1:
+            console.print(_verdicts(analysis, console.width), "")
         console.print(_predictions(analysis))
         console.print(_multipliers(analysis))
     for fit in analysis.fits.values():
         console.print(_laws(fit))
     for h in analysis.hold_out:
         low, high = h.interval
+        own = ", by its own E, A and γ" if h.own_law else ""
         console.print(
             f"\nheld out {escape(h.arm)} at {format_flops(h.flops)} FLOPs ({h.decades_beyond:.2f} decades"
             f" beyond its ladder): observed {h.observed:.4f}, forecast {h.forecast:.4f} ({low:.4f} to"
-            f" {high:.4f}); miss {h.miss:+.4f} = {h.miss_sigma:+.1f}σ of a run ="
+            f" {high:.4f}{own}); miss {h.miss:+.4f} = {h.miss_sigma:+.1f}σ of a run ="
             f" {h.miss_standard_errors:+.1f} standard errors of the forecast; the law needs"
             f" {h.compute_factor:.2f}× that compute for the observed loss",
             highlight=False,
@@ -115,11 +126,12 @@ def _verdicts(analysis: LadderAnalysis, width: int) -> Table:
     longest = max(len(name) for name in analysis.verdicts)
     hypotheses = longest <= width - VERDICT_COLUMNS
     table = _table(
-        f"Does the gain over {escape(analysis.request.reference)} grow, and by what?"
-        f"{_shared_level(analysis)}\n?: fragile, not a claim; p: no growth"
-        + ("; p exp, p irr: exponent, irreducible-loss hypothesis" if hypotheses else ""),
+        f"Does the gain over {escape(analysis.request.reference)} grow with compute, and by what?"
+        f"{_shared_level(analysis)}",
         ("arm", "gain", "by what", "×/decade", "p", *(("p exp", "p irr") if hypotheses else ())),
     )
+    table.caption = _legend(analysis, hypotheses)
+    table.caption_justify, table.caption_style = "left", ""
     for v in analysis.verdicts.values():
         low, high = v.growth_per_decade_interval
         tests = (f"{v.p_exponent_hypothesis:.1g}", f"{v.p_irreducible_hypothesis:.1g}")
@@ -132,6 +144,22 @@ def _verdicts(analysis: LadderAnalysis, width: int) -> Table:
     return table
 
 
+def _legend(analysis: LadderAnalysis, hypotheses: bool) -> str:
+    """What the words and columns of the verdict table mean; words that do not occur are left out."""
+    verdicts = list(analysis.verdicts.values())
+    lines = [
+        f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in {v.growth for v in verdicts}
+    ]
+    if any((v.by_what or "").startswith("either") for v in verdicts):
+        lines.append("either: a larger exponent or a lower irreducible loss, not separable here")
+    if any(v.fragile or v.by_what_fragile for v in verdicts):
+        lines.append("?: fragile, not a claim")
+    lines.append("×/decade: growth of the multiplier; p: test of no growth")
+    if hypotheses:
+        lines.append("p exp, p irr: tests of a larger exponent alone, of a lower E alone")
+    return "\n".join(lines)
+
+
 def _shared_level(analysis: LadderAnalysis) -> str:
     """A note on the level of the tests, where arms share it."""
     levels = [v.level for v in analysis.verdicts.values()]
@@ -139,7 +167,7 @@ def _shared_level(analysis: LadderAnalysis) -> str:
         return ""
     low, high = min(levels), max(levels)
     each = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    return f"\nAny wrong word in this table: {analysis.request.level:.0%} (Holm: each arm at {each})"
+    return f"\nProbability of any wrong word here: {analysis.request.level:.0%} (Holm: arms at {each})"
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:
@@ -187,7 +215,12 @@ def _multipliers(analysis: LadderAnalysis) -> Table:
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     """A table that fits eighty columns: no rules between cells, words left, numbers right."""
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
     for name in columns:
         # Words wrap where the terminal is narrow; numbers are never cut.

@@ -10,7 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from steepen.errors import UsageError
-from steepen.laws.fits.compute_law import ComputeFit, FitSettings, Loss, ReferenceLaw, default_c0, law_dict
+from steepen.laws.fits.compute_law import (
+    ArmLaw,
+    ComputeFit,
+    FitSettings,
+    Loss,
+    ReferenceLaw,
+    default_c0,
+    law_dict,
+)
 from steepen.laws.fits.joint_method import fit_joint
 from steepen.laws.fits.paper_method import fit_paper
 from steepen.laws.fits.solver import Array
@@ -113,6 +121,28 @@ class LadderAnalysis:
         """The joint fit, or the paper's if only that was requested."""
         return self.fits.get("joint") or self.fits["paper"]
 
+    @property
+    def one_e_rejected(self) -> bool:
+        """Whether the data reject the joint fit's one E for all arms: its laws are then not extrapolated."""
+        return "joint" in self.fits and _rejected(self.shared_irreducible_loss, self.request.level)
+
+    def drawn_law(self, arm: str) -> ArmLaw:
+        """The law that figures draw: of the primary fit, or the arm's own where one E for all is rejected.
+
+        The intervals are those of the primary fit.
+        """
+        law = self.primary_fit.arms[arm]
+        if not self.one_e_rejected:
+            return law
+        place, count = list(self.primary_fit.arms).index(arm), len(self.primary_fit.arms)
+        e, log_a, gamma = (float(value) for value in self.shared_irreducible_loss.theta[place::count])
+        return replace(
+            law,
+            e=replace(law.e, value=e),
+            log_a=replace(law.log_a, value=log_a),
+            gamma=replace(law.gamma, value=gamma),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and numbers, for JSON (`to_json` writes infinities and NaN as null)."""
         arms: dict[str, Any] = {}
@@ -127,6 +157,7 @@ class LadderAnalysis:
                 "growth_per_decade": verdict.growth_per_decade if verdict else None,
                 "level": verdict.level if verdict else None,
                 "claim": verdict.claim if verdict else None,
+                "by_what_claim": verdict.by_what_claim if verdict else None,
                 "fragile": list(verdict.fragile) if verdict else [],
                 "demoted": verdict.demoted and asdict(verdict.demoted) if verdict else None,
                 "unadjusted": verdict and verdict_word(verdict.unadjusted_growth, verdict.unadjusted_by_what),
@@ -246,12 +277,13 @@ def analyse(
             progress(name)
     p_lack_of_fit = lack_of_fit(ladders, primary)
     shared = shared_irreducible_loss(ladders, primary)
+    separate = weighted if "joint" in fits and _rejected(shared, request.level) else None
     return LadderAnalysis(
         request=request,
         fits=fits,
         verdicts=verdicts,
         multipliers=multipliers,
-        hold_out=score_hold_outs(primary, hold_out, verdicts) if hold_out else (),
+        hold_out=score_hold_outs(primary, hold_out, verdicts, separate) if hold_out else (),
         p_lack_of_fit=p_lack_of_fit,
         shared_irreducible_loss=shared,
         warnings=(
@@ -259,6 +291,11 @@ def analyse(
             *collect_warnings(ladders, primary, p_lack_of_fit, shared, request.level, request.unit),
         ),
     )
+
+
+def _rejected(shared: SharedIrreducibleLoss, level: float) -> bool:
+    """Whether one E for all arms is rejected."""
+    return shared.p is not None and shared.p < level
 
 
 def _compare(

@@ -22,7 +22,7 @@ from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
 from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
-from steepen.laws.verdict.holdout import forecast_loss
+from steepen.laws.verdict.holdout import forecast_loss, own_law
 from steepen.utils.codec import from_builtins
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import parse_json
@@ -123,16 +123,18 @@ def register_forecasts(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     digest, count = data_hash(ladders), sum(len(runs) for one in ladders.values() for runs in one.runs)
     found: list[RegisteredForecast] = []
-    for arm, law in fit.arms.items():
+    for arm in fit.arms:
         if _nearest_rung(measured[arm], flops) is not None:
             continue
-        forecast, error = forecast_loss(fit, arm, flops)
-        reach = fit.quantile * error
+        used = own_law(fit, ladders[arm]) if analysis.one_e_rejected else fit
+        law, (forecast, error) = used.arms[arm], forecast_loss(used, arm, flops)
+        reach = used.quantile * error
         found.append(
             RegisteredForecast(
                 arm=arm, flops=flops, forecast=forecast, interval=(forecast - reach, forecast + reach),
                 standard_error=error, confidence=fit.settings.confidence, e=law.e.value,
-                log_a=law.log_a.value, gamma=law.gamma.value, c0=fit.c0, method=fit.settings.method,
+                log_a=law.log_a.value, gamma=law.gamma.value, c0=fit.c0,
+                method=fit.settings.method if used is fit else "own E, A and γ",
                 reference=fit.settings.reference, runs=count, data_sha256=digest, registered=now,
             )
         )  # fmt: skip

@@ -33,7 +33,8 @@ def compute_panels(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> list
 def loss_panel(analysis: LadderAnalysis, ladders: dict[str, Ladder]) -> Panel:
     """Loss against compute with the fitted laws, continued to held-out runs."""
     series: list[Series] = []
-    for name, law in analysis.primary_fit.arms.items():
+    for name in analysis.primary_fit.arms:
+        law = analysis.drawn_law(name)
         ladder, arm = ladders[name], {"arm": name}
         inside = np.geomspace(ladder.flops[0], ladder.flops[-1], 60)
         detail = f"γ = {law.gamma.value:.4f}"

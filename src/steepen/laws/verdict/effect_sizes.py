@@ -25,6 +25,8 @@ from steepen.laws.verdict.multipliers import Multiplier
 from steepen.laws.verdict.sensitivity import MAX_EXTRA_DECADES
 
 MIN_EXPONENT = 1e-6  # below this a curve counts as not falling with compute
+MAX_GROWTH_PER_DECADE = 1e6
+POINTS_TO_BUDGET = 16
 MAX_MULTIPLIER = 1e30  # above this (or below its inverse) a multiplier is reported as NaN
 
 
@@ -62,12 +64,15 @@ def growth_per_decade(
         with np.errstate(invalid="ignore", over="ignore"):
             return np.exp((log[:, 1] - log[:, 0]) / decades)
 
-    drawn = growth(resampled)
-    tail = (1 - confidence) / 2
-    drawn = drawn[np.isfinite(drawn)]
     value = float(growth(fits)[0])
-    if not len(drawn) or not math.isfinite(value):
+    # A curve that does not fall has no multiplier, and next to one that hardly falls it says nothing.
+    if not 1 / MAX_GROWTH_PER_DECADE < value < MAX_GROWTH_PER_DECADE:
         return math.nan, (math.nan, math.nan)
+    drawn = growth(resampled)
+    drawn = drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        return math.nan, (math.nan, math.nan)
+    tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     return value, (float(low), float(high))
 
@@ -178,9 +183,15 @@ def leading_multipliers(
     confidence: float,
     budget: float | None,
 ) -> tuple[Multiplier, ...]:
-    """Multipliers of the leading hypothesis at the reference's rungs and at the budget, with bands."""
+    """Multipliers of the leading hypothesis at the reference's rungs and at the budget, with bands.
+
+    With separate E the curve bends, so there are points on the way to a budget beyond the ladder.
+    """
     reference, arm, c0 = comparison.reference, comparison.arm, comparison.c0
-    flops = np.append(reference.flops, [] if budget is None else [budget])
+    flops = reference.flops
+    if budget is not None:
+        beyond = np.geomspace(flops[-1], budget, POINTS_TO_BUDGET + 1)[1:]
+        flops = np.append(flops, beyond if budget > flops[-1] else [budget])
     x = np.log(flops / c0)
     value = multipliers_at(leading, comparison.fits, x)
     low, high = _multiplier_bands(leading, resampled, x, confidence)

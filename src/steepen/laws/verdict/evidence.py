@@ -209,13 +209,17 @@ class Verdict(Evidence):
     what_would_change: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, tuples and numbers, for JSON."""
-        return {
+        """Nested dicts, tuples and numbers, for JSON; a rejected hypothesis has no predictions."""
+        found: dict[str, Any] = {
             "word": self.word,
             "claim": self.claim,
             "by_what_claim": self.by_what_claim,
             **asdict(self),
         }
+        for name in SIMPLE_HYPOTHESES:
+            if self.rejected(name):
+                found["hypotheses"][name]["predictions"] = ()
+        return found
 
     def summary(self) -> str:
         """The sentence, then one line for each thing that would change the verdict."""

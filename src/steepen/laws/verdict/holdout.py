@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,12 @@ from scipy import stats
 from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
+from steepen.laws.fits.joint_method import fit_joint
 from steepen.laws.ladder import Ladder, read_ladders
 from steepen.laws.read_table import read_table
 from steepen.laws.verdict.evidence import Verdict
+
+MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class HoldOut:
 
     `miss_sigma` is the miss in standard deviations of one run, `miss_standard_errors` in standard errors of
     the forecast (law and run together), to which `p_value` belongs. `compute_factor` is the compute the law
-    needs for the observed loss over the compute spent (above 1: better than forecast).
+    needs for the observed loss over the compute spent (above 1: better than forecast). `own_law`: the
+    forecast is by the arm's own E, A and γ, because the data reject one E for all arms.
     """
 
     arm: str
@@ -39,6 +43,7 @@ class HoldOut:
     compute_factor: float
     decades_beyond: float
     forecast_by_hypothesis: dict[str, float]
+    own_law: bool = False
 
 
 def hold_out_rungs(
@@ -114,17 +119,34 @@ def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
     return ladder.keep(~np.isin(ladder.flops, other.flops))
 
 
+def own_law(shared: ComputeFit, ladder: Ladder) -> ComputeFit:
+    """The arm's own E, A and γ, for forecasts where the data reject one E for all arms.
+
+    The shared fit itself where the ladder is too short to say how large its noise is.
+    """
+    if len(ladder.flops) < MIN_RUNGS_OF_OWN_LAW:
+        return shared
+    return fit_joint({ladder.arm: ladder}, replace(shared.settings, reference=ladder.arm, c0=shared.c0))
+
+
 def score_hold_outs(
-    fit: ComputeFit, held: dict[str, Ladder], verdicts: dict[str, Verdict] | None = None
+    shared: ComputeFit,
+    held: dict[str, Ladder],
+    verdicts: dict[str, Verdict] | None = None,
+    ladders: dict[str, Ladder] | None = None,
 ) -> tuple[HoldOut, ...]:
-    """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses."""
-    df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
+    """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses.
+
+    With the fitted `ladders` the law is the arm's own (`own_law`), else that of the `shared` fit.
+    """
     found: list[HoldOut] = []
     for arm, ladder in held.items():
-        if arm not in fit.arms:
+        if arm not in shared.arms:
             raise UsageError(
                 f"{ladder.row_labels[0]}: arm '{arm}' is held out but not fitted; give it rungs in the table."
             )
+        fit = own_law(shared, ladders[arm]) if ladders else shared
+        df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
         law = fit.arms[arm]
         for flops, observed, weight in zip(ladder.flops, ladder.loss, ladder.weights, strict=True):
             x = math.log(flops / fit.c0)
@@ -146,6 +168,7 @@ def score_hold_outs(
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
                     decades_beyond=math.log10(flops / law.flops_range[1]),
                     forecast_by_hypothesis=_by_hypothesis((verdicts or {}).get(arm), x),
+                    own_law=fit is not shared,
                 )
             )
     return tuple(found)

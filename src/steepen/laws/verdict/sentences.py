@@ -36,7 +36,8 @@ BY_WHAT_PHRASES: dict[ByWhat, str] = {
 def verdict_sentence(evidence: Evidence) -> str:
     """State the answers and what makes them fragile, then the numbers they rest on, then their condition."""
     v = evidence
-    return f"{v.arm} against {v.reference}: {_answers(v)}{_marks(v)}. {_detail(v)}{_unadjusted(v)}{_noise(v)}"
+    first = f"{v.arm} against {v.reference}: {_answers(v)}{_left_out(v)}{_demoted(v)}"
+    return f"{first}. {_detail(v)}{_unadjusted(v)}{_noise(v)}"
 
 
 def fragile_reasons(
@@ -49,13 +50,13 @@ def fragile_reasons(
             p = check.p_slope if growth in ("grows", "shrinks") else check.p_shift
             p = max(p, check.p_difference)
             reasons.append(
-                f"it needs noise of equal size at every rung (otherwise p = {p:.2g})"
+                f"if the noise changes along the ladders, p = {p:.2g}"
                 if check.kind == "trend"
-                else f"it needs independent errors along the ladder (otherwise p = {p:.2g})"
+                else f"if errors along the ladders are correlated, p = {p:.2g}"
             )
     reasons += _rungs_it_rests_on([(out, out.growth) for out in left_out if out.growth != growth])
     if robust != growth:
-        reasons.append(f"a robust (Huber) fit says {robust}")
+        reasons.append(f"a robust (Huber) fit says '{robust}'")
     return tuple(reasons)
 
 
@@ -73,39 +74,40 @@ def by_what_fragile_reasons(
         [(out, out.by_what) for out in left_out if out.growth == growth and out.by_what not in same]
     )
     if robust[0] == growth and robust[1] not in (None, *same):
-        reasons.append(f"a robust (Huber) fit says {robust[1]}")
+        reasons.append(f"a robust (Huber) fit says '{robust[1].split(':')[0]}'")
     return tuple(reasons)
 
 
 def _rungs_it_rests_on(changed: list[tuple[LeaveOneOut, str | None]]) -> list[str]:
-    """A reason that names the first two rungs without which the answer is another."""
+    """A reason that names up to two rungs without which the answer is another, or one of more."""
     if not changed:
         return []
-    each = ", ".join(f"{out.arm} at {format_flops(out.flops, 2)}" for out, _ in changed[:2])
-    more = f" or {len(changed) - 2} others" if len(changed) > 2 else ""
-    return [f"it is {str(changed[0][1]).split(':')[0]} without {each}{more}"]
+    named = [f"{out.arm} at {format_flops(out.flops, 2)}" for out, _ in changed]
+    rungs = (
+        " or ".join(named) if len(named) < 3 else f"{named[0]}, or any one of {len(named) - 1} other rungs,"
+    )
+    answers = dict.fromkeys(str(answer).split(":")[0] for _, answer in changed)
+    return [f"without {rungs} the answer is {' or '.join(repr(answer) for answer in answers)}"]
 
 
-def _marks(v: Evidence) -> str:
-    """Reasons for caution that belong into the first sentence."""
-    left_out = _left_out(v)
-    if v.demoted is not None:
-        found = v.demoted.growth
-        check = next(check for check in v.noise_checks if check.kind == v.demoted.kind)
-        p = max(check.p_slope if found in ("grows", "shrinks") else check.p_shift, check.p_difference)
-        what = (
-            f"the noise changes along the ladders (SD ×{check.estimate:g} at the lowest compute)"
-            if check.kind == "trend"
-            else f"errors are correlated along the ladders ({check.estimate:g})"
-        )
-        return (
-            f"{left_out}; {what} (p = {check.p_value:.2g}), and with such noise {found!r} is not shown"
-            f" (p = {p:.2g})"
-        )
-    marks = f"; fragile, so not a claim: {'; '.join(v.fragile)}" if v.fragile else ""
-    if v.by_what_fragile:
-        marks += f"; by what is fragile, so not a claim: {'; '.join(v.by_what_fragile)}"
-    return left_out + marks
+def _marked(answer: str, fragile: Sequence[str]) -> str:
+    """An answer, with the reasons why it is fragile."""
+    return f"{answer} (fragile, not a claim: {'; '.join(fragile)})" if fragile else answer
+
+
+def _demoted(v: Evidence) -> str:
+    """The noise that made the answer *undecided*."""
+    if v.demoted is None:
+        return ""
+    found = v.demoted.growth
+    check = next(check for check in v.noise_checks if check.kind == v.demoted.kind)
+    p = max(check.p_slope if found in ("grows", "shrinks") else check.p_shift, check.p_difference)
+    what = (
+        f"the noise changes along the ladders (SD ×{check.estimate:g} at the lowest compute;"
+        if check.kind == "trend"
+        else f"errors along the ladders are correlated ({check.estimate:g};"
+    )
+    return f"; {what} p = {check.p_value:.2g}), and with such noise {found!r} is not shown (p = {p:.2g})"
 
 
 def _left_out(v: Evidence) -> str:
@@ -114,7 +116,7 @@ def _left_out(v: Evidence) -> str:
         return ""
     side = "above" if v.outlier.deviation > 0 else "below"
     return (
-        f", without {v.outlier.arm} at {format_flops(v.outlier.flops, 2)} {v.unit}, which is"
+        f", judged without {v.outlier.arm} at {format_flops(v.outlier.flops, 2)} {v.unit}, whose loss is"
         f" {abs(v.outlier.deviation):.4f} {side} the law of the other rungs (p = {v.outlier.p_value:.2g})"
     )
 
@@ -130,15 +132,16 @@ def _noise(v: Evidence) -> str:
 
 
 def _answers(v: Evidence) -> str:
-    """Both answers in words, with a difference that works against the gain."""
+    """Both answers in words, with what makes them fragile and a difference that works against the gain."""
+    growth = _marked(v.growth, v.fragile)
     if v.by_what is None:
-        return v.growth
+        return growth
     phrase = BY_WHAT_PHRASES[v.by_what]
     if v.leading == "free" and v.by_what == "exponent":
         phrase += ", despite a higher irreducible loss"
     elif v.leading == "free" and v.by_what == "irreducible loss":
         phrase += ", despite a smaller exponent"
-    return f"{v.growth}, {phrase}"
+    return f"{growth}, {_marked(phrase, v.by_what_fragile)}"
 
 
 def _detail(v: Evidence) -> str:
@@ -159,7 +162,11 @@ def _detail(v: Evidence) -> str:
         more = _times(1 / _constant_multiplier(v))
         return f"It needs {more} the {_cost(v)} at every rung, and {delta}."
     if v.demoted is not None:
-        return f"Taken as it is: {_multiplier(v)}, {delta} (p = {v.p_slope:.2g})."
+        interval = _interval(v.delta_gamma_interval, v.level)
+        return (
+            f"With independent errors of equal size: {_multiplier(v)}, Δγ = {v.delta_gamma:+.4f}"
+            f" ({interval}; p = {v.p_slope:.2g})."
+        )
     if v.p_difference >= v.level:
         return f"No difference is resolved (p = {v.p_difference:.2g}): {_multiplier(v)}, {delta}."
     return _constant_or_slope(v, delta)
@@ -171,7 +178,8 @@ def _growth(v: Evidence) -> str:
         return f"Equal slopes are rejected (p = {v.p_slope:.2g})"
     low, high = v.growth_per_decade_interval
     return (
-        f"The multiplier changes by ×{v.growth_per_decade:.3f} per decade of {_cost(v)}"
+        f"The multiplier {'grows' if v.growth == 'grows' else 'changes'} by ×{v.growth_per_decade:.3f} per"
+        f" decade of {_cost(v)}"
         f" ({_percent(v.level)} {low:.3f} to {high:.3f}; p = {v.p_slope:.2g})"
     )
 
@@ -198,7 +206,8 @@ def _why_grows(v: Evidence, delta: str) -> str:
     exponent, irreducible = (v.hypotheses[name].predictions[-1] for name in ("exponent", "irreducible"))
     at = f"{format_flops(exponent.flops, 2)} {v.unit}"
     return (
-        f"the data allow both a larger exponent ({delta}; p = {v.p_exponent_hypothesis:.2g}) and a lower"
+        f"the data allow both a larger exponent (Δγ = {v.delta_gamma:+.4f},"
+        f" {_interval(v.delta_gamma_interval, v.level)}; p = {v.p_exponent_hypothesis:.2g}) and a lower"
         f" irreducible loss with the same exponent (ΔE = {v.delta_e:+.4f};"
         f" p = {v.p_irreducible_hypothesis:.2g}). At {at} the exponent hypothesis predicts"
         f" {_times(exponent.multiplier)} and the irreducible-loss hypothesis"
@@ -362,13 +371,18 @@ def _too_many_runs() -> str:
 def _free_fit(v: Evidence) -> str:
     """Why both hypotheses are rejected, and what the free fit says within and beyond the ladders."""
     beyond = v.hypotheses["free"].predictions[-1]
+    further = (
+        ""
+        if math.isnan(beyond.multiplier)
+        else f", and at {format_flops(beyond.flops, 2)} {v.unit} the fit gives"
+        f" {_times(beyond.multiplier)} ({_band(beyond.multiplier_interval)})"
+    )
     return (
         f"a common irreducible loss is rejected (p = {v.p_exponent_hypothesis:.2g}) and so is a common"
         f" exponent (p = {v.p_irreducible_hypothesis:.2g}). With separate E and γ,"
         f" ΔE = {v.delta_e_free:+.4f} ({_interval(v.delta_e_free_interval, v.level)}) and"
         f" Δγ = {v.delta_gamma_free:+.4f} ({_interval(v.delta_gamma_free_interval, v.level)});"
-        f" {_free_crossing(v)}, and at {format_flops(beyond.flops, 2)} {v.unit} the fit gives"
-        f" {_times(beyond.multiplier)} ({_band(beyond.multiplier_interval)})"
+        f" {_free_crossing(v)}{further}"
     )
 
 

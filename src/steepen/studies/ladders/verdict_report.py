@@ -179,28 +179,33 @@ def ladder_panels(
     reducible: list[Series] = []
     for one in measured:
         name = one.spec.label
-        law, records = head.arms[name], one.records
+        law, records = analysis.drawn_law(name), one.records
         x = [cost_of(record, by) for record in records]
         y = [record.validation_loss for record in records]
         runs = [record.run for record in records]
         curve = _curve_fields(one)
         loss.append(points(name, x, y, runs, **curve))
-        reducible.append(points(name, x, [value - irreducible for value in y], runs, **curve))
+        reducible.append(points(name, x, [value - law.e.value for value in y], runs, **curve))
         grid = np.geomspace(min(x), max(x), 60)
         detail = f"γ = {law.gamma.value:.4f}"
         loss.append(line(name, grid, law.predict(grid), role="fit", detail=detail, **curve))
-        reducible.append(line(name, grid, law.predict(grid) - irreducible, role="fit", **curve))
+        reducible.append(line(name, grid, law.predict(grid) - law.e.value, role="fit", **curve))
     curves = {one.spec.label: _curve_fields(one) for one in measured}
     return LadderPanels(
         loss=Panel(
             f"Loss against {noun}", Axis(label, "log"), Axis("validation loss (nats per token)"), tuple(loss),
-            caption="One point per run; lines are laws with one irreducible loss "
-            f"E = {irreducible:.4f}, fitted jointly.",
+            caption="One point per run; lines are laws with "
+            + (
+                "an irreducible loss for each arm, since one for all is rejected."
+                if analysis.one_e_rejected
+                else f"one irreducible loss E = {irreducible:.4f}, fitted jointly."
+            ),
             group=group,
         ),
         reducible_loss=Panel(
             f"Reducible loss against {noun}", Axis(label, "log"), Axis("loss − E", "log"), tuple(reducible),
-            caption="A power law is a straight line here; a better exponent is a steeper one.",
+            caption="A power law is a straight line here; a better exponent is a steeper one."
+            + (" Each arm's own E is subtracted." if analysis.one_e_rejected else ""),
             group=group,
         ),
         multipliers=replace(
@@ -238,8 +243,11 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
             x, values = [m.flops for m in inside], [m.value for m in inside]
             series.append(line(name, x, values, role="fit", note="fitted", style="dotted", **curve))
         if any(m.extrapolated for m in beyond):
-            x, values = [m.flops for m in beyond], [m.value for m in beyond]
+            x, values = tuple(m.flops for m in beyond), [m.value for m in beyond]
             series.append(line(name, x, values, role="extrapolated", style="dashed", **curve))
+            low, high = tuple(m.low for m in beyond), tuple(m.high for m in beyond)
+            note = f"{analysis.request.confidence:.0%} band"
+            series.append(Series(name, "band", x, low, high, note=note, **curve))
     reference = analysis.request.reference
     return Panel(
         f"{noun.capitalize()} multiplier over {reference}",
@@ -255,6 +263,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
 
 def exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
     """Exponent γ against log A (reversed): better is up and to the right."""
+    biased = " The data reject one E for all arms, so these values are biased."
     series: list[Series] = []
     for name, law in analysis.primary_fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
@@ -272,7 +281,8 @@ def exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) 
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
         caption=f"At C0 = {analysis.primary_fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
-        "intervals: solid given E, dotted with E unknown (always the longer).",
+        "intervals: solid given E, dotted with E unknown (always the longer)."
+        + (biased if analysis.one_e_rejected else ""),
     )  # fmt: skip
 
 
