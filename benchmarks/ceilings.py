@@ -320,7 +320,6 @@ SECTIONS: dict[str, Callable[[Any], list[Row]]] = {
     "splits": splits,
     "profile": profile,
 }
-FORMER_NAMES = {"products": "gemms", "floor": "limit"}
 NEED_A_GPU = ("attention", "streams")
 
 
@@ -370,7 +369,6 @@ def main() -> None:
     parser.add_argument(
         "--only",
         action="append",
-        type=lambda name: FORMER_NAMES.get(name, name),
         choices=list(SECTIONS),
         help="measure this section; repeat for several",
     )

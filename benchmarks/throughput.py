@@ -206,7 +206,9 @@ class FusedStep:
         config = OptimizerConfig.named(optimizer_name)
         optimizer = Optimizer(network.named_parameters(), hyperparameters, config, network.refresh)
         accumulator = GradientAccumulator(network, batch, micro_batch, print)
-        self.train_step = TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, say=print)
+        self.train_step = TrainStep(
+            network, optimizer, accumulator, cuda_graphs=cuda_graphs, print_message=print
+        )
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.train_step(inputs, targets, self.passes, 1.0)[0]

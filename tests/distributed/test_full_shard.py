@@ -50,7 +50,7 @@ def gradients(world: World, arm_name: str) -> dict[str, float]:
     tokens = torch.randint(384, (2, 33), generator=generator)
     if world.size > 1:
         shard_network(network, world, compute_dtype=None)
-    network(tokens[:, :-1], tokens[:, 1:], loss_scale=1.0).backward()
+    network(tokens[:, :-1], tokens[:, 1:], loss_weight=1.0).backward()
     found: dict[str, float] = {}
     for name, parameter in network.named_parameters():
         gradient = parameter.grad

@@ -141,7 +141,7 @@ def fused_losses(
         tokens = torch.randint(0, 50, (4, 13), generator=torch.Generator().manual_seed(step))
         mine = tokens[world.rank * rows : (world.rank + 1) * rows]
         with optimizer.micro_batch(last=True) if world.size > 1 else torch.enable_grad():
-            loss = network(mine[:, :-1], mine[:, 1:], loss_scale=rows / 4)
+            loss = network(mine[:, :-1], mine[:, 1:], loss_weight=rows / 4)
             loss.backward()
         waiting += sum(p.grad is not None for p in network.parameters())
         losses.append(world.sum_(loss.detach().double()).item())
@@ -174,7 +174,7 @@ def overlapping_hooks(world: World) -> list[Tensor]:
     tokens = torch.randint(0, 50, (4, 13), generator=torch.Generator().manual_seed(5))
     mine = tokens[2 * world.rank : 2 * world.rank + 2]
     with optimizer.micro_batch(last=True):
-        network(mine[:, :-1], mine[:, 1:], passes=2, loss_scale=0.5).backward()
+        network(mine[:, :-1], mine[:, 1:], passes=2, loss_weight=0.5).backward()
     assert all(p.grad is None for p in network.parameters())
     sums = optimizer.reducer.finish()
     assert set(sums) == set(optimizer.owned)
@@ -215,7 +215,7 @@ def steps_with_few_parameters(world: World, full: bool) -> dict[str, Any]:
         tokens = torch.randint(0, 5, (8, 9), generator=torch.Generator().manual_seed(step))
         mine = tokens[world.rank * rows : (world.rank + 1) * rows]
         with optimizer.micro_batch(last=True) if world.size > 1 else torch.enable_grad():
-            loss = network(mine[:, :-1], mine[:, 1:], loss_scale=1 / world.size)
+            loss = network(mine[:, :-1], mine[:, 1:], loss_weight=1 / world.size)
             loss.backward()
         losses.append(world.sum_(loss.detach().double()).item())
         optimizer.step(1.0, step)

@@ -44,13 +44,13 @@ def build(
 
 
 def gradients(
-    network: Network, passes: int, loss_scales: tuple[float, ...] = (1.0,), rows: int = 2
+    network: Network, passes: int, loss_weights: tuple[float, ...] = (1.0,), rows: int = 2
 ) -> list[torch.Tensor]:
     network.zero_grad()
     tokens = torch.randint(0, 40, (rows, 13), generator=torch.Generator().manual_seed(2))
     tokens = tokens.repeat_interleave(2, dim=1)[:, ::2]  # not contiguous
     losses = [
-        network(tokens[:, :-1], tokens[:, 1:], passes=passes, loss_scale=scale) for scale in loss_scales
+        network(tokens[:, :-1], tokens[:, 1:], passes=passes, loss_weight=weight) for weight in loss_weights
     ]
     for loss in losses:
         loss.backward()

@@ -1,4 +1,4 @@
-"""The extension examples of docs/family.md and docs/training.md run as they are printed."""
+"""The extension examples of docs/architectures.md and docs/training.md run as they are printed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def python_blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    blocks = [*python_blocks("family.md"), *python_blocks("training.md")]
+    blocks = [*python_blocks("architectures.md"), *python_blocks("training.md")]
     source = [block for block in blocks if block.startswith("# mylab.py")]
     assert len(source) == 3, "arm and boundary, block, optimizer"
     (tmp_path / "mylab.py").write_text("\n".join(source))
@@ -46,7 +46,7 @@ def mylab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_network_example_runs() -> None:
-    (example,) = [block for block in python_blocks("family.md") if not block.startswith("# mylab.py")]
+    (example,) = [block for block in python_blocks("architectures.md") if not block.startswith("# mylab.py")]
     names: dict[str, Any] = {}
     exec(example, names)
     assert names["logits"].shape == (1, 64, 50_257) and names["sources"]

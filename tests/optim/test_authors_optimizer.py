@@ -81,7 +81,7 @@ def test_fused_training_equals_the_authors_through_growth_and_rewarm(name: str) 
     install_fused_gpu(network, partial(FusedLinear, dtype=torch.float64))
     optimizer = Optimizer(network.named_parameters(), spec.hyperparameters, spec.optimizer, network.refresh)
     train_step = TrainStep(
-        network, optimizer, GradientAccumulator(network, 4, 4, print), cuda_graphs=False, say=print
+        network, optimizer, GradientAccumulator(network, 4, 4, print), cuda_graphs=False, print_message=print
     )
     weights = start
     for step in range(STEPS):

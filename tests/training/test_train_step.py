@@ -42,7 +42,7 @@ def make(fused: bool, graphs: bool = False, config: OptimizerConfig = DEFAULT) -
         network.named_parameters(), replace(recipe_of(arm).base, learning_rate=0.05), config, network.refresh
     )
     return TrainStep(
-        network, optimizer, GradientAccumulator(network, 4, 2, print), cuda_graphs=graphs, say=print
+        network, optimizer, GradientAccumulator(network, 4, 2, print), cuda_graphs=graphs, print_message=print
     )
 
 
@@ -110,7 +110,7 @@ def test_out_of_memory_during_capture_falls_back_to_uncaptured_steps(
 
     monkeypatch.setattr(captured.network, "forward", full)
     messages: list[str] = []
-    monkeypatch.setattr(captured, "say", messages.append)
+    monkeypatch.setattr(captured, "print_message", messages.append)
     for stepper in (captured, eager):
         stepper(*batch(0), 2, 1.0)
     assert captured.accumulator.micro_batch == 2 and not captured.cuda_graphs and not captured.captured

@@ -51,7 +51,7 @@ def make_step(
     hyperparameters = replace(recipe_of(network.arm).base, learning_rate=3e-3)
     optimizer = Optimizer(network.named_parameters(), hyperparameters, OptimizerConfig(), network.refresh)
     accumulator = GradientAccumulator(network, 4, 2, pytest.fail)
-    return TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, say=pytest.fail)
+    return TrainStep(network, optimizer, accumulator, cuda_graphs=cuda_graphs, print_message=pytest.fail)
 
 
 @pytest.mark.parametrize(("precision", "stream"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp8", "fp32")])

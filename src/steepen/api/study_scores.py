@@ -37,10 +37,10 @@ def score_runs(runs: Sequence[Path], data: Path, request: EvaluationRequest, dev
     """Evaluate the finished runs of a study, with progress on standard error."""
     from steepen.evaluation.evaluate_many import evaluate_many
 
-    def say(text: str) -> None:
+    def print_message(text: str) -> None:
         print(text, file=sys.stderr)
 
     finished = [run for run in runs if (run / "record.json").is_file()]
-    found = evaluate_many(finished, data, request, report=say, device=device, quiet=True)
+    found = evaluate_many(finished, data, request, report=print_message, device=device, quiet=True)
     for run, why in found.failed.items():
-        say(f"{run.name} was not evaluated: {why}")
+        print_message(f"{run.name} was not evaluated: {why}")

@@ -570,7 +570,9 @@ def _train_on_ranks(
             gpus,
             command,
             max_restarts=max_restarts,
-            say=lambda sentence: print(wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr),
+            print_message=lambda sentence: print(
+                wrap_to_terminal(f"steepen: {sentence}", sys.stderr), file=sys.stderr
+            ),
             environment={
                 PARENT_PID_VARIABLE: str(os.getpid()),
                 "PYTHONPATH": python_path(),

@@ -42,15 +42,15 @@ def start_processes(
     command: Sequence[str],
     *,
     max_restarts: int = 0,
-    say: Callable[[str], None],
+    print_message: Callable[[str], None],
     environment: dict[str, str] | None = None,
     nodes: NodeGroup | None = None,
 ) -> int:
     """Run `command` (program and arguments) in `count` processes to their end; returns an exit code.
 
     A rank that is killed or hangs stops all; they are then restarted up to `max_restarts` times and continue
-    from the last checkpoint. SIGTERM and SIGINT are passed on: the ranks save and stop. `say` is given the
-    sentence of every fault. With several `nodes` this starts the processes of one of them.
+    from the last checkpoint. SIGTERM and SIGINT are passed on: the ranks save and stop. `print_message`
+    is given the sentence of every fault. With several `nodes` this starts the processes of one of them.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -74,7 +74,7 @@ def start_processes(
     )
     with (
         tempfile.TemporaryDirectory(prefix="steepen-faults-") as folder,
-        _reporting(Path(folder), say) as faults,
+        _reporting(Path(folder), print_message) as faults,
     ):
         os.environ[FAULT_DIRECTORY_VARIABLE] = folder
         try:
@@ -87,7 +87,7 @@ def start_processes(
             rank, first = failed.get_first_failure()
             number = -first.exitcode
             if faults.exit_code() is None and number in signal.valid_signals():
-                say(f"rank {rank} was stopped by {signal.Signals(number).name}.")
+                print_message(f"rank {rank} was stopped by {signal.Signals(number).name}.")
             if number in signal.valid_signals():
                 return 128 + number
             return faults.exit_code() or first.exitcode
@@ -99,8 +99,8 @@ def start_processes(
 class _Faults:
     """Faults that ranks have left in a directory, one file per attempt."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Path, print_message: Callable[[str], None]) -> None:
+        self.folder, self.print_message = folder, print_message
         self.said: set[str] = set()
         self.last: int | None = None
 
@@ -111,7 +111,7 @@ class _Faults:
                 fault = json.loads(path.read_text(encoding="utf-8"))
                 self.said.add(path.name)
                 self.last = int(fault["exit_code"])
-                self.say(fault["sentence"])
+                self.print_message(fault["sentence"])
 
     def exit_code(self) -> int | None:
         """Exit code of the last fault; None if there was none, or if a later attempt went well."""
@@ -125,9 +125,9 @@ class _Faults:
 
 
 @contextlib.contextmanager
-def _reporting(folder: Path, say: Callable[[str], None]) -> Generator[_Faults]:
+def _reporting(folder: Path, print_message: Callable[[str], None]) -> Generator[_Faults]:
     """Report faults as they appear, from a thread."""
-    faults, ended = _Faults(folder, say), threading.Event()
+    faults, ended = _Faults(folder, print_message), threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.5):

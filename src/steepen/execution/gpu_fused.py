@@ -209,10 +209,10 @@ class _NormInject(torch.autograd.Function):
 
 
 class _Loss(torch.autograd.Function):
-    """Hidden states and targets → `loss_scale` times the mean cross-entropy.
+    """Hidden states and targets → `loss_weight` times the mean cross-entropy.
 
     All gradients are computed in the forward pass, chunk by chunk, and the head's is added to `.grad` there,
-    so every factor on the loss must be part of `loss_scale`.
+    so every factor on the loss must be part of `loss_weight`.
     """
 
     @staticmethod
@@ -221,7 +221,7 @@ class _Loss(torch.autograd.Function):
         hidden: Tensor,
         targets: Tensor,
         head: FusedLinear,
-        loss_scale: float,
+        loss_weight: float,
         fused: FusedNetwork,
     ) -> Tensor:
         gradient = ctx.needs_input_grad[0]
@@ -241,7 +241,7 @@ class _Loss(torch.autograd.Function):
                 n[chunk],
                 flat_targets[chunk],
                 head,
-                loss_scale / tokens,
+                loss_weight / tokens,
                 fused.softcap,
                 gradient,
                 fused.token_ids,
@@ -255,7 +255,7 @@ class _Loss(torch.autograd.Function):
             fused.signal.written(head.parameter)
             ctx.save_for_backward(d_hidden)
             ctx.shape = hidden.shape
-        return torch.cat(losses).mean() * loss_scale
+        return torch.cat(losses).mean() * loss_weight
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -345,9 +345,9 @@ class FusedNetwork:
         """RMSNorm of the token embeddings, in `dtype`."""
         return _apply(_Embed, self.network.embedding, tokens, self.eps, dtype, self.signal)
 
-    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
-        """`loss_scale` times the mean cross-entropy."""
-        return _apply(_Loss, hidden, targets, self.head, loss_scale, self)
+    def loss(self, hidden: Tensor, targets: Tensor, loss_weight: float) -> Tensor:
+        """`loss_weight` times the mean cross-entropy."""
+        return _apply(_Loss, hidden, targets, self.head, loss_weight, self)
 
     def norm_inject(self, h: Tensor, e: Tensor, alpha: float) -> Tensor:
         """The boundary operator RMSNorm(h) + alpha·e."""

@@ -1,6 +1,6 @@
 """Model configuration apart from its size: multipliers, and details of the network.
 
-The defaults are what the paper's authors did, where that is known (docs/family.md has the table).
+The defaults are what the paper's authors did, where that is known (docs/architectures.md has the table).
 """
 
 from __future__ import annotations

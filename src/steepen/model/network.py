@@ -47,7 +47,7 @@ class FusedForward(Protocol):
         """`Network.embed`."""
         ...
 
-    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float) -> Tensor:
+    def loss(self, hidden: Tensor, targets: Tensor, loss_weight: float) -> Tensor:
         """`Network.loss`."""
         ...
 
@@ -146,14 +146,14 @@ class Network(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         passes: int | None = None,
-        loss_scale: float = 1.0,
+        loss_weight: float = 1.0,
     ) -> Tensor:
         """Logits (batch, time, `token_ids`) in fp32 or wider; with targets, the scaled mean loss.
 
-        `loss_scale` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch.
+        `loss_weight` multiplies the mean cross-entropy: a micro-batch's fraction of the global batch.
         """
         hidden = self.hidden_states(tokens, passes)
-        return self.logits(hidden) if targets is None else self.loss(hidden, targets, loss_scale)
+        return self.logits(hidden) if targets is None else self.loss(hidden, targets, loss_weight)
 
     def hidden_states(
         self,
@@ -219,17 +219,17 @@ class Network(nn.Module):
         cap = self.options.softcap
         return raw if cap is None else cap * torch.tanh(raw / cap)
 
-    def loss(self, hidden: Tensor, targets: Tensor, loss_scale: float = 1.0) -> Tensor:
-        """`loss_scale` times the mean cross-entropy of the targets, in fp32 or wider."""
+    def loss(self, hidden: Tensor, targets: Tensor, loss_weight: float = 1.0) -> Tensor:
+        """`loss_weight` times the mean cross-entropy of the targets, in fp32 or wider."""
         if self.fused is not None:
-            return self.fused.loss(hidden, targets, loss_scale)
+            return self.fused.loss(hidden, targets, loss_weight)
         if hidden.is_cpu and not torch.compiler.is_compiling():
             scale, cap = self.multipliers.output, self.options.softcap
             normed = self.norm(hidden).to(self.branch_dtype)
-            return loss_scale * linear_cross_entropy(
+            return loss_weight * linear_cross_entropy(
                 normed, self.head, targets, scale=scale, softcap=cap, vocabulary=self.token_ids
             )
-        return loss_scale * functional.cross_entropy(self.logits(hidden).flatten(0, -2), targets.flatten())
+        return loss_weight * functional.cross_entropy(self.logits(hidden).flatten(0, -2), targets.flatten())
 
     def norm(self, x: Tensor) -> Tensor:
         """RMSNorm without gain."""

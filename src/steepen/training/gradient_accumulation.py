@@ -60,10 +60,10 @@ def accumulate(
     sums: dict[str, Tensor] = {}
     for first in range(0, rows, micro_batch):
         rows_slice = slice(first, first + micro_batch)
-        loss_scale = len(inputs[rows_slice]) / whole
+        loss_weight = len(inputs[rows_slice]) / whole
         last = first + micro_batch >= rows
         with contextlib.nullcontext() if sink is None else sink.micro_batch(last=last and not wide):
-            loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_scale=loss_scale)
+            loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_weight=loss_weight)
             loss.backward()
         total += loss.detach()
         if wide:
@@ -99,12 +99,12 @@ class GradientAccumulator:
         network: Network,
         rows: int,
         fixed: int | None,
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
         *,
         ranks: int = 1,
         sink: GradientSink | None = None,
     ) -> None:
-        self.network, self.fixed, self.say = network, fixed, say
+        self.network, self.fixed, self.print_message = network, fixed, print_message
         self.rows, self.ranks, self.sink = rows, ranks, sink  # rows of this rank
         self.micro_batch = min(rows, fixed or first_guess(network, rows))
 
@@ -139,7 +139,7 @@ class GradientAccumulator:
                     "or a device with more memory."
                 ) from reason
             self.micro_batch = largest_below(self.micro_batch, self.rows)
-            self.say(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
+            self.print_message(f"out of memory: continuing with a micro-batch of {self.micro_batch}.")
 
     @contextlib.contextmanager
     def without_sink(self) -> Generator[None]:

@@ -42,7 +42,7 @@ class MetricsFile:
         path: Path | None,
         step: int,
         scored: Collection[int] = (),
-        say: Callable[[str], None] | None = None,
+        print_message: Callable[[str], None] | None = None,
     ) -> None:
         self.losses: list[float] = []
         self.path = path
@@ -50,8 +50,8 @@ class MetricsFile:
         if path is None:  # a rank that does not log
             return
         lines, damaged = read_lines(path)
-        if damaged and say is not None:
-            say(f"{path} has {damaged:,} damaged lines, which are dropped.")
+        if damaged and print_message is not None:
+            print_message(f"{path} has {damaged:,} damaged lines, which are dropped.")
         kept: dict[tuple[int, bool], dict[str, Any]] = {}
         for line in lines:
             trained = "loss" in line

@@ -42,7 +42,7 @@ def load_or_init(
     folder: Path,
     device: torch.device,
     mode: ExecutionMode,
-    say: Callable[[str], None],
+    print_message: Callable[[str], None],
     *,
     world: World | None = None,
     shard: str = "optimizer",
@@ -51,7 +51,7 @@ def load_or_init(
     world = world or World()
     if world.is_main:
         if folder.exists() and not folder.is_dir():
-            say(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
+            print_message(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
         remove_partial(folder)
     steps: list[int] = world.from_main([saved.step for saved in list_checkpoints(folder)])
     while steps:
@@ -60,11 +60,11 @@ def load_or_init(
             run_state = _load(saved, spec, device, mode, world, shard)
         except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
             then = "Trying the one before it." if steps else "None is left: the run starts over."
-            say(f"{error} {then}")
+            print_message(f"{error} {then}")
             if world.is_main:
                 rename_corrupt(saved)
             continue
-        say(f"resuming from step {run_state[2].step:,} of {spec.steps:,}.")
+        print_message(f"resuming from step {run_state[2].step:,} of {spec.steps:,}.")
         return run_state
     return _init(spec, device, mode, world, shard)
 

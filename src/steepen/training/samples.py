@@ -42,10 +42,10 @@ class SampleWriter:
         step: int,
         dataset: Dataset,
         prompts: Sequence[str],
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
     ) -> None:
         self.tokenizer: Tokenizer = dataset.tokenizer()
-        self.prompts, self.say = tuple(prompts), say
+        self.prompts, self.print_message = tuple(prompts), print_message
         self.file: TextIO | None = None
         if path is not None:
             kept = [line for line in read_lines(path)[0] if line["step"] <= step]
@@ -84,7 +84,7 @@ class SampleWriter:
         self.file.flush()
         os.fsync(self.file.fileno())
         shown = " ".join((self.prompts[0] + texts[0]).split())
-        self.say(f"step {step:,}: {shown[:70]}{'…' if len(shown) > 70 else ''}")
+        self.print_message(f"step {step:,}: {shown[:70]}{'…' if len(shown) > 70 else ''}")
 
     def close(self) -> None:
         """Close the file."""

@@ -167,9 +167,9 @@ class Trackers:
     """The trackers of a run; one that fails is dropped with a message."""
 
     def __init__(
-        self, names: tuple[str, ...], spec: RunSpec, directory: Path, say: Callable[[str], None]
+        self, names: tuple[str, ...], spec: RunSpec, directory: Path, print_message: Callable[[str], None]
     ) -> None:
-        self.say = say
+        self.print_message = print_message
         self.active: dict[str, Tracker] = {}
         for name in names:
             self._guard(name, lambda name=name: self.active.__setitem__(name, _KINDS[name](spec, directory)))
@@ -189,7 +189,7 @@ class Trackers:
             action()
         except Exception as error:
             self.active.pop(name, None)
-            self.say(
+            self.print_message(
                 f"the tracker {name} failed ({type(error).__name__}: {error}); the run continues without it."
             )
 

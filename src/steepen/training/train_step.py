@@ -35,10 +35,10 @@ class TrainStep:
         accumulator: GradientAccumulator,
         *,
         cuda_graphs: bool,
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
     ) -> None:
         self.network, self.optimizer, self.accumulator = network, optimizer, accumulator
-        self.cuda_graphs, self.say = cuda_graphs, say
+        self.cuda_graphs, self.print_message = cuda_graphs, print_message
         self.captured = CudaGraphCache()  # by number of passes
         # On several ranks: the gradients that a graph writes, by number of passes.
         self.written: dict[int, list[tuple[nn.Parameter, Tensor]]] = {}
@@ -132,7 +132,9 @@ class TrainStep:
         except RuntimeError as error:
             self.cuda_graphs = False
             self.reset()
-            self.say(f"CUDA graph capture failed ({str(error).splitlines()[0]}); going on without graphs.")
+            self.print_message(
+                f"CUDA graph capture failed ({str(error).splitlines()[0]}); going on without graphs."
+            )
         finally:
             self.optimizer.zero_grad()  # these gradients live in the graph's memory pool
         if isinstance(optimizer, ShardedOptimizer) and not optimizer.world.minimum(self.cuda_graphs):
@@ -141,7 +143,7 @@ class TrainStep:
             self.reset()
 
 
-def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[str], None]) -> None:
+def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, print_message: Callable[[str], None]) -> None:
     """Compile and capture every kernel of a step and of validation, so that no timed step pays for it.
 
     Runs them on token 0; weights, optimizer state and random state are as before afterwards.
@@ -165,4 +167,4 @@ def warm_up(train_step: TrainStep, spec: RunSpec, passes: int, say: Callable[[st
     synchronize(device)
     age = process_age()
     since = "" if age is None else f", {age:.1f} s after the process started"
-    say(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")
+    print_message(f"kernels ready in {time.monotonic() - started:.1f} s{since}.")

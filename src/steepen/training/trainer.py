@@ -228,7 +228,7 @@ class Trainer:
     def run(self) -> RunRecord:
         """Resume or start, train to the last step, validate and write the record."""
         started = time.monotonic()
-        spec, say, world = self.spec, self.display.print, self.world
+        spec, print_message, world = self.spec, self.display.print, self.world
         folder = self.directory.checkpoints
         with contextlib.ExitStack() as stack:
             stack.enter_context(device_info.configure_backends(self.device))
@@ -238,7 +238,7 @@ class Trainer:
             if self.stop_signals.signal is not None and world.size == 1:
                 raise Interrupted(self.stop_signals.signal, None)
             self.network, self.optimizer, saved = load_or_init(
-                spec, folder, self.device, self.mode, say, world=world, shard=self.options.shard
+                spec, folder, self.device, self.mode, print_message, world=world, shard=self.options.shard
             )
             self.step, self.resumed = saved.step, saved.resumed
             world.progress(self.step, "starting")
@@ -247,12 +247,12 @@ class Trainer:
             self.scores = [from_builtins(ValidationScore, score) for score in saved.scores]
             self.saved_at = time.monotonic()
             trackers = self.options.trackers if world.is_main else ()
-            self.trackers = Trackers(trackers, spec, self.directory.path, say)
+            self.trackers = Trackers(trackers, spec, self.directory.path, print_message)
             self.metrics = MetricsFile(
                 self.directory.metrics_file if world.is_main else None,
                 self.step,
                 {score.step for score in self.scores},
-                say,
+                print_message,
             )
             self.samples = self._open_samples()
             sinks = (self.metrics, self.trackers, self.display)
@@ -277,13 +277,13 @@ class Trainer:
 
     def _prepare_steps(self) -> None:
         """Choose the micro-batch and compile or capture the kernels, for the network as it is now."""
-        spec, options, say, world = self.spec, self.options, self.display.print, self.world
+        spec, options, print_message, world = self.spec, self.options, self.display.print, self.world
         sharded = isinstance(self.optimizer, DistributedOptimizer)
         self.accumulator = GradientAccumulator(
             self.network,
             spec.batch_sequences // world.size,
             options.micro_batch,
-            say,
+            print_message,
             ranks=world.size,
             sink=self.optimizer if isinstance(self.optimizer, DistributedOptimizer) else None,
         )
@@ -297,10 +297,10 @@ class Trainer:
                 if isinstance(self.optimizer, DistributedOptimizer)
                 else self.optimizer.capturable
             ),
-            say=say,
+            print_message=print_message,
         )
         if (self.mode.compiled or self.device.type == "cuda") and self.step < spec.steps:
-            warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), say)
+            warm_up(self.train_step, spec, int(self.schedule.passes[self.step]), print_message)
         if sharded:  # a rank with less free memory decides for all
             self.accumulator.micro_batch = int(world.minimum(self.accumulator.micro_batch))
 

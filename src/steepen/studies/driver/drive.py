@@ -116,17 +116,12 @@ def simulate_study(
     try:
         specs = next(study)
         while True:
-            found = [_known_result(store, spec, accept_diverged) for spec in specs]
-            missing = {
-                spec.hash: spec
-                for spec, known in zip(specs, found, strict=True)
-                if isinstance(known, _Missing)
-            }
+            missing = _unfinished(specs, store, accept_diverged)
             finished |= {spec.hash for spec in specs} - missing.keys()
             if missing:
                 study.close()
                 return SimulatedStudy(len(finished), list(missing.values()), complete=False)
-            specs = study.send(found)
+            specs = study.send([store.record(spec) for spec in specs])
     except StopIteration as end:
         return SimulatedStudy(len(finished), [], complete=True, answer=end.value)
 
@@ -165,12 +160,10 @@ def _requested_specs(
     try:
         specs = next(study)
         while True:
-            found = [_known_result(store, spec, accept_diverged) for spec in specs]
-            requested |= {
-                s.hash: s for s, known in zip(specs, found, strict=True) if isinstance(known, _Missing)
-            }
+            missing = _unfinished(specs, store, accept_diverged)
+            requested |= missing
             specs = study.send(
-                [stand_in(s) if isinstance(k, _Missing) else k for s, k in zip(specs, found, strict=True)]
+                [stand_in(spec) if spec.hash in missing else store.record(spec) for spec in specs]
             )
     except StopIteration:
         pass
@@ -181,20 +174,19 @@ def _requested_specs(
     return requested
 
 
-class _Missing:
-    """Marks a run without a result."""
+def _unfinished(specs: Sequence[RunSpec], store: RunStore, accept_diverged: bool) -> dict[str, RunSpec]:
+    """The specs whose runs have no record, by hash; without those that diverged, if that is accepted."""
 
+    def diverged(spec: RunSpec) -> bool:
+        run = store.run(spec)
+        failure = run.failure()
+        return failure is not None and failure[0] == "Diverged" and not run.busy()
 
-def _known_result(store: RunStore, spec: RunSpec, accept_diverged: bool) -> RunRecord | _Missing | None:
-    """A finished run's record, None for an accepted diverged one, or `_Missing`."""
-    run = store.run(spec)
-    record = run.record()
-    if record is not None:
-        return record
-    failure = run.failure()
-    if accept_diverged and failure is not None and failure[0] == "Diverged" and not run.busy():
-        return None
-    return _Missing()
+    return {
+        spec.hash: spec
+        for spec in specs
+        if store.record(spec) is None and not (accept_diverged and diverged(spec))
+    }
 
 
 @dataclass
