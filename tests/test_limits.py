@@ -98,6 +98,18 @@ def test_absurd_field_of_a_spec_is_rejected(change: str) -> None:
         RunSpec.from_dict(value)
 
 
+def test_absurd_products_of_sizes_are_rejected() -> None:
+    """Each size alone is in its range."""
+    value = make_spec().to_dict()
+    value["shape"]["allocation"] = {"prelude": 0, "core": 50_000, "coda": 1}
+    with pytest.raises(UsageError, match="at most 10,000 blocks, not 50,001"):
+        RunSpec.from_dict(value)
+    value = make_spec().to_dict()
+    value["shape"] |= {"width": 10**8, "heads": 1, "vocabulary": 10**8}
+    with pytest.raises(UsageError, match="no matrix has over 1e"):
+        RunSpec.from_dict(value)
+
+
 @pytest.mark.parametrize("options", [{"tokenizer": "bpe:999999999"}, {"shard_tokens": 1}])
 def test_absurd_preparation_is_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

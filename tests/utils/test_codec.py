@@ -45,5 +45,7 @@ def test_the_error_for_a_wrong_value_names_its_path(
 
 
 def test_a_record_survives_a_round_trip(spec: Spec, trainer: ModuleType) -> None:
-    record = replace(trainer.record_of(spec(arm="untied-grow")), evaluation={"core": {"score": 0.1}})
+    record = replace(
+        trainer.record_of(spec(arm="untied-grow")), evaluation={"core": {"score": 0.1, "tasks": {}}}
+    )
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record

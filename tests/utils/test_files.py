@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from steepen.errors import SteepenError
-from steepen.utils.files import TEMPORARY_SUFFIX, open_without_links, remove_leftovers, write_atomically
+from steepen.utils.files import (
+    TEMPORARY_SUFFIX,
+    open_without_links,
+    read_file,
+    remove_leftovers,
+    sha256_of_file,
+    write_atomically,
+)
 from steepen.utils.json_io import write_json
 from steepen.utils.lock import file_lock
 
@@ -57,3 +65,19 @@ def test_links_are_neither_followed_nor_deleted(tmp_path: Path) -> None:
         open_without_links(tmp_path / "lock", os.O_WRONLY | os.O_TRUNC)
     write_atomically(tmp_path / "f", "new")
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("how", [read_file, sha256_of_file, lambda path: open_without_links(path, os.O_RDWR)])
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(
+    how: Callable[[Path], object], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "record.json")
+    with pytest.raises(OSError, match="a pipe or a device"):
+        how(tmp_path / "record.json")
+
+
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 40)
+    with pytest.raises(OSError, match="larger than 1,024 MiB"):
+        read_file(tmp_path / "sparse")

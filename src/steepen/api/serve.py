@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
                 reply = Reply(
                     HTTPStatus.INTERNAL_SERVER_ERROR, text, "text/plain; charset=utf-8", reload=True
                 )
-        body = reply.body.encode()
+        body = reply.body.encode("utf-8", "replace")  # half a surrogate pair in a name
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.kind)
         self.send_header("Content-Length", str(len(body)))

@@ -200,6 +200,7 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     from rich.table import Table
 
     from steepen.utils.console import SafeConsole
+    from steepen.utils.validate import is_whole
 
     table = Table(title=str(dataset.directory), title_justify="left")
     for name, justify in (
@@ -218,7 +219,8 @@ def _print(dataset: Dataset, as_json: bool) -> None:
     console.print(f"source     {manifest.source.get('name', '?')}", markup=False)
     console.print(f"tokenizer  {manifest.tokenizer.name} ({padded}), {manifest.dtype}", markup=False)
     console.print(f"identity   {dataset.identity}", markup=False)
-    requested = manifest.notes.get("validation_tokens_requested") or 0
+    noted = manifest.notes.get("validation_tokens_requested")
+    requested = noted if is_whole(noted) else 0
     if manifest.splits["val"].tokens < requested:
         found = manifest.splits["val"].tokens
         console.print(f"note       the source has {found:,} of the {requested:,} validation tokens requested")

@@ -112,7 +112,9 @@ def _removals(
     for row in rows:
         run = RunDirectory(store.root / row["run"])
         removal = None
-        if (failed and row["status"] == "failed") or (orphans and row["run"] not in requested):
+        # With a damaged record or spec, a run's checkpoints are whole: it can be finished again.
+        hopeless = row["status"] == "failed" and not str(row["failure_kind"]).startswith("Damaged")
+        if (failed and hopeless) or (orphans and row["run"] not in requested):
             removal = removable_run(run)
         elif checkpoints and row["status"] == "finished":
             removal = removable_checkpoints(run, keep_final=keep_final)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError
-from steepen.utils.files import open_without_links
+from steepen.utils.files import open_without_links, read_file
 
 ENTRY = np.dtype("<i8")
 
@@ -65,7 +66,7 @@ def check_document_ends(path: Path, documents: int) -> None:
 
 def read_document_ends(path: Path, documents: int, sha256: str) -> npt.NDArray[np.int64]:
     """The ends of all documents, int64, read-only; raises if the file's SHA-256 is another."""
-    content = path.read_bytes() if documents else b""
+    content = read_file(path, limit=sys.maxsize) if documents else b""
     if documents and hashlib.sha256(content).hexdigest() != sha256:
         raise SteepenError(
             f"{path} was altered: its SHA-256 is not the manifest's; restore it or prepare the data again."

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from steepen.data.shards import DTYPES, Shard
-from steepen.errors import SteepenError
+from steepen.errors import SteepenError, UsageError
+from steepen.utils.codec import from_builtins
 from steepen.utils.json_io import (
+    CHECKSUM,
     canonical_json,
-    parse_json,
+    read_json,
     with_checksum,
     without_checksum,
     write_json,
@@ -23,6 +25,8 @@ TOKENIZER = "tokenizer.json"
 FORMAT = "steepen-data-2"
 FORMER_FORMAT = "steepen-data-1"  # <|endoftext|> after each document, and no record of where it ends
 SPLITS = ("train", "val")
+_ABOUT = ("format", "identity", CHECKSUM)  # fields of the file that are not the manifest's own
+MAX_IDS = 1 << 32  # of a tokenizer: uint32 holds no more
 _SHARD_NAME = re.compile(r"(train|val)_\d+\.bin")  # in the manifest's own directory
 
 
@@ -79,6 +83,8 @@ class Manifest:
         for shard in self.shards:
             if not _SHARD_NAME.fullmatch(shard.file):
                 raise SteepenError(f"the manifest names the shard {shard.file!r}, not SPLIT_NUMBER.bin.")
+        if any(shard.tokens < 0 for shard in self.shards) or not 0 < self.tokenizer.size <= MAX_IDS:
+            raise SteepenError("the manifest has a shard of negative length, or a tokenizer of absurd size.")
         for name, split in self.splits.items():
             found = sum(shard.tokens for shard in self.shards if shard.split == name)
             if found != split.tokens:
@@ -116,7 +122,7 @@ class Manifest:
         """Read manifest.json and check that its stored identity matches its records."""
         path = directory / MANIFEST
         try:
-            stored = cast("dict[str, Any]", parse_json(path.read_bytes()))
+            stored = cast("dict[str, Any]", read_json(path))
             if stored["format"] == FORMER_FORMAT:
                 raise SteepenError(
                     f"{directory} was prepared by an older version of steepen; delete it and prepare it "
@@ -124,18 +130,12 @@ class Manifest:
                 )
             if stored["format"] != FORMAT:
                 raise SteepenError(f"{path} has format {stored['format']!r}; this version reads {FORMAT!r}.")
-            manifest = cls(
-                dtype=stored["dtype"],
-                tokenizer=TokenizerRecord(**stored["tokenizer"]),
-                splits={name: SplitRecord(**split) for name, split in stored["splits"].items()},
-                shards=tuple(ShardRecord(**shard) for shard in stored["shards"]),
-                source=stored["source"],
-                request=stored["request"],
-                notes=stored["notes"],
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            facts = {key: value for key, value in stored.items() if key not in _ABOUT}
+            manifest = from_builtins(cls, facts, MANIFEST)
+        except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+            reason = str(error).rstrip(".")
             raise SteepenError(
-                f"{path} is not a manifest of prepared data ({error}); prepare it again."
+                f"{path} is not a manifest of prepared data ({reason}); prepare it again."
             ) from None
         if stored.get("identity") != manifest.identity:
             raise SteepenError(

@@ -11,7 +11,7 @@ from steepen.data.manifest import TOKENIZER
 from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError
 from steepen.utils.files import write_atomically
-from steepen.utils.json_io import canonical_json
+from steepen.utils.json_io import canonical_json, read_json
 
 FORMAT = "steepen-run-tokenizer-1"
 GPT2_IDENTITY = "ff5ebd3bd6c8c5941d3faacd7efb80574c7f4f0958341d3f9fb3b84ba74bdbac"  # of Tokenizer.gpt2()
@@ -23,7 +23,7 @@ def save_run_tokenizer(dataset: Dataset, file: Path) -> None:
     content = None
     if record.sha256 != GPT2_IDENTITY:
         dataset.tokenizer()  # raises if the file is missing or is not the data's
-        content = json.loads((dataset.directory / TOKENIZER).read_bytes())
+        content = read_json(dataset.directory / TOKENIZER)
     kept = {"format": FORMAT, "name": record.name, "size": record.size, "sha256": record.sha256}
     write_atomically(file, canonical_json({**kept, "tokenizer": content}))
 
@@ -55,7 +55,7 @@ def load_run_tokenizer(file: Path) -> Tokenizer | None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        kept = cast("dict[str, Any]", json.loads(file.read_bytes()))
+        kept = cast("dict[str, Any]", read_json(file))
         if kept["format"] != FORMAT:
             raise SteepenError(f"{file} has format {kept['format']!r}, not {FORMAT!r}.")
         return {"sha256": kept["sha256"], "tokenizer": kept["tokenizer"]}

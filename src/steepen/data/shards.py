@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import sha256_of_file, write_atomically
+from steepen.utils.files import open_regular, read_file, sha256_of_file, write_atomically
 
 MAGIC = b"STEEPTOK"
 VERSION = 1
@@ -64,7 +64,7 @@ class Shard:
         """Compare the file's size and header with the manifest; reads 64 bytes."""
         try:
             size = self.path.stat().st_size
-            with self.path.open("rb") as stream:
+            with open(self.path, "rb", opener=open_regular) as stream:
                 found = stream.read(HEADER.size)
         except OSError as error:
             raise SteepenError(
@@ -177,7 +177,7 @@ class TokenStream:
 
     def _open(self, number: int) -> FileIO:
         try:
-            file = FileIO(self._shards[number].path)
+            file = FileIO(self._shards[number].path, opener=open_regular)
         except OSError as error:
             path = self._shards[number].path
             raise SteepenError(f"shard {path} cannot be read ({error.strerror}); prepare it again.") from None
@@ -250,7 +250,7 @@ def read_block_sums(directory: Path, split: str, sha256: str) -> npt.NDArray[np.
     """The checksums that `write_block_sums` wrote; raises if the file was altered."""
     path = blocks_file(directory, split)
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise SteepenError(f"{path} cannot be read ({error.strerror}); prepare it again.") from None
     if hashlib.sha256(content).hexdigest() != sha256:

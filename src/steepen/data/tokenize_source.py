@@ -27,7 +27,7 @@ from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import sha256_of_file
-from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 
 JOURNAL = "journal.json"
 VALIDATION_HASHES = "validation_documents.bin"
@@ -56,7 +56,7 @@ def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
     """The identity and state of an interrupted preparation, or None if there is none."""
     path = directory / JOURNAL
     try:
-        stored = cast("dict[str, Any]", without_checksum(parse_json(path.read_bytes())))
+        stored = cast("dict[str, Any]", without_checksum(read_json(path)))
         return stored["identity"], JournalState(**stored["state"])
     except FileNotFoundError:
         return None

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from steepen.errors import SteepenError, UsageError, shorten
 from steepen.utils.files import write_atomically
-from steepen.utils.json_io import canonical_json, parse_json
+from steepen.utils.json_io import canonical_json, read_json
 
 if TYPE_CHECKING:
     import tiktoken
@@ -135,7 +135,7 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Read a saved tokenizer."""
         try:
-            stored = parse_json(path.read_bytes())
+            stored = read_json(path)
         except FileNotFoundError:
             raise SteepenError(f"{path} is missing; prepare the data again.") from None
         except OSError as error:
@@ -152,7 +152,7 @@ class Tokenizer:
             if stored["format"] != FILE_FORMAT:
                 raise SteepenError(f"{path} has tokenizer format {stored['format']!r}, not {FILE_FORMAT!r}.")
             tokens = tuple(base64.b64decode(token, validate=True) for token in stored["tokens"])
-            return cls(name=str(stored["name"]), tokens=tokens, pattern=str(stored["pattern"]))
+            return cls(name=str(stored["name"]), tokens=tokens, pattern=known_pattern(stored["pattern"]))
         except (ValueError, KeyError, TypeError) as error:
             raise SteepenError(f"{path} is not a tokenizer file ({error}); prepare the data again.") from None
 
@@ -198,6 +198,13 @@ class Tokenizer:
                 f"the source has text for a vocabulary of only {available:,} ids, not bpe:{size}; {remedy}."
             )
         return cls(name=f"bpe:{size}", tokens=tokens)
+
+
+def known_pattern(pattern: object) -> str:
+    """The splitting pattern of a file; raises ValueError for one that could take for ever to match."""
+    if pattern != SPLIT_PATTERN:
+        raise ValueError("it has an unknown splitting pattern")
+    return SPLIT_PATTERN
 
 
 MAX_BPE = 1_000_000

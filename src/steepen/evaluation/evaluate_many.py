@@ -13,7 +13,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.evaluate_run import Evaluation, EvaluationRequest, evaluate
 from steepen.evaluation.load import RunCheckpoint, find_checkpoint
 from steepen.runs.spec import expected_flops
-from steepen.utils.json_io import canonical_json, parse_json, write_json
+from steepen.utils.json_io import canonical_json, read_json, write_json
 
 DONE_FILE = "done.json"  # RUN/evaluation/done.json: requests that were answered in full
 
@@ -141,5 +141,8 @@ def _done_file(checkpoint: RunCheckpoint) -> Path:
 
 
 def _done(checkpoint: RunCheckpoint) -> list[str]:
-    file = _done_file(checkpoint)
-    return [str(key) for key in parse_json(file.read_text())] if file.is_file() else []
+    try:
+        found = read_json(_done_file(checkpoint))
+    except (OSError, ValueError):  # none yet, or damaged: evaluated again
+        return []
+    return [str(key) for key in found] if isinstance(found, list) else []

@@ -125,6 +125,7 @@ def load(
 def find_checkpoint(path: str | Path) -> RunCheckpoint:
     """Find the newest checkpoint of a run directory, or the checkpoint that a directory is."""
     from steepen.runs.spec import read_spec
+    from steepen.runs.store import checkpoint_step
     from steepen.training.checkpoint import META_FILE, Checkpoint, list_checkpoints
 
     path = Path(path).resolve()
@@ -145,7 +146,7 @@ def find_checkpoint(path: str | Path) -> RunCheckpoint:
             raise SteepenError(f"{run} has no checkpoint yet.")
         checkpoint = saved[-1]
     else:
-        if not (path / META_FILE).is_file() or not path.name.isdigit():
+        if not (path / META_FILE).is_file() or checkpoint_step(path.name) < 0:
             raise UsageError(f"{path} is not a checkpoint (it has no {META_FILE}).")
         checkpoint = Checkpoint(path)
     return RunCheckpoint(run, read_spec(run / "spec.json"), checkpoint)
@@ -163,6 +164,10 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     path = checkpoint.checkpoint.path
     if state.run != spec.hash:
         raise SteepenError(f"{path} belongs to another run ({state.run}).")
+    if not 1 <= state.passes <= spec.schedule.max_passes:
+        raise SteepenError(
+            f"{path} has {state.passes:,} passes, and its run at most {spec.schedule.max_passes:,}."
+        )
     try:
         checkpoint.checkpoint.verify()
     except CorruptCheckpoint as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steepen.errors import SteepenError, UsageError
+from steepen.utils.files import open_regular
 
 if TYPE_CHECKING:
     from steepen.model.arm import Arm
@@ -56,10 +57,17 @@ def find_published(
     folder: Path, arm: Arm, shape: Shape, corpus: str | None
 ) -> tuple[dict[str, Any] | None, str]:
     """The published scores of an arm, depth and corpus, and why there are none (or "")."""
-    from steepen.model.arms import find_arm
-
     if not (folder / CORE_TABLE).is_file():
         raise UsageError(f"--published {folder} has no {CORE_TABLE}; give a folder of the published tables.")
+    try:
+        return _find(folder, arm, shape, corpus)
+    except (ValueError, TypeError, LookupError) as error:  # a column is missing, or a cell is no number
+        raise SteepenError(f"--published {folder} has a damaged table ({error}).") from error
+
+
+def _find(folder: Path, arm: Arm, shape: Shape, corpus: str | None) -> tuple[dict[str, Any] | None, str]:
+    from steepen.model.arms import find_arm
+
     if corpus is None:
         return None, "the data was not prepared from fineweb or fineweb-edu"
     depth = str(shape.depth)
@@ -132,7 +140,7 @@ def _read(file: Path) -> list[dict[str, str]]:
     if not file.is_file():
         return []
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with open(file, encoding="utf-8", newline="", opener=open_regular) as lines:
             return list(csv.DictReader(lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SteepenError(f"{file} cannot be read ({error}).") from error

@@ -82,12 +82,12 @@ def _recorded_tokenizer(checkpoint: RunCheckpoint) -> str | None:
     record = RunDirectory(checkpoint.run).record()
     folder = checkpoint.run / "evaluation"
     saved = [{} if record is None else record.evaluation]
-    saved += [_read_json(file) for file in sorted(folder.glob(f"*/{SCORES_FILE}"))]
+    saved += [_valid_scores(_read_json(file)) for file in sorted(folder.glob(f"*/{SCORES_FILE}"))]
     for scores in saved:
         if isinstance(scores.get("tokenizer"), str):
             return scores["tokenizer"]
-        outcomes = scores.get("core", {}).get("outcomes")
-        if outcomes and scores.get("data") == checkpoint.spec.data.identity:
+        outcomes = (scores.get("core") or {}).get("outcomes")
+        if isinstance(outcomes, str) and scores.get("data") == checkpoint.spec.data.identity:
             # The last three parts are STEP/core/KEY; the run may have been moved since.
             settings = _read_json(folder.joinpath(*Path(outcomes).parts[-3:], "settings.json"))
             if isinstance(settings.get("tokenizer"), str):
@@ -134,9 +134,9 @@ def save_scores(
         scores["core"]["outcomes"] = None
     saved = SavedScores()
     file, record_file = folder / SCORES_FILE, RunDirectory(checkpoint.run).record_file
-    targets = [(file, _read_json(file))]
+    targets = [(file, _valid_scores(_read_json(file)))]
     if _updates_record(checkpoint, update_record):
-        targets.insert(0, (record_file, _read_json(record_file).get("evaluation", {})))
+        targets.insert(0, (record_file, _valid_scores(_read_json(record_file).get("evaluation"))))
     for target, before in targets:
         mergeable = _mergeable(before, scores)
         note = _larger_core_note(target, before, scores, mergeable)
@@ -167,7 +167,9 @@ def _write(checkpoint: RunCheckpoint, file: Path, scores: dict[str, Any], update
     from steepen.utils.json_io import with_checksum, write_json
 
     # A file that exists and cannot be read raises here: it must not be overwritten.
-    write_json(file, with_checksum(_merge(_read_object(file) if file.is_file() else {}, scores)))
+    write_json(
+        file, with_checksum(_merge(_valid_scores(_read_object(file)) if file.is_file() else {}, scores))
+    )
     if not _updates_record(checkpoint, update_record):
         return False
     if not checkpoint.is_final:
@@ -230,14 +232,27 @@ def _larger_core_note(
 
 
 def _size(core: Any) -> str:
-    examples = sum(task["examples"] for task in core["tasks"].values())
+    from steepen.evaluation.core.results import count_examples
+
     name = convention_of(core) or "an earlier version"
-    size = f"{len(core['tasks'])} tasks, {len(core['seeds'])} seeds, {examples:,} examples"
+    seeds = len(core.get("seeds") or ())
+    size = f"{len(core['tasks'])} tasks, {seeds} seeds, {count_examples(core):,} examples"
     return f"{size}, convention: {name}"
 
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def _valid_scores(scores: Any) -> dict[str, Any]:
+    """The scores of a file; {} where a field is missing or of a wrong type, as if there were none."""
+    from steepen.runs.scores import check_scores
+
+    try:
+        check_scores(scores)
+    except UsageError:
+        return {}
+    return scores
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -250,10 +265,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if it holds anything else."""
-    from steepen.utils.json_io import parse_json, without_checksum
+    from steepen.utils.json_io import read_json, without_checksum
 
     try:
-        value = without_checksum(parse_json(file.read_bytes()))
+        value = without_checksum(read_json(file))
     except ValueError:
         return {}
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}

@@ -47,7 +47,16 @@ class ScoredRun:
 
     def mean_centered(self, labels: Sequence[str]) -> float:
         """Mean centred accuracy of some tasks."""
-        return sum(float(self.tasks[label]["centered"]) for label in labels) / len(labels)
+        return sum(self.score(label, "centered") for label in labels) / len(labels)
+
+    def score(self, label: str, name: str) -> float:
+        """A score of a task; raises SteepenError where the record does not have it."""
+        value = self.tasks[label].get(name)
+        if value is None:
+            raise SteepenError(
+                f"run {self.run} has no {name} of {label}: score it with `steepen eval --core`."
+            )
+        return float(value)
 
 
 RunsByArm: TypeAlias = dict[str, list[ScoredRun]]
@@ -199,8 +208,8 @@ def filter_scored_tasks(
     labels = [label for label in runs[0].tasks if all(label in run.tasks for run in runs)]
     return filter_tasks(
         np.array([run.tokens for run in runs], float),
-        {label: np.array([run.tasks[label]["accuracy"] for run in runs]) for label in labels},
-        {label: float(runs[0].tasks[label]["baseline"]) for label in labels},
+        {label: np.array([run.score(label, "accuracy") for run in runs]) for label in labels},
+        {label: runs[0].score(label, "baseline") for label in labels},
         min_gap=min_gap,
         min_tau=min_tau,
     )
@@ -208,10 +217,10 @@ def filter_scored_tasks(
 
 def _read(file: Path) -> ScoredRun | None:
     from steepen.runs.record import RunRecord
-    from steepen.utils.json_io import parse_json
+    from steepen.utils.json_io import read_json
 
     try:
-        record = RunRecord.from_dict(parse_json(file.read_bytes()))
+        record = RunRecord.from_dict(read_json(file))
     except (OSError, ValueError, SteepenError) as error:
         raise SteepenError(f"the record {file} cannot be read ({error}).") from error
     core = record.evaluation.get("core")

@@ -16,7 +16,7 @@ from steepen.launch.base import Job, LaunchContext, LauncherBase
 from steepen.launch.local import MAX_PER_MACHINE, available_cores
 from steepen.launch.worker import Attempt, TrainCommand, TrainProcess, python_path
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import is_whole
 
 _POLL_SECONDS = 0.2
@@ -239,7 +239,7 @@ def _attempt(place: _Place) -> Attempt:
     while not place.result.exists() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     try:
-        value = without_checksum(parse_json(place.result.read_bytes()), required=True)
+        value = without_checksum(read_json(place.result), required=True)
         attempts = from_builtins(tuple[Attempt, ...], value["attempts"], "attempts")
     except FileNotFoundError:
         return Attempt(None, f"job {place.job.job_id} left no result; its state is {place.job.state}.")

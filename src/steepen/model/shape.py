@@ -17,6 +17,7 @@ GPT2_PADDING = {50_304: 50_257}  # padded → real vocabulary
 
 MAX_SIZE = 10**8  # of widths, context and vocabulary
 MAX_BLOCKS = 100_000
+MAX_MATRIX = 10**13  # entries of one matrix
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,15 @@ class Shape:
         divides = self.width % self.heads == 0 and (self.width // self.heads) % 2 == 0
         require(
             divides, "Shape", "heads", self.heads, f"a divisor of width {self.width} with an even quotient"
+        )
+
+        matrix = self.width * max(self.vocabulary, self.mlp_width)
+        require(
+            matrix <= MAX_MATRIX,
+            "Shape",
+            "width",
+            self.width,
+            f"such that no matrix has over {MAX_MATRIX:.0e} entries",
         )
 
     @property

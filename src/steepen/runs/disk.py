@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from steepen.runs.store import RunDirectory
+from steepen.runs.store import RunDirectory, checkpoint_step
 
 What = Literal["checkpoints", "old checkpoints", "run"]
 
@@ -53,16 +53,25 @@ def removable_checkpoints(run: RunDirectory, *, keep_final: bool = False) -> Rem
     if run.busy():
         return None
     try:
-        saved = sorted(path for path in run.checkpoints.iterdir() if path.is_dir())
+        saved = sorted(path for path in run.checkpoints.iterdir() if _is_checkpoint(path))
     except OSError:
         return None
     if keep_final:
-        final = [path for path in saved if path.name.isdigit()][-1:]
+        final = [path for path in saved if checkpoint_step(path.name) >= 0][-1:]
         saved = [path for path in saved if path not in final]
     if not saved:
         return None
     what: What = "old checkpoints" if keep_final else "checkpoints"
     return Removal(run, what, tuple(saved), sum(map(directory_bytes, saved)))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is a checkpoint, damaged or half written too; nothing else is ever removed.
+
+    `checkpoints` may be a link to a directory that holds other things.
+    """
+    known = path.name.startswith((".writing-", ".removing-")) or path.name.endswith(".corrupt")
+    return (known or checkpoint_step(path.name) >= 0) and path.is_dir() and not path.is_symlink()
 
 
 def removable_run(run: RunDirectory) -> Removal | None:

@@ -20,6 +20,7 @@ from steepen.runs.status import RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.utils.expression import Condition, parse_condition
 from steepen.utils.formatting import format_value
+from steepen.utils.json_io import read_json
 from steepen.utils.series import SeriesRun, split_recipes
 
 # Other names that people use for a field; the paper's codes (GLR, WD, …) are known too.
@@ -59,9 +60,10 @@ def run_fields(run: RunDirectory, row: RunRow) -> dict[str, Any]:
     spec = record.get("spec") or _json(run.spec_file)
     if not spec:
         return fields
-    fields |= _spec_fields(spec)
-    if record:
-        fields |= _record_fields(record)
+    try:
+        fields |= _spec_fields(spec) | (_record_fields(record) if record else {})
+    except (AttributeError, LookupError, TypeError):  # damaged; its row says so
+        return fields
     fields["seed"], fields["flops"] = row.seed, row.flops or None
     return fields
 
@@ -220,7 +222,7 @@ def score_fields(scores: dict[str, Any]) -> dict[str, Any]:
 
 def _json(file: Any) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
+        value = read_json(file)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from steepen.utils.files import read_file
 from steepen.utils.formatting import is_number
 from steepen.utils.validate import is_whole
 
@@ -18,7 +19,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Lines of metrics.jsonl that have a step, and how many others there are before the last line."""
     try:
-        texts = path.read_bytes().split(b"\n")
+        texts = read_file(path).split(b"\n")
     except FileNotFoundError:
         return [], 0
     lines: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from steepen.errors import UsageError
+from steepen.runs.scores import check_scores
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import CHECKSUM, with_checksum, without_checksum
@@ -64,9 +65,7 @@ class RunRecord:
     git: dict[str, Any] | None
     finished: str  # UTC, ISO 8601
     resumed: int = 0  # how often the run was resumed
-    evaluation: dict[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # scores added by `steepen eval --join`
+    evaluation: dict[str, Any] = field(default_factory=dict[str, Any])  # scores added by `steepen eval`
     version: int = RECORD_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +85,7 @@ class RunRecord:
         losses = {"validation_loss": record.validation_loss, "train_loss": record.train_loss}
         for name, loss in losses.items():
             require(0 <= loss < math.inf, "record", name, loss, "a finite number of at least 0")
+        check_scores(record.evaluation)
         try:
             without_checksum(value, required=record.version >= 2)
         except ValueError as error:

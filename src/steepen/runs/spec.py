@@ -39,6 +39,7 @@ Precision = Literal["fp32", "bf16", "fp8"]
 Pool = Literal["prefix", "sample"]
 Windows = Literal["recut", "fixed"]
 UNKNOWN_DATA = "0" * 64  # identity of data that is not prepared yet, in a dry run
+MAX_EXECUTED = 10_000  # blocks that a token passes through
 PREFIX_FACTOR = Fraction(101, 100)  # tokens of the default pool over tokens of the run
 
 
@@ -113,6 +114,14 @@ class RunSpec:
         if self.precision == "fp32":  # the residual stream is fp32 whatever the option says: one hash
             plain = replace(self.options, residual_stream=ModelOptions.residual_stream)
             object.__setattr__(self, "options", plain)
+        executed = self.shape.allocation.executed(self.schedule.max_passes)
+        require(
+            executed <= MAX_EXECUTED,
+            "RunSpec",
+            "schedule",
+            self.schedule.max_passes,
+            f"such that a token passes through at most {MAX_EXECUTED:,} blocks, not {executed:,}",
+        )
         stage_fractions(self.schedule)  # raises if a stage has no start
         require(self.version == SPEC_VERSION, "RunSpec", "version", self.version, f"{SPEC_VERSION}")
 

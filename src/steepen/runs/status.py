@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from steepen.errors import SteepenError, UsageError, nearest
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
+from steepen.utils.files import open_regular
 from steepen.utils.formatting import is_number
-from steepen.utils.json_io import parse_json
+from steepen.utils.json_io import parse_json, read_json
 from steepen.utils.series import corpus_name, recipe_name
 from steepen.utils.validate import is_whole
 
@@ -52,7 +53,7 @@ class RunRow:
 def last_metrics(run: RunDirectory) -> dict[str, Any]:
     """The last complete line of metrics.jsonl; empty if there is none yet."""
     try:
-        with run.metrics_file.open("rb") as file:
+        with open(run.metrics_file, "rb", opener=open_regular) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 8192))
             lines = file.read().splitlines()
@@ -88,7 +89,7 @@ def run_row(run: RunDirectory, *, validate: bool = True) -> RunRow | None:
     """
     row: RunRow | None = None
     try:
-        record = parse_json(run.record_file.read_bytes())
+        record = read_json(run.record_file)
         row = _finished_row(run.path.name, record)
         run.check_name(record["run"])
         if validate:
@@ -128,7 +129,7 @@ def _finished_row(name: str, record: dict[str, Any]) -> RunRow:
 def _unfinished_row(run: RunDirectory) -> RunRow | None:
     status, failure = status_of(run)
     try:
-        spec = RunSpec.from_dict(parse_json(run.spec_file.read_bytes()))
+        spec = RunSpec.from_dict(read_json(run.spec_file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, SteepenError) as error:

@@ -18,12 +18,18 @@ from steepen.errors import SteepenError, UsageError
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.status import RunRow, Status, run_row
-from steepen.utils.json_io import parse_json
+from steepen.utils.json_io import read_json
 from steepen.utils.lock import file_lock, is_locked
 
 VALIDATED_RUNS = 2_000  # up to this many runs, `rows` checks every field of every record (about 0.5 s)
 
 _HASH = re.compile(r"[0-9a-f]{16}")  # name of a run's directory
+
+
+def checkpoint_step(name: str) -> int:
+    """The step of the checkpoint in a directory of that name; −1 if it is not a checkpoint's."""
+    step = int(name) if name.isascii() and name.isdigit() else -1
+    return step if name == f"{step:08d}" else -1
 
 
 class RunBusy(SteepenError):
@@ -86,21 +92,17 @@ class RunDirectory:
             names = [entry.name for entry in self.checkpoints.iterdir()]
         except OSError:
             return -1
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+        return max(map(checkpoint_step, names), default=-1)
 
     def record(self) -> RunRecord | None:
         """The record, or None until the run has finished."""
         try:
-            text = self.record_file.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self.unreadable(error) from error
-        try:
-            record = RunRecord.from_dict(parse_json(text))
+            record = RunRecord.from_dict(read_json(self.record_file))
             self.check_name(record.run)
             return record
-        except (ValueError, SteepenError) as error:
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, SteepenError) as error:
             raise self.unreadable(error) from error
 
     def check_name(self, run: str) -> None:
@@ -119,7 +121,7 @@ class RunDirectory:
     def failure(self) -> tuple[str, str] | None:
         """Kind and message of the failure that stopped this run, if one did."""
         try:
-            value = parse_json(self.failure_file.read_bytes())
+            value = read_json(self.failure_file)
             return str(value["kind"]), str(value["message"])
         except (OSError, ValueError, KeyError, TypeError):
             return None

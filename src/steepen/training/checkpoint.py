@@ -9,6 +9,7 @@ name is complete. Any number of ranks can read it.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import threading
@@ -29,6 +30,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.record import ValidationScore
+from steepen.runs.store import checkpoint_step
 from steepen.training.state_files import (
     StateReader,
     file_name,
@@ -37,8 +39,10 @@ from steepen.training.state_files import (
 )
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import sha256_of_file
-from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
+from steepen.utils.validate import MAX_WHOLE, require
 
+KINDS = ("regular", "growth", "final")
 STATE_FILE, META_FILE = file_name(0, 1), "checkpoint.json"
 AnyOptimizer = Optimizer | DistributedOptimizer
 
@@ -57,8 +61,16 @@ class TrainingState:
     seconds_training: float = 0.0
     seconds_total: float = 0.0
     resumed: int = 0
-    kind: str = "regular"  # regular, growth, final
+    kind: str = "regular"  # one of KINDS
     scores: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def __post_init__(self) -> None:
+        require(0 <= self.step <= MAX_WHOLE, "state", "step", self.step, f"from 0 to {MAX_WHOLE:,}")
+        require(self.resumed >= 0, "state", "resumed", self.resumed, "at least 0")
+        for name in ("seconds_training", "seconds_total"):
+            seconds = getattr(self, name)
+            require(0 <= seconds < math.inf, "state", name, seconds, "a finite number of at least 0")
+        require(self.kind in KINDS, "state", "kind", self.kind, f"one of {', '.join(KINDS)}")
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class Checkpoint:
     def facts(self) -> dict[str, Any]:
         """Read checkpoint.json."""
         try:
-            facts = without_checksum(parse_json((self.path / META_FILE).read_bytes()))
+            facts = without_checksum(read_json(self.path / META_FILE))
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
         if not isinstance(facts, dict):
@@ -214,7 +226,8 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Complete checkpoints, oldest first."""
     if not folder.is_dir():
         return []
-    return [Checkpoint(path) for path in sorted(folder.iterdir()) if path.name.isdigit() and path.is_dir()]
+    found = [path for path in folder.iterdir() if checkpoint_step(path.name) >= 0 and path.is_dir()]
+    return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
 
 
 def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Files: atomic writes, no writing through links, SHA-256 of a file, fsync of a directory."""
+"""Files: atomic writes, no writing through links, bounded reads, SHA-256, fsync of a directory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 from steepen.errors import SteepenError
 
+MAX_BYTES = 1 << 30  # of a file that is read whole into memory
 TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
 
 # The umask can only be read by setting it; do so at import, before there are threads.
@@ -84,7 +86,7 @@ def open_without_links(path: Path | str, flags: int, mode: int = 0o666) -> int:
     Usable as the `opener` of `open`.
     """
     try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        return open_regular(path, flags | os.O_NOFOLLOW, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SteepenError(
@@ -93,9 +95,35 @@ def open_without_links(path: Path | str, flags: int, mode: int = 0o666) -> int:
         raise
 
 
+def open_regular(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """`os.open` that raises OSError for a pipe or a device in the place of a file, and never waits for one.
+
+    Usable as the `opener` of `open`.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", str(path))
+
+
+def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """The content of a file; raises OSError also for a pipe, a device or more than `limit` bytes.
+
+    For files that are found in a directory, which others may have filled.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"It is larger than {limit >> 20:,} MiB", str(path))
+        return file.read()
+
+
 def sha256_of_file(path: Path) -> str:
     """Hex SHA-256 of a file, as `sha256sum` prints it."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

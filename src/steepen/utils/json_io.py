@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
-from steepen.utils.files import write_atomically
+from steepen.utils.files import read_file, write_atomically
 
 CHECKSUM = "checksum"
 
@@ -42,6 +42,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file; raises OSError (see `read_file`) or ValueError."""
+    return parse_json(read_file(path))
 
 
 def with_checksum(value: dict[str, Any]) -> dict[str, Any]:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 
 from steepen.data.sources.readers import ReadOptions, estimate_text_bytes, read_documents
 from steepen.data.sources.source import Part, Source
 from steepen.errors import SteepenError, UsageError
 from steepen.utils.files import write_atomically
-from steepen.utils.json_io import canonical_json
+from steepen.utils.json_io import canonical_json, read_json
 
 REPOSITORIES = {"fineweb": "HuggingFaceFW/fineweb", "fineweb-edu": "HuggingFaceFW/fineweb-edu"}
 DEFAULT_CONFIG = "sample-10BT"
@@ -89,6 +88,11 @@ class HubListing:
     folder: str
     revision: str | None
     files: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        for path, _ in self.files:  # downloads go there
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise SteepenError(f"the Hub lists {path!r}, which is not inside the repository.")
 
 
 def hub_source(
@@ -173,9 +177,12 @@ def _pinned_listing(staging: Path, repository: str, files: HubFiles) -> HubListi
     path = staging / LISTING_FILE
     if not path.is_file():
         return None
-    stored = cast("dict[str, Any]", json.loads(path.read_bytes()))
-    listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
-    listing = HubListing(files=listed, **stored)
+    try:
+        stored = cast("dict[str, Any]", read_json(path))
+        listed = tuple((str(name), int(size)) for name, size in stored.pop("files"))
+        listing = HubListing(files=listed, **stored)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SteepenError(f"{path} is damaged ({error}); use --restart to begin again.") from None
     same = (listing.repository, listing.folder) == (repository, files.folder)
     return listing if same else None
 

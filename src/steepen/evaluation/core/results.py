@@ -168,17 +168,20 @@ def _deviation(by_seed: Sequence[float] | None) -> float | None:
     return statistics.pstdev(by_seed) if by_seed and len(by_seed) > 1 else None
 
 
+def count_examples(core: Mapping[str, Any]) -> int:
+    """Examples of all tasks; 0 for published scores, which do not say."""
+    return sum(task.get("examples") or 0 for task in core["tasks"].values())
+
+
 def may_replace(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     """Whether a CORE result may replace an older one: it has no fewer tasks, seeds or examples.
 
     For one bundle and convention, the old tasks and seeds must be included; else only their numbers are
     compared.
     """
-    if new["bundle"] == old["bundle"] and convention_of(new) == convention_of(old):
-        limits = [math.inf if core["examples"] is None else core["examples"] for core in (old, new)]
-        return limits[0] <= limits[1] and all(set(old[name]) <= set(new[name]) for name in ("tasks", "seeds"))
-    sizes = [
-        (len(core["tasks"]), len(core["seeds"]), sum(task["examples"] for task in core["tasks"].values()))
-        for core in (old, new)
-    ]
+    if new["bundle"] == old.get("bundle") and convention_of(new) == convention_of(old):
+        limits = [math.inf if core.get("examples") is None else core["examples"] for core in (old, new)]
+        same = all(set(old.get(name) or ()) <= set(new[name]) for name in ("tasks", "seeds"))
+        return limits[0] <= limits[1] and same
+    sizes = [(len(core["tasks"]), len(core.get("seeds") or ()), count_examples(core)) for core in (old, new)]
     return all(before <= now for before, now in zip(*sizes, strict=True))

@@ -19,7 +19,7 @@ from steepen.evaluation.core.prefix_tree import Row, make_batches, make_rows
 from steepen.evaluation.core.prompt_encoding import Example, TaskEncoder, TextEncoder
 from steepen.evaluation.core.results import Outcome, SuiteScores, TaskScore, make_outcome
 from steepen.evaluation.core.scorer import ScoredModel, Scorer, supports_attention_mask
-from steepen.utils.files import write_atomically
+from steepen.utils.files import open_regular, write_atomically
 from steepen.utils.json_io import parse_json
 
 PREFETCHED_JOBS = 3  # whose prompts are encoded before they are scored
@@ -291,7 +291,7 @@ def _saved(folder: Path | None, job: _Job) -> list[Outcome] | None:
     if folder is None or not (folder / job.name).is_file():
         return None
     try:
-        with (folder / job.name).open(encoding="utf-8") as file:
+        with open(folder / job.name, encoding="utf-8", opener=open_regular) as file:
             outcomes = [_read_line(line) for line in file]
     except (OSError, ValueError, TypeError, KeyError):
         return None

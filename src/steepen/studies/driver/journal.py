@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steepen.errors import SteepenError, UsageError, nearest
+from steepen.errors import SteepenError, UsageError, nearest, show
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.files import remove_leftovers
-from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.lock import file_lock, is_locked
+from steepen.utils.validate import require
 
 JOURNAL = "study.json"
 LOCK = "lock"
@@ -38,6 +39,10 @@ class RequestedRun:
     seed: int
     tokens: int
     flops: float
+
+    def __post_init__(self) -> None:
+        # A journal from elsewhere must not name a directory outside the store.
+        require(_is_plain(self.run), "RequestedRun", "run", self.run, "the name of a run's directory")
 
     @staticmethod
     def of(spec: RunSpec) -> RequestedRun:
@@ -64,6 +69,9 @@ class JournalEntry:
     host: str = field(default_factory=socket.gethostname)
     version: int = JOURNAL_VERSION
 
+    def __post_init__(self) -> None:
+        check_study_name(self.name)
+
 
 class Journal:
     """The journal of one study. Several processes may drive a study: they request the same runs."""
@@ -82,7 +90,7 @@ class Journal:
 
         Rejects a name that is taken by a study with other options.
         """
-        _check_name(name)
+        check_study_name(name)
         given: dict[str, Any] = json.loads(json.dumps(to_builtins(options)))
         folder = studies / name
         began = _now()
@@ -105,7 +113,7 @@ class Journal:
         """The journal in a study's folder."""
         file = folder / JOURNAL
         try:
-            value = without_checksum(parse_json(file.read_bytes()))
+            value = without_checksum(read_json(file))
             return Journal(folder, from_builtins(JournalEntry, value, "study"))
         except FileNotFoundError as error:
             raise UsageError(f"{folder} holds no study (there is no {file.name} in it).") from error
@@ -177,7 +185,7 @@ class Journal:
 @contextlib.contextmanager
 def preparing_data(studies: Path, name: str) -> Generator[None]:
     """Hold the lock of a study that has no journal yet, while its data is prepared: see `find_preparing`."""
-    _check_name(name)
+    check_study_name(name)
     with file_lock(studies / name / LOCK, shared=True, wait=True, poll_seconds=0.1):
         yield
 
@@ -198,9 +206,15 @@ def list_preparing(studies: Path) -> list[str]:
     )
 
 
-def _check_name(name: str) -> None:
-    if not name or "/" in name or name.startswith("."):
-        raise UsageError(f"a study can't be named {name!r}: use letters, digits, - and _.")
+def check_study_name(name: str) -> None:
+    """Raise UsageError unless a study can have this name."""
+    if not _is_plain(name):
+        raise UsageError(f"a study can't be named {show(name)}: use letters, digits, - and _.")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a text can name one entry of a directory, and no hidden one."""
+    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
 
 
 def find_study_folder(study: str, studies: Path) -> Path:

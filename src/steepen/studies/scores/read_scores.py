@@ -12,7 +12,7 @@ from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
 from steepen.runs.record import RunRecord
 from steepen.studies.scores.score_series import ScoredCheckpoint, checkpoint_of
-from steepen.utils.json_io import parse_json
+from steepen.utils.json_io import read_json
 
 # Columns of a table of scores, by our names of them, besides arm, flops and loss.
 SCORE_COLUMNS = {
@@ -64,7 +64,7 @@ def _record_files(path: Path) -> list[Path]:
 
 def _record(file: Path) -> RunRecord:
     try:
-        return RunRecord.from_dict(parse_json(file.read_bytes()))
+        return RunRecord.from_dict(read_json(file))
     except (OSError, ValueError, SteepenError) as error:
         raise SteepenError(f"the record {file} cannot be read ({error}).") from error
 
