@@ -6,26 +6,32 @@ record, metrics, tokenizer; with weights also the last checkpoint) and, where th
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
 import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from steepen.errors import SteepenError, UsageError
+from steepen.errors import SteepenError, UsageError, show
 from steepen.runs.store import RunDirectory
-from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder
-from steepen.utils.files import write_atomically
+from steepen.studies.driver.journal import JOURNAL, Journal, check_study_name, find_study_folder
+from steepen.utils.codec import from_builtins
+from steepen.utils.files import sha256_of_file, write_atomically
+from steepen.utils.json_io import parse_json
 
 if TYPE_CHECKING:
     from steepen.report.write import ShowSteps
 
 MANIFEST = "MANIFEST.json"
 VERSION = 1
+MAX_UNPACKED, MAX_RATIO, MAX_FILES = 1 << 30, 100, 1_000_000  # bytes; bytes per byte of the pack; files
 RUN_FILES = ("spec.json", "record.json", "failure.json", "metrics.jsonl", "samples.jsonl", "tokenizer.json")
 
 
@@ -38,6 +44,20 @@ class Packed:
     runs: int
     files: int
     bytes: int  # of the file itself, or of the files unpacked from it
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What MANIFEST.json holds."""
+
+    version: int
+    study: str
+    files: dict[str, str]  # SHA-256 by name
+
+    def __post_init__(self) -> None:
+        check_study_name(self.study)
+        if f"studies/{self.study}/{JOURNAL}" not in self.files:
+            raise UsageError(f"this pack has no study {self.study}.")
 
 
 def pack(
@@ -89,49 +109,44 @@ def unpack(path: str | Path, out: str | Path = ".") -> Packed:
     source, target = Path(path), Path(out)
     if not source.is_file():
         raise UsageError(f"there is no file {source}; give one that `steepen pack` wrote.")
-    try:
-        with tarfile.open(source, "r:gz") as tar:
-            manifest = _manifest(tar, source)
-            contents = {
-                name: _checked(tar, name, digest, source) for name, digest in manifest["files"].items()
-            }
-    except (tarfile.TarError, OSError, EOFError, ValueError, KeyError) as error:
-        raise SteepenError(f"{source} is not a readable pack ({error}).") from None
-    study = str(manifest["study"])
-    places = {_place(name, study, target, source): data for name, data in contents.items()}
-    for place, data in places.items():
-        if (
-            place.exists()
-            and place.read_bytes() != data
-            and "report" not in place.relative_to(target).parts[:1]
-        ):
-            raise UsageError(f"{place} is already there with another content; unpack elsewhere with --out.")
-    for place, data in places.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(place, data)
-    runs = {PurePosixPath(name).parts[1] for name in contents if name.startswith("runs/")}
-    size = sum(map(len, contents.values()))
-    return Packed(target / "studies" / study, study, len(runs), len(contents), size)
+    with _reading(source):
+        tar = tarfile.open(source, "r:gz")  # noqa: SIM115
+    with tar, _reading(source):
+        members = _members(tar, source)
+        manifest = _manifest(tar, members)
+        places = {name: _place(name, manifest.study, target, source) for name in manifest.files}
+        size = 0
+        for name, digest in manifest.files.items():
+            size += _check(tar, members, name, digest, source)
+        new = _new_places(manifest.files, places)
+        for name in new:
+            write_atomically(places[name], _open(tar, members, name).read())
+    runs = {PurePosixPath(name).parts[1] for name in manifest.files if name.startswith("runs/")}
+    return Packed(target / "studies" / manifest.study, manifest.study, len(runs), len(places), size)
 
 
 def _study_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.iterdir()):
         if path.is_file() and (path.name == JOURNAL or path.suffix in (".yaml", ".json", ".md")):
-            yield f"studies/{name}/{path.name}", path
+            yield f"studies/{name}/{path.name}", _own(path, folder)
 
 
 def _run_files(run: RunDirectory, weights: bool) -> Iterator[tuple[str, Path]]:
-    for name in RUN_FILES:
-        if (run.path / name).is_file():
-            yield f"runs/{run.path.name}/{name}", run.path / name
+    found = [run.path / name for name in RUN_FILES]
     for folder in (run.path / "scores", run.path / "evaluation"):
-        for path in sorted(folder.rglob("*.json")):
-            yield f"runs/{run.path.name}/{path.relative_to(run.path).as_posix()}", path
+        found += sorted(folder.rglob("*.json"))
     if weights and run.saved_step() >= 0:
-        final = max(path for path in run.checkpoints.iterdir() if path.name.isdigit())
-        for path in sorted(final.rglob("*")):
-            if path.is_file():
-                yield f"runs/{run.path.name}/{path.relative_to(run.path).as_posix()}", path
+        found += sorted((run.checkpoints / f"{run.saved_step():08d}").rglob("*"))
+    for path in found:
+        if path.is_file():
+            yield f"runs/{run.path.name}/{path.relative_to(run.path).as_posix()}", _own(path, run.path)
+
+
+def _own(path: Path, folder: Path) -> Path:
+    """The path, if it lies in the folder: a link in a folder from elsewhere may lead to a private file."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"{path} is a link that leads out of {folder}; replace it by the file to pack it.")
+    return path
 
 
 def _write(path: Path, study: str, files: dict[str, Path]) -> None:
@@ -145,28 +160,74 @@ def _write(path: Path, study: str, files: dict[str, Path]) -> None:
             tar.addfile(entry, io.BytesIO(data))
 
 
-def _manifest(tar: tarfile.TarFile, source: Path) -> dict[str, Any]:
-    file = tar.extractfile(MANIFEST)
-    value = json.loads(b"" if file is None else file.read())
-    if value["version"] != VERSION:
-        raise UsageError(f"{source} is a pack of version {value['version']}; this steepen reads {VERSION}.")
-    return value
+@contextlib.contextmanager
+def _reading(source: Path) -> Generator[None]:
+    """Report a damaged archive, and not a full disk, in one sentence."""
+    try:
+        yield
+    except (tarfile.TarError, zlib.error, EOFError, ValueError, gzip.BadGzipFile) as error:
+        raise SteepenError(f"{source} is not a readable pack ({error}).") from None
 
 
-def _checked(tar: tarfile.TarFile, name: str, digest: str, source: Path) -> bytes:
-    file = tar.extractfile(name)
-    data = b"" if file is None else file.read()
-    if hashlib.sha256(data).hexdigest() != digest:
+def _members(tar: tarfile.TarFile, source: Path) -> dict[str, tarfile.TarInfo]:
+    """The files of an archive by name; raises if it would unpack to absurdly much."""
+    limit, total = max(MAX_UNPACKED, MAX_RATIO * source.stat().st_size), 0
+    found: dict[str, tarfile.TarInfo] = {}
+    for member in tar:
+        total += member.size
+        if total > limit or len(found) > MAX_FILES:
+            raise SteepenError(
+                f"{source} would unpack to more than {limit / 2**30:,.0f} GiB or {MAX_FILES:,} files: it is "
+                "not a pack of a study."
+            )
+        if member.isreg():
+            found[member.name] = member
+    return found
+
+
+def _manifest(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> Manifest:
+    value: Any = parse_json(_open(tar, members, MANIFEST).read())
+    found = from_builtins(Manifest, value, MANIFEST)
+    if found.version != VERSION:
+        raise UsageError(f"this is a pack of version {found.version}; this steepen reads {VERSION}.")
+    return found
+
+
+def _open(tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str) -> IO[bytes]:
+    file = tar.extractfile(members[name]) if name in members else None
+    if file is None:
+        raise ValueError(f"it has no {name}")
+    return file
+
+
+def _check(
+    tar: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str, digest: str, source: Path
+) -> int:
+    """Compare a file of a pack with its checksum; returns its bytes."""
+    if hashlib.file_digest(_open(tar, members, name), "sha256").hexdigest() != digest:  # pyright: ignore[reportArgumentType]
         raise SteepenError(f"{source} is damaged: {name} does not have the checksum it was packed with.")
-    return data
+    return members[name].size
+
+
+def _new_places(digests: dict[str, str], places: dict[str, Path]) -> list[str]:
+    """The files that are not there yet; raises if one is there with another content, except in report/."""
+    new: list[str] = []
+    for name, place in places.items():
+        if place.exists() and sha256_of_file(place) == digests[name]:
+            continue
+        if place.exists() and not name.startswith("report/"):
+            raise UsageError(f"{place} is already there with another content; unpack elsewhere with --out.")
+        new.append(name)
+    return new
 
 
 def _place(name: str, study: str, target: Path, source: Path) -> Path:
     """Where a file of a pack goes; a name that would leave the target is rejected."""
     parts = PurePosixPath(name).parts
-    outside = not parts or parts[0] not in ("studies", "runs", "report") or ".." in parts
-    if outside or "/" in study or study.startswith("."):
-        raise SteepenError(f"{source} has a file {name!r}, which does not belong to a study.")
+    inside = len(parts) > 2 if parts[:1] != ("report",) else len(parts) > 1
+    good = parts[:1] in (("studies",), ("runs",), ("report",)) and not {".."} & {*parts}
+    if not (inside and good) or "\0" in name:
+        raise SteepenError(f"{source} has a file {show(name)}, which does not belong to a study.")
     if parts[0] == "report":
         parts = ("report", study, *parts[1:])
     return target.joinpath(*parts)
