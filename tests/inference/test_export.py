@@ -220,6 +220,30 @@ def test_safetensors_export_and_its_import(trained: Path, tmp_path: Path) -> Non
     )
 
 
+WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no spec": lambda told: told.pop("spec"),
+    "a step that is text": lambda told: told.update(step="last"),
+    "absurd passes": lambda told: told.update(stored_passes=10**9),
+    "a negative step": lambda told: told.update(step=-5),
+    "an incomplete tokenizer": lambda told: told.update(tokenizer={"name": "bpe:300"}),
+    "a tokenizer with another pattern": lambda told: told["tokenizer"].update(pattern="(a+)+$"),
+    "another run's record": lambda told: told["spec"].update(seed=7),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_altered_description_is_rejected(
+    how: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = export(trained, tmp_path / "out", "safetensors")
+    told = json.loads((folder / "steepen.json").read_text())
+    WRONG[how](told)
+    (folder / "steepen.json").write_text(json.dumps(told))
+    assert main(["import", str(folder), "--runs", str(tmp_path / "runs")]) in (1, 2)
+    assert "internal error" not in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_gpt2_tokenizer_has_the_same_ids_in_both_formats(tmp_path: Path) -> None:
     gpt2 = Tokenizer.gpt2()
     made = to_hugging_face(gpt2)

@@ -239,6 +239,11 @@ def test_a_file_with_code_is_rejected_and_not_executed(
             {"resolved_core_layer_count": 1, "resolved_coda_layer_count": 3, "n_layer": 7},
             "has no transformer",
         ),
+        ({"n_layer": "six"}, "is not the configuration of this model"),
+        ({"n_head": 0}, "is not the configuration of this model|heads"),
+        ({"core_repetitions": 1e300}, "passes"),
+        ({"adam_betas": [0.8]}, "is not the configuration of this model"),
+        ({"output_multiplier": [1]}, "is not the configuration of this model"),
     ],
 )
 def test_an_unknown_configuration_is_rejected(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -74,7 +74,13 @@ def read_model(checkpoint: Path, result: Mapping[str, Any], result_file: Path) -
     missing = [name for name in REQUIRED if name not in result]
     if missing:
         raise UsageError(f"{result_file} lacks {missing[0]}: it is not the configuration of a model.")
-    given = read_parameters(checkpoint)
+    try:
+        return _model(result, read_parameters(checkpoint), result_file)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:  # of numbers and names it states
+        raise UsageError(f"{result_file} is not the configuration of this model ({error}).") from error
+
+
+def _model(result: Mapping[str, Any], given: Mapping[str, Tensor], result_file: Path) -> AuthorsModel:
     arm, shape, schedule = _network(result, given, result_file)
     spec = RunSpec(
         arm=arm,
@@ -103,7 +109,7 @@ def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
             f"{checkpoint} contains code or objects other than tensors and was not loaded: use a file "
             "that has only weights in it."
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file fails in many ways
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SteepenError(f"{checkpoint} cannot be read ({reason}): copy it again.") from error
     state: Any = cast("dict[str, Any]", loaded).get("model", loaded) if isinstance(loaded, dict) else None
@@ -113,7 +119,11 @@ def read_parameters(checkpoint: Path) -> dict[str, Tensor]:
         )
     tensors = cast("dict[str, Tensor]", state)
     # Buffers follow from the configuration.
-    return {name: value.float() for name, value in tensors.items() if name.endswith(".weight")}
+    weights = {name: value for name, value in tensors.items() if str(name).endswith(".weight")}
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"{checkpoint} is damaged: {name} is not a tensor.")
+    return {name: value.float() for name, value in weights.items()}
 
 
 def _network(

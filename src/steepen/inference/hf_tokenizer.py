@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from steepen.data.tokenizer import END_OF_TEXT, SPLIT_PATTERN, Tokenizer, bytes_to_unicode
+from steepen.data.tokenizer import END_OF_TEXT, SPLIT_PATTERN, Tokenizer, bytes_to_unicode, known_pattern
 from steepen.errors import SteepenError
+from steepen.utils.json_io import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -59,10 +59,10 @@ def from_hugging_face(file: Path, description: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that `to_hugging_face` wrote; `description` has its name, pattern and hash."""
     byte_of = {letter: byte for byte, letter in enumerate(bytes_to_unicode())}
     try:
-        vocabulary = cast("dict[str, int]", json.loads(file.read_bytes())["model"]["vocab"])
+        vocabulary = cast("dict[str, int]", read_json(file)["model"]["vocab"])
         ordered = sorted(vocabulary, key=vocabulary.__getitem__)
         tokens = tuple(bytes(byte_of[letter] for letter in name) for name in ordered)
-        tokenizer = Tokenizer(str(description["name"]), tokens, str(description["pattern"]))
+        tokenizer = Tokenizer(str(description["name"]), tokens, known_pattern(description["pattern"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SteepenError(f"the tokenizer {file} cannot be read ({error}).") from error
     if tokenizer.identity != description["sha256"]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +17,33 @@ from steepen.inference.weights import digest, read_folder
 from steepen.inference.weights import from_hugging_face as own_weights
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
+from steepen.utils.codec import from_builtins
+from steepen.utils.json_io import read_json
+from steepen.utils.validate import require
 
 CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `describe` of `export` writes: all that makes the run again."""
+
+    format: str
+    run: str
+    step: int
+    passes: int
+    stored_passes: int
+    weights_sha256: str
+    tokenizer: dict[str, str] | None
+    spec: RunSpec
+    record: dict[str, Any] | None
+    network: dict[str, Any] = field(default_factory=dict[str, Any])  # for readers without steepen
+
+    def __post_init__(self) -> None:
+        most = self.spec.schedule.max_passes
+        require(0 <= self.step <= self.spec.steps, "run", "step", self.step, f"from 0 to {self.spec.steps:,}")
+        good = 1 <= self.stored_passes <= most
+        require(good, "run", "stored_passes", self.stored_passes, f"from 1 to {most:,}")
 
 
 @dataclass(frozen=True)
@@ -73,20 +97,21 @@ def _import_published(checkpoint: Path, result_file: Path, runs: Path, out: str 
 def _import_export(
     folder: Path, described: Any, runs: Path, out: str | Path | None, *, hugging_face: bool
 ) -> ImportedRun:
-    if not isinstance(described, Mapping) or described.get("format") != EXPORT_FORMAT:
+    if not isinstance(described, Mapping) or cast("Any", described).get("format") != EXPORT_FORMAT:
         raise UsageError(
             f"{folder} was not exported by steepen: its {CONFIG_FILE} does not describe a run; to score "
             f"another model of transformers, use `steepen eval --hf`."
         )
-    known = cast("Mapping[str, Any]", described)
-    spec = RunSpec.from_dict(known["spec"])
-    stored_passes = int(known["stored_passes"])
+    known = from_builtins(Description, dict(cast("Mapping[str, Any]", described)), f"{folder}: run")
+    spec = known.spec
     weights = read_folder(folder)
     if hugging_face:
-        weights = own_weights(weights, network_of(spec, stored_passes))
+        weights = own_weights(weights, network_of(spec, known.stored_passes))
     notes: list[str] = []
-    record = None if known["record"] is None else RunRecord.from_dict(known["record"])
-    if digest(weights) != known["weights_sha256"]:
+    record = None if known.record is None else RunRecord.from_dict(known.record)
+    if record is not None and record.run != spec.hash:
+        raise SteepenError(f"{folder} has the record of another run, {record.run}, not of {spec.hash}.")
+    if digest(weights) != known.weights_sha256:
         record = None
         notes.append("the weights have changed since the export, so the run has no record.")
     path = Path(out) if out is not None else runs / spec.hash
@@ -94,18 +119,20 @@ def _import_export(
         path,
         spec,
         weights,
-        step=int(known["step"]),
-        stored_passes=stored_passes,
-        tokenizer=_tokenizer(folder, known["tokenizer"]),
+        step=known.step,
+        stored_passes=known.stored_passes,
+        tokenizer=_tokenizer(folder, known.tokenizer),
         record=record,
     )
     return ImportedRun(path, spec, tuple(notes))
 
 
-def _tokenizer(folder: Path, described: Mapping[str, Any] | None) -> Tokenizer | None:
+def _tokenizer(folder: Path, described: Mapping[str, str] | None) -> Tokenizer | None:
     """The tokenizer: GPT-2's, which ships with the package, or the one in the folder."""
     if described is None:
         return None
+    if not {"name", "pattern", "sha256"} <= described.keys():
+        raise SteepenError(f"{folder} does not describe its tokenizer: export the run again.")
     if described["name"] == "gpt2" and Tokenizer.gpt2().identity == described["sha256"]:
         return Tokenizer.gpt2()
     if not (folder / TOKENIZER_FILE).is_file():
@@ -115,7 +142,7 @@ def _tokenizer(folder: Path, described: Mapping[str, Any] | None) -> Tokenizer |
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         assert isinstance(content, dict)
         return cast("dict[str, Any]", content)
     except (OSError, ValueError, AssertionError) as error:

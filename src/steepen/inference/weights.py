@@ -65,7 +65,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of the safetensors files of a folder, in fp32."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if not files:
         raise UsageError(f"{folder} has no safetensors file.")
     found: dict[str, Tensor] = {}
