@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from steepen.cli.app import main
 from steepen.errors import UsageError
-from steepen.laws.registered_forecasts import read_registered, score_registered
+from steepen.laws.registered_forecasts import RANGES, read_registered, score_registered
 
 FLOPS = np.geomspace(3e17, 1e20, 7)
 LATER = 1.2e21
@@ -71,6 +73,16 @@ def test_lines_are_only_added_and_measured_runs_are_not_forecast(
     assert fit(*words, "1e21") == 2
     assert "line 1: not a registered forecast" in capsys.readouterr().err
     assert fit(table, "--score", str(tmp_path / "none")) == 2
+
+
+@pytest.mark.parametrize("change", [{"gamma": 1e308}, {"log_a": 1e9}, {"forecast": math.nan}, {"flops": 0}])
+def test_absurd_forecast_is_rejected(change: dict[str, float], tmp_path: Path) -> None:
+    file = tmp_path / "forecasts.jsonl"
+    good: dict[str, Any] = dict.fromkeys(RANGES, 1.0) | {"interval": [0.9, 1.1], "runs": 5}
+    good |= dict.fromkeys(("arm", "method", "reference", "data_sha256", "registered"), "x")
+    file.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
+    with pytest.raises(UsageError, match=f"line 2: not a registered forecast .*{next(iter(change))}"):
+        read_registered(file)
 
 
 def test_forecast_without_its_run_is_not_scored() -> None:

@@ -51,6 +51,24 @@ def test_every_format_gives_the_same_ladders(tmp_path: Path, content: bytes) -> 
     assert ladders["grow"].flops.tolist() == [1e18, 1e19]
 
 
+def test_damaged_and_absurd_archives_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, packed = tmp_path / "runs.csv.gz", gzip.compress(CSV.encode())
+    for place in range(10, len(packed), 7):
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 255]) + packed[place + 1 :])
+        with pytest.raises(UsageError, match="not a readable gzip file"):
+            read_table(path)
+    monkeypatch.setattr("steepen.laws.read_table.MAX_MEGABYTES", 2)
+    path.write_bytes(gzip.compress(bytes(4 << 20)))
+    with pytest.raises(UsageError, match="larger than 2 MiB"):
+        read_table(path)
+
+
+def test_number_of_too_many_digits_in_json_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text('[{"arm": "a", "flops": 1e18, "loss": ' + "1" * 5000 + "}]")
+    with pytest.raises(UsageError, match="not JSON"):
+        read_table(tmp_path / "runs.json")
+
+
 def test_excel_is_read_or_openpyxl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs.xlsx"
     path.write_bytes(b"PK\x03\x04 not a workbook")

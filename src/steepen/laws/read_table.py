@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from steepen.laws.table import Table
 
 DELIMITERS = (",", ";", "\t", "|")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+MAX_MEGABYTES = 256  # of a table, unpacked
 FORMATS = "CSV, TSV, JSON, Parquet or Excel"
 
 
@@ -42,11 +44,13 @@ def read_table(
 
 
 def _read(path: Path) -> Table:
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        data = _read_bounded(path, file)
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
+            with gzip.open(io.BytesIO(data)) as file:
+                data = _read_bounded(path, file)
+        except (OSError, EOFError, zlib.error) as error:
             raise UsageError(f"{path.name} is not a readable gzip file ({error}).") from None
     if data[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path.name, data)
@@ -60,6 +64,16 @@ def _read(path: Path) -> Table:
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson") and text.strip():
         raise UsageError(f"{path.name}, line 1: not JSON; write one object a line, or an array of objects.")
     return _read_delimited(path.name, text)
+
+
+def _read_bounded(path: Path, file: io.BufferedIOBase) -> bytes:
+    """What a file or archive holds; raises if that is too much for a table."""
+    blocks: list[bytes] = []
+    while block := file.read(1 << 20):
+        blocks.append(block)
+        if len(blocks) > MAX_MEGABYTES:
+            raise UsageError(f"{path.name} is larger than {MAX_MEGABYTES} MiB; a table of runs is not.")
+    return b"".join(blocks)
 
 
 def _decode(name: str, data: bytes) -> str:
@@ -122,7 +136,7 @@ def _read_json(name: str, text: str) -> Table:
     """JSON lines, an array of objects, or an object of columns."""
     try:
         whole = json.loads(text)
-    except json.JSONDecodeError:
+    except ValueError:  # lines of JSON, which are read below, or a number of too many digits
         whole = None
     except RecursionError:
         raise UsageError(f"{name} is nested too deeply for a table.") from None

@@ -24,10 +24,21 @@ from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import forecast_loss, own_law
 from steepen.utils.codec import from_builtins
+from steepen.utils.files import read_file, write_atomically
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import parse_json
 from steepen.utils.validate import require
 
+RANGES = {  # of a forecast's numbers: wide enough for any law, and narrow enough for its powers
+    "flops": (1e-9, 1e60),
+    "c0": (1e-9, 1e60),
+    "forecast": (-1e9, 1e9),
+    "standard_error": (0.0, 1e9),
+    "confidence": (0.0, 1.0),
+    "e": (-1e9, 1e9),
+    "log_a": (-500.0, 500.0),
+    "gamma": (-4.0, 4.0),
+}
 SAME_COMPUTE = 0.05  # a run within this fraction of the registered FLOPs is the one that was forecast
 
 
@@ -53,6 +64,14 @@ class RegisteredForecast:
     runs: int
     data_sha256: str
     registered: str  # date and time in UTC
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            require(low <= value <= high, "forecast", name, value, f"from {low:g} to {high:g}")
+        low, high = self.interval
+        ordered = -1e9 <= low <= high <= 1e9
+        require(ordered, "forecast", "interval", self.interval, "two numbers, the smaller first")
 
     def law(self, flops: float) -> float:
         """The registered law's loss at any compute."""
@@ -143,9 +162,9 @@ def register_forecasts(
             f"every arm already has a run at {format_flops(flops)} FLOPs, so there is nothing left to"
             " forecast; choose another compute with --budget."
         )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(asdict(one)) + "\n" for one in found)
+    lines = [json.dumps(asdict(one)) + "\n" for one in found]
+    # As a whole: a full disk must not leave half a line, which nobody could read or add to.
+    write_atomically(file, (read_file(file) if file.exists() else b"") + "".join(lines).encode())
     return found
 
 
@@ -160,11 +179,9 @@ def read_registered(file: Path) -> list[RegisteredForecast]:
         raise UsageError(f"{file} cannot be read ({error}).") from None
     for number, line in enumerate(lines, start=1):
         try:
-            one = from_builtins(RegisteredForecast, parse_json(line))
-            require(one.flops > 0 and one.c0 > 0, "forecast", "flops", one.flops, "positive, and c0 too")
-            found.append(one)
-        except (ValueError, UsageError):
-            raise UsageError(f"{file}, line {number}: not a registered forecast.") from None
+            found.append(from_builtins(RegisteredForecast, parse_json(line), "forecast"))
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"{file}, line {number}: not a registered forecast ({error}).") from None
     return found
 
 
