@@ -21,10 +21,11 @@ from run_fixtures import make_spec
 from steepen.cli.app import main
 from steepen.errors import UsageError, show
 from steepen.launch.worker import TrainCommand, TrainProcess
+from steepen.report.contents import figure_csv
 from steepen.report.table_files import to_csv
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.answer import Table
+from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.utils.formatting import printable
 from steepen.utils.imports import code_from, import_object, trust_code
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
@@ -164,8 +165,16 @@ def test_names_in_every_table_are_printable(
 
 def test_cells_of_a_csv_file_are_no_formulas() -> None:
     rows = (("=cmd()", -1.5), ("+1", 2), ("@x", 3), ("vanilla", 4))
-    found = list(csv.reader(io.StringIO(to_csv(Table("runs", ("arm", "loss"), rows)))))[1:]
-    assert found == [["'=cmd()", "-1.5"], ["'+1", "2"], ["'@x", "3"], ["vanilla", "4"]]
+    found = list(csv.reader(io.StringIO(to_csv(Table("runs", ("arm", "=loss"), rows)))))
+    assert found == [["arm", "'=loss"], ["'=cmd()", "-1.5"], ["'+1", "2"], ["'@x", "3"], ["vanilla", "4"]]
+
+
+def test_cells_of_a_figures_csv_file_are_no_formulas() -> None:
+    series = Series("=cmd()", "points", (1.0,), (-2.0,), runs=("=run",), texts=("@x",))
+    panel = Panel("+title", Axis("=x"), Axis("@y"), (series,))
+    (_, *rows) = csv.reader(io.StringIO(figure_csv([panel], {})))
+    assert rows and all(cell[:1] not in ("=", "+", "@") for row in rows for cell in row)
+    assert rows[0][6:8] == ["1.0", "-2.0"] and rows[0][1] == "'=cmd()"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +192,13 @@ def test_output_degrades_where_the_encoding_lacks_characters(
 
 def test_closed_output_and_removed_directory_give_no_traceback(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; {sys.executable} -m steepen runs --runs {tmp_path} >&-"
+    closed = f"{sys.executable} -m steepen runs --runs {tmp_path} >&-"
+    done = subprocess.run(closed, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; {sys.executable} -m steepen arms"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert done.stderr == "steepen: the current directory was removed; change to another one.\n"
 
 
 json_values = st.recursive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -33,7 +32,7 @@ from steepen.cli import (
     train,
 )
 from steepen.cli.short_types import shorten_types
-from steepen.errors import SteepenError, shorten
+from steepen.errors import SteepenError, is_out_of_memory, shorten
 from steepen.utils.imports import code_from
 from steepen.utils.printable_stream import printable_output
 
@@ -135,10 +134,13 @@ def main(arguments: list[str] | None = None) -> int:
     _mend_streams()
     # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with contextlib.suppress(FileNotFoundError):  # the current directory was removed
+    try:
         here = str(Path.cwd())
-        if here not in sys.path:  # at the end: `my_module:ARM` is found but never shadows another module
-            sys.path.append(here)
+    except FileNotFoundError:  # libraries fail there with messages of their own
+        _print_error("the current directory was removed; change to another one.")
+        return 1
+    if here not in sys.path:  # at the end: `my_module:ARM` is found but never shadows another module
+        sys.path.append(here)
     try:
         with code_from(words, trust_all=trust), printable_output():
             shorten_types(typer.main.get_command(app))(args=words, prog_name="steepen")
@@ -169,6 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, MemoryError) or ("torch" in sys.modules and is_out_of_memory(error)):
+            _print_error("out of memory; use smaller sizes, or a machine with more.")
+            return 1
         reason = shorten(str(error))
         _print_error(f"internal error: {type(error).__name__}: {reason} (add --debug for the traceback).")
         return 70

@@ -11,6 +11,7 @@ from steepen.report.groups import curves_of, role_text
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panel, scatter_table
 from steepen.report.summary import summary_table
+from steepen.report.table_files import no_formula
 from steepen.studies.answer import Panel, Table
 
 
@@ -82,7 +83,8 @@ def figure_csv(panels: Sequence[Panel], titles: dict[str, str]) -> str:
                     high = _item(series.y_high if series.kind == "band" else series.high, i)
                     middle = "" if series.kind == "band" else repr(y)
                     numbers = (repr(x), middle, low, high)
-                    writer.writerow((*head, *numbers, _item(series.runs, i), _item(series.texts, i)))
+                    texts = (_item(series.runs, i), _item(series.texts, i))
+                    writer.writerow((*map(no_formula, head), *numbers, *map(no_formula, texts)))
     return text.getvalue()
 
 

@@ -33,12 +33,12 @@ def to_csv(table: Table) -> str:
     """Comma-separated: numbers in full precision, empty cells for None, lists as JSON."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows([[_raw(_no_formula(value)) for value in row] for row in table.rows])
+    writer.writerow([no_formula(name) for name in table.columns])
+    writer.writerows([[_raw(no_formula(value)) for value in row] for row in table.rows])
     return text.getvalue()
 
 
-def _no_formula(value: Any) -> Any:
+def no_formula(value: Any) -> Any:
     """Text that a spreadsheet would take for a formula, with an apostrophe before it."""
     return (
         f"'{value}"
