@@ -12,21 +12,13 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core_bundle import write_bundle
+from clean_place import Place, eval_words, no_hang
 from steepen.cli.app import main
-from steepen.data import Dataset
-from steepen.runs.spec import RunSpec
-from steepen.runs.store import RunStore
-from steepen.studies.answer import Answer
-from steepen.studies.driver.journal import Journal
-from steepen.training.train_options import TrainOptions
-from steepen.training.trainer import train
 from steepen.utils.json_io import write_json
 
 ALL = "STEEPEN_CHAOS" in os.environ
@@ -79,9 +71,11 @@ def damage(path: Path, how: str) -> None:
         path.symlink_to(path.with_name("nowhere"))
     elif how == "a loop of links":
         path.symlink_to(path)
+    elif how == "a pipe":
+        os.mkfifo(path)
 
 
-DAMAGES = (*CONTENTS, "missing", "a directory", "a dangling link", "a loop of links")
+DAMAGES = (*CONTENTS, "missing", "a directory", "a dangling link", "a loop of links", "a pipe")
 RUN_FILES = ("spec.json", "record.json", "metrics.jsonl", "tokenizer.json", "lock", "failure.json")
 NEWEST = ("checkpoints/00000006/checkpoint.json", "checkpoints/00000006/state.safetensors")
 SCORES = ("evaluation/00000006/evaluation.json", "evaluation/00000006/core/*/choose.seed0.jsonl")
@@ -95,6 +89,8 @@ FAULTS = [
         ("data", DATA_FILES),
         ("study", ("studies/s/study.json",)),
         ("bundle", BUNDLE_FILES),
+        ("export", ("steepen.json", "model.safetensors", "tokenizer.json")),
+        ("pack", ("s.tar.gz",)),
     )
     for file in files
     for how in DAMAGES
@@ -102,51 +98,11 @@ FAULTS = [
 CHOSEN = FAULTS if ALL else random.Random(SEED).sample(FAULTS, FEW)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A finished and evaluated run, an unfinished one, their data, a bundle and a study, to be copied."""
-
-    root: Path
-    run: str
-    loss: float
-    scores: dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def place(
-    make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path_factory: pytest.TempPathFactory
-) -> Place:
-    root = tmp_path_factory.mktemp("clean")
-    spec = make_spec("untied-grow", depth=2, steps=6)
-    shutil.copytree(tiny_data.directory, root / "data")
-    options = TrainOptions(device="cpu", quiet=True, checkpoint_every=2, keep_last=3)
-    write_bundle(root / "bundle")
-    store = RunStore(root / "runs")
-    train(spec, Dataset.open(root / "data"), store, options)
-    assert main(["eval", str(store.run(spec).path), *_eval(root)]) == 0
-    shutil.copytree(store.root, root / "unfinished")
-    (root / "unfinished" / spec.hash / "record.json").unlink()
-    record = store.record(spec)
-    assert record is not None
-    for runs in ("runs", "unfinished"):
-        write_json(root / runs / spec.hash / "failure.json", {"kind": "Failed", "message": "it failed."})
-    journal = Journal.open(root / "studies", "s", {}, store.root)
-    with journal.driving():
-        journal.add_batch([spec])
-        journal.set_answer(Answer("ladder", "Does it grow?", "", ("It does.",), {}, runs=(spec.hash,)))
-    return Place(root, spec.hash, record.validation_loss, record.evaluation)
-
-
-def _eval(root: Path) -> list[str]:
-    words = ["--data", str(root / "data"), "--core", str(root / "bundle"), "--device", "cpu"]
-    return [*words, "--tasks", "choose", "--json"]
-
-
 def _commands(where: str, root: Path, run: str) -> list[list[str]]:
     spec = str(root / "spec.json")
     train_words = ["train", "--spec", spec, "--data", str(root / "data"), "--device", "cpu", "--json"]
     resume = [*train_words, "--runs", str(root / "unfinished")]
-    evaluate = ["eval", str(root / "runs" / run), *_eval(root)]
+    evaluate = ["eval", str(root / "runs" / run), *eval_words(root)]
     runs = ["runs", "--runs", str(root / "runs")]
     if where == "run":
         show = ["runs", "show", run, "--runs", str(root / "runs")]
@@ -165,6 +121,10 @@ def _commands(where: str, root: Path, run: str) -> list[list[str]]:
             ["status", "s", *studies],
             ["report", "s", *studies, "--out", str(root / "page")],
         ]
+    if where == "export":
+        return [["import", str(root / "export"), "--runs", str(root / "imported")]]
+    if where == "pack":
+        return [["unpack", str(root / "pack" / "s.tar.gz"), "--out", str(root / "unpacked")]]
     return [evaluate]
 
 
@@ -175,14 +135,17 @@ def test_fault_is_reported_or_harmless(
     root = tmp_path / "copy"
     shutil.copytree(place.root, root, symlinks=True)
     write_json(root / "spec.json", json.loads((root / "runs" / place.run / "spec.json").read_text()))
-    folders = {"data": [root / "data"], "study": [root], "bundle": [root / "bundle"]}
-    for folder in folders.get(where, [root / "runs" / place.run, root / "unfinished" / place.run]):
-        for path in folder.glob(file):
-            damage(path, how)
+    runs = [root / "runs" / place.run, root / "unfinished" / place.run]
+    folders = runs if where == "run" else [root if where == "study" else root / where]
+    damaged = [path for folder in folders for path in folder.glob(file)]
+    assert damaged
+    for path in damaged:
+        damage(path, how)
     outcomes: list[str] = []
     for words in _commands(where, root, place.run):
         began = time.process_time()
-        code = main(words)
+        with no_hang():
+            code = main(words)
         said = capsys.readouterr()
         assert code in (0, 1, 2), (words[0], said.err)
         assert "Traceback" not in said.err, words

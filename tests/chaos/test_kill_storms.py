@@ -39,6 +39,8 @@ REPORT = os.environ.get("STEEPEN_CHAOS_REPORT")  # a file to which each storm ad
 SHARES = {"train": 0.24, "clipped": 0.2, "ranks": 0.12, "prepare": 0.2, "study": 0.12, "evaluate": 0.12}
 TIMES = {"seconds_training", "seconds_total", "tokens_per_second", "mfu", "finished", "resumed"}
 SECONDS = {"tokens_per_second", "data_wait", "checkpoint_wait"}  # in metrics
+# Of an undisturbed run's time: beyond it, so that some attempts end by themselves and are compared.
+LATEST = 1.25
 MakeSpec = Callable[..., RunSpec]
 
 
@@ -116,7 +118,7 @@ class Storm:
         processes = self._start(folder)
         killed: list[int] = []
         if not enough:
-            moment = self.choose.uniform(0, longest)
+            moment = self.choose.uniform(0, LATEST * longest)
             if self.name == "study" and self.choose.random() < 0.5:  # a worker first, which is started anew
                 part = self.choose.uniform(0, moment)
                 time.sleep(part)

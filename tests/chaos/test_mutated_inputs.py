@@ -6,7 +6,6 @@ the seed, STEEPEN_CHAOS_REPORT a file to which each test adds a line.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from mutations import mutate
 from steepen.cli.app import app, main
 from steepen.data import Dataset
 from steepen.errors import SteepenError
@@ -36,33 +36,6 @@ SEED = int(os.environ.get("STEEPEN_CHAOS_SEED", "0"))
 REPORT = os.environ.get("STEEPEN_CHAOS_REPORT")
 SECONDS = 10.0  # no command may take longer to reject its input
 MakeSpec = Callable[..., RunSpec]
-VALUES = [
-    None, True, -1, 0, 1e30, 1e308, -1e308, 10**40, float("inf"), float("nan"), "", "x" * 1000, "evil:arm",
-    [], [[]], {}, {"a": 1}, "\x1b[2J", "[/red]", "1e9", "../../x", 0.5,
-]  # fmt: skip
-
-
-def mutate(value: Any, choose: random.Random) -> Any:
-    """A copy with one field replaced, removed or added somewhere."""
-    value = copy.deepcopy(value)
-    places: list[tuple[Any, Any]] = []
-
-    def walk(node: Any) -> None:
-        items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        for key, child in items:
-            places.append((node, key))
-            walk(child)
-
-    walk(value)
-    node, key = choose.choice(places)
-    how = choose.random()
-    if how < 0.7:
-        node[key] = choose.choice(VALUES)
-    elif how < 0.85:
-        del node[key]
-    elif isinstance(node, dict):
-        node[choose.choice(["", "x", "__class__"])] = choose.choice(VALUES)
-    return value
 
 
 def test_mutated_specs_presets_and_recipes_are_read_or_rejected(make_spec: MakeSpec, tmp_path: Path) -> None:
