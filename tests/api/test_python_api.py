@@ -217,7 +217,8 @@ def test_the_class_of_a_block_is_an_arm(tmp_path: Path, monkeypatch: pytest.Monk
 def runs(store: RunStore, spec: Spec, trainer: ModuleType) -> Path:
     """Three finished runs, one of them evaluated, and one that waits."""
     for seed, arm in ((1, "vanilla"), (2, "vanilla"), (3, "untied-2")):
-        scores = {"core": {"core22": 0.25, "tasks": {"arc": {"centered": 0.5}}}} if seed == 2 else {}
+        core = {"core22": 0.25, "tasks": {"arc": {"centered": 0.5, "nll": 2.0}}}
+        scores = {"core": core} if seed == 2 else {}
         record = trainer.record_of(spec(seed, arm=arm), loss=4.0 - seed / 10, evaluation=scores)
         folder = store.root / record.run
         write_json(folder / "spec.json", record.spec.to_dict())
