@@ -14,6 +14,7 @@ import ctypes
 import importlib
 import io
 import json
+import math
 import os
 import select
 import signal
@@ -21,9 +22,11 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from steepen.launch.subprocess_entry import terminate_with_parent
 from steepen.launch.worker import python_path
 
 ORPHAN_SECONDS = 30.0  # for the workers of a killed study to save and end
@@ -39,7 +42,7 @@ PRELOADED = (  # what the commands import
 )
 
 
-def _become(commands: list[str], environment: dict[str, str], log: str) -> NoReturn:
+def become(commands: list[str], environment: dict[str, str], log: str) -> NoReturn:
     """Run one command in this forked process, as a process of its own would."""
     _redirect(os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     os.environ.update(environment)
@@ -68,23 +71,69 @@ def _redirect(stdin: int, stdout: int, stderr: int | None = None) -> None:
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))  # pyright: ignore[reportArgumentType]
 
 
-class ForkedWorker:
-    """What `subprocess.Popen` gives the launcher of local runs, without starting Python anew."""
+class ForkedProcess:
+    """What `subprocess.Popen` gives of a process that was forked: without starting Python anew."""
+
+    def __init__(self, process: int) -> None:
+        self.pid = process
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+            time.sleep(0.005)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _as_if_started(environment: dict[str, str]) -> None:
+    """Give this forked process its own session, environment and signals."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class ForkedCommand(ForkedProcess):
+    """A `python -m steepen …`, or a rank that it starts, with its output in `log`."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], log: Path) -> None:
+        assert command[1] == "-m" and command[2] in ("steepen", "steepen.launch.subprocess_entry"), command
+        super().__init__(os.fork())
+        if not self.pid:
+            _as_if_started(env)
+            terminate_with_parent()
+            become(list(command[3:]), {}, str(log))
+
+
+class ForkedWorker(ForkedProcess):
+    """A worker process of the launcher of local runs."""
 
     def __init__(self, command: list[str], *, env: dict[str, str], **_: Any) -> None:
         assert command[1:] == ["-m", "steepen.launch.worker_process"], command
         requests, answers = os.pipe(), os.pipe()
-        self.returncode: int | None = None
-        self.pid = os.fork()
+        super().__init__(os.fork())
         if not self.pid:
             code = 70
             try:
-                os.setsid()
                 _redirect(requests[0], answers[1], os.open(os.devnull, os.O_WRONLY))
-                os.environ.clear()
-                os.environ.update(env)
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, signal.SIG_DFL)
+                _as_if_started(env)
                 from steepen.launch import worker_process
 
                 code = worker_process.main()
@@ -96,28 +145,9 @@ class ForkedWorker:
         os.close(answers[1])
         self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
 
-    def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        return self._wait(0)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, options)
-            if ended:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
+    """Process ids of the children of a process, in the order of their start."""
     try:
         return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:
@@ -127,7 +157,7 @@ def _children(process: int) -> list[int]:
 def descendants(process: int) -> list[int]:
     """Process ids of the children of a process, and of theirs."""
     found: list[int] = []
-    for child in _children(process):
+    for child in children(process):
         found += [child, *descendants(child)]
     return found
 
@@ -179,7 +209,7 @@ def serve() -> None:
         for command, environment in zip(request["commands"], request["environments"], strict=True):
             child = os.fork()
             if not child:
-                _become(command, environment, request["log"])
+                become(command, environment, request["log"])
             processes.append(child)
         print(json.dumps(processes), file=answers, flush=True)
         print(json.dumps(_wait_for_all(processes)), file=answers, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # pyright: ignore[reportUnusedImport]  # imported by training: here, not in every rank
 
 from steepen.distributed.environment import ProcessEnvironment
 from steepen.distributed.world import World
@@ -67,6 +69,7 @@ def _rank(
 ) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    gc.freeze()  # collections need not go through what the parent has
     try:
         world = World(environment)
         world.join(torch.device("cpu"), "gloo", TIMEOUT)

@@ -103,8 +103,8 @@ def losses(store: Path, spec: RunSpec) -> list[float]:
 def test_replayed_gradients_give_the_losses_of_eager_steps(
     arm: str, make_spec: Callable[..., RunSpec], tiny_data: Dataset, tmp_path: Path
 ) -> None:
-    spec = make_spec(arm)
-    assert on_ranks(2, run, spec, tiny_data, tmp_path / "eager", False) == [[], []]
+    spec = make_spec(arm, steps=8)
+    assert run(World(), spec, tiny_data, tmp_path / "eager", graphs=False) == []
     found = on_ranks(2, run, spec, tiny_data, tmp_path / "graphs", True)
     passes = {line["passes"] for line in read_metrics(RunStore(tmp_path / "eager").run(spec).metrics_file)
               if "loss" in line}  # fmt: skip

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from fork_server import ForkedCommand, ForkedProcess, children
 from ranks import free_port
 from steepen.cli.app import main
 from steepen.data import Dataset
@@ -189,62 +190,46 @@ def test_ranks_with_other_data_code_or_spec_are_rejected() -> None:
         assert "rank 2 has another data (b) than rank 0 (c)" in message
 
 
-def start(words: list[str], *extra: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "steepen", *words, *extra]
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def saved_steps(runs: Path) -> list[int]:
+    return [int(path.name) for path in runs.glob("*/checkpoints/*") if path.name.isdigit()]
 
 
-def ranks_of(process: subprocess.Popen[str]) -> dict[int, int]:
-    """Process ids of the ranks that a `steepen train --gpus` has started, by rank."""
-    found: dict[int, int] = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            if (
-                folder.name.isdigit()
-                and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == process.pid
-            ):
-                variables = dict(
-                    line.split("=", 1) for line in (folder / "environ").read_text().split("\0") if "=" in line
-                )
-                found[int(variables["RANK"])] = int(folder.name)
-        except (OSError, KeyError, IndexError):
-            continue
-    return found
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(runs: Path, step: int, process: ForkedProcess, log: Path) -> None:
     """Wait until a run has saved a checkpoint at or after a step."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        saved = [int(p.name) for p in run.glob("*/checkpoints/*") if p.name.isdigit()]
-        if saved and max(saved) >= step:
+        if max(saved_steps(runs), default=0) >= step:
             return
         time.sleep(0.02)
-    pytest.fail(f"no checkpoint of step {step}: {process.communicate(timeout=5)}")
+    pytest.fail(f"no checkpoint of step {step}: {log.read_text()}")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_gpus_option_restarts_after_a_killed_rank_and_saves_once_on_sigterm(
-    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec("untied-grow", steps=100)
+    runs, log = tmp_path / "runs", tmp_path / "log"
+    # The agent and its ranks are forked; apart from that they are those of a user.
+    monkeypatch.setattr(
+        SubprocessHandler, "_popen", lambda self, command, env: ForkedCommand(command, env, log)
+    )
+    spec = make_spec("vanilla", steps=100)
     spec = replace(spec, steps=400, data=replace(spec.data, epochs=100))
-    words = words_for(spec, tiny_data, tmp_path)
-    process = start(words, "--gpus", "2", "--max-restarts", "1")
-    wait_for_step(tmp_path / "runs", 10, process)
-    os.kill(ranks_of(process)[1], signal.SIGKILL)
-    time.sleep(1)
-    saved = max(int(p.name) for p in (tmp_path / "runs").glob("*/checkpoints/*") if p.name.isdigit())
-    wait_for_step(tmp_path / "runs", saved + 20, process)  # it goes on
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+    command = [sys.executable, "-m", "steepen", *words_for(spec, tiny_data, tmp_path)]
+    process = ForkedCommand([*command, "--gpus", "2", "--max-restarts", "1"], dict(os.environ), log)
+    try:
+        wait_for_step(runs, 4, process, log)
+        os.kill(children(process.pid)[1], signal.SIGKILL)  # rank 1
+        time.sleep(1)
+        wait_for_step(runs, max(saved_steps(runs)) + 4, process, log)  # it goes on
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert code == 143, said
     assert said.count("stopped by SIGTERM after step") == 1
     assert said.count("rank 1 has stopped responding at step") == 1
     assert "resuming from step" in said
     step = int(said.split("stopped by SIGTERM after step ")[1].split(",")[0])
-    newest = max(int(p.name) for p in (tmp_path / "runs").glob("*/checkpoints/*") if p.name.isdigit())
-    assert newest == step
+    assert max(saved_steps(runs)) == step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from steepen.training.trainer import train
 TOLERANCE = 5e-7
 # The same micro-batches on any number of ranks up to four: their sums then differ in the last bits of fp64.
 OPTIONS = TrainOptions(device="cpu", quiet=True, micro_batch=2, checkpoint_every=4, validate_every=5)
-ARMS = ("vanilla", "loop-2", "untied-grow", "random-loop-grow")
 MakeSpec = Callable[..., RunSpec]
 
 
@@ -51,15 +51,23 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("alone")
 
 
-@pytest.mark.parametrize("size", [2, 4])
+AUTHORS = OptimizerConfig.named("authors")
+# Growth on four ranks; on two the other arms and optimizers too. tests/distributed/all_arms.py has every arm.
+GROWING = [("untied-grow", AUTHORS), ("random-loop-grow", AUTHORS)]
+OTHERS = [("vanilla", AUTHORS), ("loop-2", AUTHORS)]
+OTHER_OPTIMIZERS = [
+    ("untied-grow", OptimizerConfig(kind="adamw", clip=0.5)),
+    ("untied-grow", OptimizerConfig(clip=0.5, growth_state="copy")),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "cases"), [(2, GROWING + OTHERS + OTHER_OPTIMIZERS), (4, GROWING)], ids=["2", "4"]
+)
 def test_losses_do_not_depend_on_the_number_of_ranks(
-    size: int, make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
+    size: int, cases: list[Any], make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
 ) -> None:
-    specs = [make_spec(arm, optimizer=OptimizerConfig.named("authors")) for arm in ARMS]
-    specs += [
-        make_spec("untied-grow", optimizer=OptimizerConfig(kind="adamw", clip=0.5)),
-        make_spec("untied-grow", optimizer=OptimizerConfig(clip=0.5, growth_state="copy")),
-    ]
+    specs = [make_spec(arm, steps=6, optimizer=optimizer) for arm, optimizer in cases]
     train_all(World(), specs, tiny_data, alone, OPTIONS)
     on_ranks(size, train_all, specs, tiny_data, tmp_path, OPTIONS)
     for spec in specs:
@@ -69,11 +77,11 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
         assert record is not None and record.hardware["ranks"] == size
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "cases"), [(2, OTHERS), (4, GROWING)], ids=["2", "4"])
 def test_full_sharding_gives_the_same_losses(
-    size: int, make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
+    size: int, cases: list[Any], make_spec: MakeSpec, tiny_data: Dataset, alone: Path, tmp_path: Path
 ) -> None:
-    specs = [make_spec(arm, optimizer=OptimizerConfig.named("authors")) for arm in ARMS]
+    specs = [make_spec(arm, steps=6, optimizer=optimizer) for arm, optimizer in cases]
     reference = replace(OPTIONS, fused=False)
     train_all(World(), specs, tiny_data, alone / "reference", reference)
     on_ranks(size, train_all, specs, tiny_data, tmp_path, replace(reference, shard="full"))
@@ -91,33 +99,58 @@ def stop_at(step: int) -> Callable[..., None]:
     return agree  # pyright: ignore[reportReturnType]
 
 
-def train_until(world: World, step: int, spec: RunSpec, data: Dataset, store: Path) -> None:
-    """Train a run to a step, at which every rank is told to stop."""
+STOPS = (2, 4, 6)  # before growth, at it, after it
+RESUMED = replace(OPTIONS, micro_batch=1)
+
+
+def train_with_stops(world: World, spec: RunSpec, data: Dataset, folder: Path) -> None:
+    """Train a run; at each of the stops every rank is told to stop, and a copy of what is saved is kept."""
     from steepen.training.signals import Interrupted
     from steepen.training.trainer import Trainer
 
-    original = Trainer._agree
-    Trainer._agree = stop_at(step)  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    for stop in STOPS:
+        Trainer._agree = stop_at(stop)  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(Interrupted):
-            train(spec, data, RunStore(store), replace(OPTIONS, micro_batch=1), world=world)
-    finally:
-        Trainer._agree = original
+            train(spec, data, RunStore(folder / "runs"), RESUMED, world=world)
+        world.barrier()
+        if world.is_main:
+            shutil.copytree(folder / "runs", folder / str(stop))
+        world.barrier()
 
 
-# Before growth, at it, after it.
-@pytest.mark.parametrize(("stop", "size"), [(3, 1), (3, 8), (6, 2), (9, 1), (9, 2), (9, 8)])
+@pytest.fixture(scope="module")
+def grown(make_spec: MakeSpec) -> RunSpec:
+    return make_spec("untied-grow", steps=8, seed=7, optimizer=AUTHORS)
+
+
+@pytest.fixture(scope="module")
+def saved(grown: RunSpec, tiny_data: Dataset, alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs directory of four ranks at each of the stops; `alone` has the whole run."""
+    folder = tmp_path_factory.mktemp("saved")
+    on_ranks(4, train_with_stops, grown, tiny_data, folder)
+    train_all(World(), [grown], tiny_data, alone, RESUMED)
+    return folder
+
+
+def resume_all(world: World, spec: RunSpec, data: Dataset, folder: Path) -> None:
+    for stop in STOPS:
+        train(spec, data, RunStore(folder / str(stop)), RESUMED, world=world)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
 def test_run_saved_on_four_ranks_resumes_on_others(
-    stop: int, size: int, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, alone: Path
+    size: int, grown: RunSpec, tiny_data: Dataset, saved: Path, alone: Path, tmp_path: Path
 ) -> None:
-    spec = make_spec("untied-grow", seed=7, optimizer=OptimizerConfig.named("authors"))
-    options = replace(OPTIONS, micro_batch=1)
-    train_all(World(), [spec], tiny_data, alone, options)
-    on_ranks(4, train_until, stop, spec, tiny_data, tmp_path)
-    (saved,) = [path for path in (tmp_path / spec.hash / "checkpoints").iterdir() if int(path.name) == stop]
-    assert len(list(saved.glob("*.safetensors"))) == 4
-    on_ranks(size, train_all, [spec], tiny_data, tmp_path, options)
-    assert difference(losses(alone, spec), losses(tmp_path, spec)) <= TOLERANCE
+    for stop in STOPS:
+        shutil.copytree(saved / str(stop), tmp_path / str(stop))
+        checkpoints = (tmp_path / str(stop) / grown.hash / "checkpoints").iterdir()
+        (newest,) = [path for path in checkpoints if int(path.name) == stop]
+        assert len(list(newest.glob("*.safetensors"))) == 4
+    on_ranks(size, resume_all, grown, tiny_data, tmp_path)
+    for stop in STOPS:
+        assert difference(losses(alone, grown), losses(tmp_path / str(stop), grown)) <= TOLERANCE, stop
+        record = RunStore(tmp_path / str(stop)).record(grown)
+        assert record is not None and record.resumed > 0
 
 
 def test_stop_signal_of_one_rank_stops_all_at_the_same_step(

@@ -104,13 +104,15 @@ class Monitor:
         """
         deadline = time.monotonic() + 4 * SILENT_AFTER_ERROR_SECONDS
         while time.monotonic() < deadline and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the store is gone: the thread ends this process
-                self._check_announced()
-            now = time.monotonic()
-            for rank, (_, when) in enumerate(self._seen):
-                if rank != self.rank and now - when > SILENT_AFTER_ERROR_SECONDS:
-                    return RankLost(self._silent_sentence(rank))
             time.sleep(0.1)
+            try:
+                self._check_announced()
+            except RuntimeError:  # the store is gone, and no heartbeat is seen: the thread ends this process
+                continue
+            others = [(when, rank) for rank, (_, when) in enumerate(self._seen) if rank != self.rank]
+            when, rank = min(others)
+            if time.monotonic() - when > SILENT_AFTER_ERROR_SECONDS:
+                return RankLost(self._silent_sentence(rank))
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return RankLost(
             f"rank {self.rank} lost its connection to the others at step {self._step:,} ({reason})."
