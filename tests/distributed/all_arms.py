@@ -2,8 +2,8 @@
 
     python tests/distributed/all_arms.py --steps 50
 
-Takes several minutes; `make test` compares four arms over fewer steps. Exits with 1 if a loss differs by
-more than 5e-7.
+Takes two minutes of CPU time an arm; `make test` compares four arms over six steps. Exits with 1 if a loss
+differs by more than 5e-7.
 """
 
 from __future__ import annotations
