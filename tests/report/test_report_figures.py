@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
+from steepen.report.axis_limits import panel_limits
 from steepen.report.colours import (
     ARM_COLOURS,
     ARM_TITLES,
@@ -29,7 +30,8 @@ from steepen.report.colours import (
     level_colour,
 )
 from steepen.report.contents import figure_csv
-from steepen.report.figure import DrawnPanel, draw_figure, draw_panel, figure_files, panel_limits
+from steepen.report.draw_panel import DrawnPanel, draw_panel
+from steepen.report.figure import draw_figure, figure_files
 from steepen.report.figure_style import figure_style, new_figure
 from steepen.report.groups import curves_of
 from steepen.report.load_studies import LoadedStudy
@@ -110,7 +112,7 @@ def test_log_axis_ticks(low: float, high: float, expected: list[str]) -> None:
     with figure_style():
         figure = new_figure(3.5, 2.5)
         axes = figure.add_subplot()
-        draw_panel(axes, panel, {}, [], mathtext=False)
+        draw_panel(axes, panel, [], mathtext=False)
         figure.draw_without_rendering()
         inside = 1 - 1e-9
         shown = [t for t in axes.get_xticklabels() if low * inside <= t.get_position()[0] <= high / inside]

@@ -83,12 +83,12 @@ class Downstream(Result):
     def plot(self, ax: Any = None, panel: str = "at equal answer NLL") -> Any:
         """Draw one panel, by the beginning of its title."""
         from steepen.report.colours import ARM_TITLES
-        from steepen.report.figure import draw_panel
+        from steepen.report.figure import plot_panel
 
         for one in self.answer.panels:
             if one.title.startswith(panel):
                 axes = new_axes(ax)
-                draw_panel(axes, one, dict(ARM_TITLES))
+                plot_panel(axes, one, dict(ARM_TITLES))
                 return axes
         titles = ", ".join(dict.fromkeys(one.title for one in self.answer.panels))
         raise UsageError(f"there is no panel {panel!r}; there are {titles}.")

@@ -223,11 +223,11 @@ class ComputeResult(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw loss against compute with the fitted laws; returns the Axes."""
         from steepen.report.colours import ARM_TITLES
-        from steepen.report.figure import draw_panel
+        from steepen.report.figure import plot_panel
         from steepen.report.law_panels import loss_panel
 
         ax = new_axes(ax)
-        draw_panel(ax, loss_panel(self.analysis, self.ladders), ARM_TITLES)
+        plot_panel(ax, loss_panel(self.analysis, self.ladders), ARM_TITLES)
         return ax
 
     def save_figure(self, path: str | Path) -> Path:

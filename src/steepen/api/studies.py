@@ -355,7 +355,7 @@ class Study(Result):
     def plot(self, ax: Any = None, panel: int | str = 0) -> Any:
         """Draw a panel of the answer, by place or by the beginning of its title; returns the Axes."""
         from steepen.report.colours import ARM_TITLES
-        from steepen.report.figure import draw_panel
+        from steepen.report.figure import plot_panel
 
         panels = self.answer.panels if self.answer is not None else ()
         if isinstance(panel, str):
@@ -366,7 +366,7 @@ class Study(Result):
             titles = "; ".join(one.title for one in panels) or "none: it has no answer yet"
             raise UsageError(f"{self.name} has no panel {panel!r}; its panels are {titles}.")
         ax = new_axes(ax)
-        draw_panel(ax, found[0], ARM_TITLES)
+        plot_panel(ax, found[0], ARM_TITLES)
         return ax
 
     def report(self, out: str | Path, formats: str = "pdf,svg,png") -> Path:

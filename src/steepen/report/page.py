@@ -14,7 +14,8 @@ from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
 from steepen.report.contents import FigureContent, StudyContent
-from steepen.report.figure import figure_curves, legend_curves
+from steepen.report.figure import figure_curves
+from steepen.report.figure_legend import legend_curves
 from steepen.report.groups import curve_label, ladder_title, legend_entries
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels

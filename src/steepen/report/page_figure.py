@@ -15,16 +15,10 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from steepen.report.axis_limits import shown_points
 from steepen.report.colours import LIGHT_BACKGROUND, NEUTRAL, Colour
-from steepen.report.figure import (
-    AXIS,
-    GRID,
-    DrawnPanel,
-    draw_panel,
-    figure_curves,
-    figure_limits,
-    shown_points,
-)
+from steepen.report.draw_panel import AXIS, GRID, DrawnPanel, draw_panel
+from steepen.report.figure import figure_curves, figure_limits
 from steepen.report.figure_style import figure_style, new_figure
 from steepen.report.groups import Curve, series_name
 from steepen.studies.answer import Axis, Panel, Series
@@ -50,7 +44,7 @@ def page_panels(
             tall = max(tall, 0.6 + 0.17 * len(panel.y.names))
             figure = new_figure(wide, tall)
             drawn = draw_panel(
-                figure.add_subplot(), panel, titles, curves, limits, inches=(wide, tall), mathtext=False
+                figure.add_subplot(), panel, curves, limits, inches=(wide, tall), mathtext=False
             )
             drawn.axes.minorticks_off()
             figure.draw_without_rendering()
