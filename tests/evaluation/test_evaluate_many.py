@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from steepen.api.launched_scores import request_words
 from steepen.cli.app import main
 from steepen.data import Dataset
 from steepen.errors import UsageError
+from steepen.evaluation.core.bundle import Bundle
+from steepen.evaluation.core.run_suite import CoreOptions
 from steepen.evaluation.evaluate_many import choose_shard
+from steepen.evaluation.evaluate_run import EvaluationRequest
+from steepen.launch.base import Failure, Job, evaluation_result
+from steepen.launch.evaluate_entry import eval_arguments
+from steepen.launch.worker import Attempt
 from steepen.runs.store import RunDirectory
 from steepen.studies.driver.journal import Journal
 
@@ -63,6 +71,54 @@ def test_runs_of_a_study_are_evaluated(
         capsys, 0, "--study", "mine", "--studies", tmp_path / "studies", "--data", dataset.directory
     )
     assert found["evaluated"] == 1
+
+
+def test_launcher_evaluates_runs_as_jobs(
+    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RunDirectory(many / "a").record()
+    assert record is not None
+    run = Path(shutil.move(many / "a", many / record.run))
+    options = ("--data", dataset.directory, "--kl-depth", "--kl-threshold", "0.125", "--jobs", "2")
+    first, said = evaluated(capsys, 0, run, *options)
+    assert first["evaluated"] == 1 and f"1/1 untied-grow d3 ({record.run}): validation loss" in said
+    record = RunDirectory(run).record()
+    assert record is not None and record.evaluation["kl_depth"]["threshold"] == 0.125
+    again, _ = evaluated(capsys, 0, run, *options)
+    assert (again["evaluated"], again["skipped"]) == (0, 1)
+    # A job that fails has no scores, though the run has a record, which stays as it is.
+    job = Job(record.spec, RunDirectory(run))
+    result = evaluation_result(job, Attempt(1, "steepen: the checkpoint is damaged."))
+    assert isinstance(result, Failure) and result.message == "the checkpoint is damaged."
+    assert evaluation_result(job, Attempt(0)) == record
+    # A launcher finds a run by its hash.
+    assert main(["eval", str(many / "b"), "--data", str(dataset.directory), "--launcher", "local"]) == 2
+    assert "not a run directory named by its hash" in capsys.readouterr().err
+
+
+def test_request_travels_to_a_job_as_the_options_of_eval(
+    monkeypatch: pytest.MonkeyPatch, core_bundle: Bundle
+) -> None:
+    found: list[EvaluationRequest] = []
+
+    def evaluate(run: Path, data: Path, request: EvaluationRequest, **options: object) -> None:
+        found.append(request)
+        raise UsageError("seen")
+
+    monkeypatch.setattr("steepen.evaluation.evaluate_run.evaluate", evaluate)
+    core = CoreOptions(
+        seeds=(3, 5), examples=7, tasks=("copa", "boolq"), token_budget=99, convention="nanochat"
+    )
+    for asked in (
+        EvaluationRequest(core_options=CoreOptions()),
+        EvaluationRequest(kl_depth=True, kl_threshold=0.1, kl_depth_tokens=64, core_options=CoreOptions()),
+        EvaluationRequest(core=core_bundle, core_options=core, validation_tokens=512, passes=(1, 3)),
+    ):
+        given = ["--spec", "runs/0a/spec.json", "--data", "d", "--runs", "runs", "--wait"]
+        main(eval_arguments([*given, *request_words(asked)]))
+        got = found.pop()
+        assert replace(got, core=None) == replace(asked, core=None)
+        assert (got.core is None) == (asked.core is None)
 
 
 def test_shards_share_out_all_runs() -> None:

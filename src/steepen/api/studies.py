@@ -109,7 +109,10 @@ def study(
     answer = launch()
     if request is not None:
         scored = [Path(runs) / run for run in dict.fromkeys(answer.runs)]
-        score_runs(scored, chosen.folder, request, device)
+        score_runs(
+            scored, chosen.folder, request, device=device, launcher=launcher, jobs=jobs,
+            launcher_options=tuple(launcher_options),
+        )  # fmt: skip
         answer = launch()  # the same answer, with the scores
     write_recipes(answer, Path(studies) / title)
     return open_study(title, studies)

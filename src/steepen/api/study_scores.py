@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.evaluation.evaluate_run import EvaluationRequest
+    from steepen.launch.base import Launcher
 
 SCORES = ("core", "nll", "kl-depth")
 
@@ -33,14 +34,33 @@ def score_request(names: Sequence[str], bundle: Path | None) -> EvaluationReques
     return EvaluationRequest(core=opened, core_options=CoreOptions(), kl_depth="kl-depth" in names)
 
 
-def score_runs(runs: Sequence[Path], data: Path, request: EvaluationRequest, device: str) -> None:
-    """Evaluate the finished runs of a study, with progress on standard error."""
+def score_runs(
+    runs: Sequence[Path],
+    data: Path,
+    request: EvaluationRequest,
+    *,
+    device: str = "auto",
+    launcher: str | Callable[..., Launcher] = "local",
+    jobs: int | None = None,
+    launcher_options: Sequence[str] = (),
+) -> None:
+    """Evaluate the finished runs of a study where it trains them, with progress on standard error.
+
+    One local run at a time is evaluated in this process.
+    """
+    from steepen.api.launched_scores import evaluate_on_launcher
     from steepen.evaluation.evaluate_many import evaluate_many
 
     def print_message(text: str) -> None:
         print(text, file=sys.stderr)
 
     finished = [run for run in runs if (run / "record.json").is_file()]
-    found = evaluate_many(finished, data, request, report=print_message, device=device, quiet=True)
+    if launcher == "local" and (jobs == 1 or len(finished) < 2):
+        found = evaluate_many(finished, data, request, report=print_message, device=device, quiet=True)
+    else:
+        found = evaluate_on_launcher(
+            finished, data, request, report=print_message, launcher=launcher, jobs=jobs,
+            launcher_options=launcher_options, device=device,
+        )  # fmt: skip
     for run, why in found.failed.items():
         print_message(f"{run.name} was not evaluated: {why}")

@@ -81,6 +81,28 @@ def checkpoint(
             rich_help_panel=MANY,
         ),
     ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            "--launcher",
+            help="Evaluate each run as a job: local, slurm, ray or module:attribute. Default: one after "
+            "another in this process, or local with --jobs.",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", help="Max runs at a time.", min=1, max=10_000, rich_help_panel=MANY),
+    ] = None,
+    launcher_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--launcher-option",
+            metavar="KEY=VALUE",
+            help="Option of the launcher, as in steepen study (repeatable).",
+            rich_help_panel=MANY,
+        ),
+    ] = None,
     core: Annotated[
         Path | None,
         typer.Option(
@@ -206,12 +228,14 @@ def checkpoint(
             "give a run directory and --data, or --hf with a model of transformers (or a study: --study)."
         )
     runs = _runs(paths or [], study, studies)
-    if len(runs) != 1 or study is not None or shard is not None:
+    launched = launcher is not None or jobs is not None or bool(launcher_options)
+    if len(runs) != 1 or study is not None or shard is not None or launched:
         if figures is not None:
             raise UsageError("--figures draws one run; evaluate the runs first, then draw each.")
+        where = {"launcher": launcher or "local", "jobs": jobs, "launcher_options": launcher_options or ()}
         _evaluate_many(
             runs, data, request, shard, as_json=as_json, update_record=update_record, device=device,
-            precision=precision,
+            precision=precision, where=where if launched else None,
         )  # fmt: skip
         return
     try:
@@ -335,14 +359,20 @@ def _evaluate_many(
     shard: str | None,
     *,
     as_json: bool,
+    where: dict[str, Any] | None,
     **options: Any,
 ) -> None:
+    from steepen.api.launched_scores import evaluate_on_launcher
     from steepen.evaluation.evaluate_many import choose_shard, evaluate_many
 
-    found = evaluate_many(
-        choose_shard(runs, shard), data, request, report=lambda text: typer.echo(text, err=True), quiet=True,
-        **options,
-    )  # fmt: skip
+    def print_message(text: str) -> None:
+        typer.echo(text, err=True)
+
+    chosen = choose_shard(runs, shard)
+    if where is None:
+        found = evaluate_many(chosen, data, request, report=print_message, quiet=True, **options)
+    else:
+        found = evaluate_on_launcher(chosen, data, request, report=print_message, **where, **options)
     counts = {"evaluated": len(found.evaluated), "skipped": len(found.skipped), "failed": len(found.failed)}
     if as_json:
         failed = {str(run): why for run, why in found.failed.items()}

@@ -277,7 +277,10 @@ def study(
     if answer is None:  # a dry run
         return
     if request is not None:
-        score_runs([runs / run for run in dict.fromkeys(answer.runs)], folder, request, device=device)
+        score_runs(
+            [runs / run for run in dict.fromkeys(answer.runs)], folder, request, device=device,
+            launcher=launcher, jobs=jobs, launcher_options=launcher_options or (),
+        )  # fmt: skip
         answer = launch()  # the same answer, with the scores
         assert answer is not None
     written = write_recipes(answer, studies / title)

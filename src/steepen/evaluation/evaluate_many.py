@@ -71,6 +71,91 @@ def request_key(request: EvaluationRequest, checkpoint: RunCheckpoint, data: str
     return hashlib.sha256(canonical_json(content)).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class WaitingRun:
+    """A run that does not have the requested scores yet."""
+
+    run: Path
+    checkpoint: RunCheckpoint
+    key: str  # of the request, see `request_key`
+
+    @property
+    def cost(self) -> float:
+        """FLOPs per token, to which the time of an evaluation is proportional."""
+        return expected_flops(self.checkpoint.spec) / self.checkpoint.spec.tokens
+
+    @property
+    def name(self) -> str:
+        """Arm, depth and directory."""
+        spec = self.checkpoint.spec
+        return f"{spec.arm.name} d{spec.shape.depth} ({self.run.name})"
+
+
+@dataclass
+class TimeLeft:
+    """How many of some evaluations are done, and how long the others will take at the same speed."""
+
+    costs: Sequence[float]
+    begun: float  # time.monotonic()
+    done: int = 0
+    spent: float = 0.0  # cost of those that are done
+
+    def add(self, cost: float) -> float:
+        """Count one that is done; returns the seconds left."""
+        self.done += 1
+        self.spent += cost
+        left = max(0.0, sum(self.costs) - self.spent) if self.done < len(self.costs) else 0.0
+        return (time.monotonic() - self.begun) * left / self.spent
+
+
+def find_waiting_runs(
+    runs: Sequence[Path], data: str, request: EvaluationRequest, report: Callable[[str], None]
+) -> tuple[ManyScores, list[WaitingRun]]:
+    """Sort runs into those without a checkpoint, those that have the scores, and those to evaluate.
+
+    `data` is the identity of the dataset.
+    """
+    found = ManyScores()
+    waiting: list[WaitingRun] = []
+    for run in runs:
+        try:
+            checkpoint = find_checkpoint(run)
+        except SteepenError as error:
+            found.failed[run] = str(error)
+            continue
+        key = request_key(request, checkpoint, data)
+        if key in _done(checkpoint):
+            found.skipped.append(run)
+        else:
+            waiting.append(WaitingRun(run, checkpoint, key))
+    if found.skipped:
+        report(f"{len(found.skipped)} runs have these scores already.")
+    return found, waiting
+
+
+def finish_run(
+    found: ManyScores,
+    one: WaitingRun,
+    scores: dict[str, Any],
+    failure: str | None,
+    left: TimeLeft,
+    report: Callable[[str], None],
+) -> None:
+    """Note that a run was evaluated or failed, and report it with the time left."""
+    from steepen.utils.formatting import format_duration
+
+    seconds = left.add(one.cost)
+    name = f"{left.done}/{len(left.costs)} {one.name}"
+    if failure is not None:
+        found.failed[one.run] = failure
+        report(f"{name}: failed: {failure}")
+    else:
+        write_json(_done_file(one.checkpoint), sorted({*_done(one.checkpoint), one.key}))
+        report(f"{name}: {_words(scores)}")
+    if left.done < len(left.costs):
+        report(f"about {format_duration(seconds)} left")
+
+
 def evaluate_many(
     runs: Sequence[Path],
     data: Path,
@@ -85,48 +170,27 @@ def evaluate_many(
     cannot be evaluated is named at the end and does not stop the others. `options` are those of `evaluate`.
     """
     from steepen.data import Dataset
-    from steepen.utils.formatting import format_duration
 
     dataset = Dataset.open(data)
-    found = ManyScores()
-    waiting: list[tuple[Path, RunCheckpoint, str]] = []
-    for run in runs:
+    found, waiting = find_waiting_runs(runs, dataset.identity, request, report)
+    left = TimeLeft([one.cost for one in waiting], time.monotonic())
+    for one in waiting:
+        scores: dict[str, Any] = {}
+        failure: str | None = None
         try:
-            checkpoint = find_checkpoint(run)
+            evaluation = evaluate(one.checkpoint, dataset, request, **options)
         except SteepenError as error:
-            found.failed[run] = str(error)
-            continue
-        key = request_key(request, checkpoint, dataset.identity)
-        if key in _done(checkpoint):
-            found.skipped.append(run)
+            failure = str(error)
         else:
-            waiting.append((run, checkpoint, key))
-    if found.skipped:
-        report(f"{len(found.skipped)} runs have these scores already.")
-    costs = [expected_flops(c.spec) / c.spec.tokens for _, c, _ in waiting]  # FLOPs per token
-    begun, spent = time.monotonic(), 0.0
-    for number, (run, checkpoint, key) in enumerate(waiting, start=1):
-        name = (
-            f"{number}/{len(waiting)} {checkpoint.spec.arm.name} d{checkpoint.spec.shape.depth} ({run.name})"
-        )
-        try:
-            scores = evaluate(checkpoint, dataset, request, **options)
-        except SteepenError as error:
-            found.failed[run] = str(error)
-            report(f"{name}: failed: {error}")
-        else:
-            found.evaluated.append(scores)
-            write_json(_done_file(checkpoint), sorted({*_done(checkpoint), key}))
-            report(f"{name}: {_words(scores.scores)}")
-        spent += costs[number - 1]
-        left = sum(costs[number:])
-        if left:
-            seconds = (time.monotonic() - begun) * left / spent
-            report(f"about {format_duration(seconds)} left")
+            found.evaluated.append(evaluation)
+            scores = evaluation.scores
+        finish_run(found, one, scores, failure, left, report)
     return found
 
 
 def _words(scores: dict[str, Any]) -> str:
+    if "validation" not in scores:
+        return "evaluated"
     parts = [f"validation loss {scores['validation']['loss']:.4f}"]
     if core := scores.get("core"):
         known = core.get("core22")

@@ -11,7 +11,7 @@ import contextlib
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +68,8 @@ class LaunchContext:
     arguments: tuple[str, ...] = ()  # further options of `steepen train`, e.g. ("--device", "cpu")
     program: tuple[str, ...] = PROGRAM
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)
+    # What an attempt came to; None: `attempt_result`, for which a run with a record has succeeded.
+    result: Callable[[Job, Attempt], RunRecord | Failure] | None = None
 
     def train_command(
         self, spec: RunSpec, environment: dict[str, str] | None = None, *, gpus: int = 1
@@ -175,7 +177,7 @@ class LauncherBase(ABC):
 
     def _outcome(self, job: Job, attempt: Attempt) -> Outcome | None:
         """The outcome of an attempt, or None if the job is to be retried."""
-        result = attempt_result(job, attempt)
+        result = (self.context.result or attempt_result)(job, attempt)
         if isinstance(result, RunRecord):
             return Outcome(job.spec, record=result, retries=job.retries)
         if result.transient:
@@ -217,8 +219,18 @@ def attempt_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
         record = run.record()
     except SteepenError as error:
         return Failure("DamagedRecord", str(error))
-    if record is not None:
-        return record
+    return attempt_failure(job, attempt) if record is None else record
+
+
+def evaluation_result(job: Job, attempt: Attempt) -> RunRecord | Failure:
+    """The record of a run, with its scores, if its evaluation exited with 0; else the reason it did not."""
+    record = attempt_result(job, attempt)
+    return record if attempt.exit_code == 0 else attempt_failure(job, attempt)
+
+
+def attempt_failure(job: Job, attempt: Attempt) -> Failure:
+    """The reason why an attempt did not do what it was made for, from its exit code and output."""
+    run = job.run
     host = f" on {attempt.host}" if attempt.host else ""
     if attempt.exit_code is None:
         return Failure("WorkerLost", f"its worker was lost{host}. {attempt.output}".strip(), transient=True)
