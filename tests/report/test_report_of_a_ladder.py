@@ -109,6 +109,7 @@ def test_laws_are_one_figure_and_runs_give_residuals_and_loss_curves(study: Load
         "Loss",
         "Reducible loss",
         "Exponent",
+        "Exponent",
     ]
     (residuals,) = figures["Residuals of the laws"].panels
     for series in residuals.series:

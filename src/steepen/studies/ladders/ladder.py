@@ -27,6 +27,7 @@ from steepen.studies.ladders.ladder_runs import (
 from steepen.studies.ladders.verdict_report import (
     hypotheses_table,
     ladder_panels,
+    paper_method_table,
     recipes_table,
     runs_table,
     study_fits,
@@ -121,7 +122,10 @@ def compare_ladders(
     verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
     drawn = ladder_panels(analysis, measured)
     panels = [drawn.loss, drawn.reducible_loss, drawn.multipliers, drawn.exponents]
+    panels += [] if drawn.paper_exponents is None else [drawn.paper_exponents]
     tables: list[Table] = [verdict_table(analysis), hypotheses_table(analysis)]
+    if (by_paper := paper_method_table(analysis)) is not None:
+        tables.append(by_paper)
     warnings += analysis.warnings
     records = [record for one in measured for record in one.records]
     if by_time:
@@ -164,8 +168,7 @@ def compare_ladders(
             f"seed{'s'[: seed_count > 1]} per rung; {reference} spans {low:.3g} to {high:.3g} FLOPs.",
             "FLOPs are those executed, pass by pass, with causal attention and without the input embedding.",
             "One irreducible loss E and every ladder's A and γ are fitted jointly by least squares; the "
-            "paper's method (E from the reference by Huber loss, then straight lines) is beside it in the "
-            "values.",
+            "paper's method (E from the reference by Huber loss, then straight lines) is beside it.",
         ),
         runs=tuple(record.run for record in records),
     )

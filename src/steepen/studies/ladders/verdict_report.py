@@ -157,14 +157,37 @@ def hypotheses_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
     )  # fmt: skip
 
 
+def paper_method_table(analysis: LadderAnalysis) -> Table | None:
+    """Every ladder's law by the paper's method, beside the joint fit's exponent; None without both fits."""
+    if not {"joint", "paper"} <= analysis.fits.keys():
+        return None
+    joint, paper = analysis.fits["joint"], analysis.fits["paper"]
+    rows = tuple(
+        (name, law.gamma.value, law.slope_standard_error, law.log_a.value, joint.arms[name].gamma.value)
+        for name, law in paper.arms.items()
+        if name in joint.arms
+    )
+    irreducible = next(iter(paper.arms.values())).e.value
+    return Table(
+        "Laws by the paper's method",
+        ("arm", "γ", "standard error", "log A", "γ of the joint fit"),
+        rows,
+        f"E = {irreducible:.4f} from {analysis.request.reference} by Huber loss, then a regression of "
+        f"log(L − E) on log C for each ladder, as the paper's authors do; A is at C0 = {paper.c0:.3g} FLOPs. "
+        "The standard error takes E as known, so it is too small.",
+        arm_column=0,
+    )
+
+
 @dataclass(frozen=True)
 class LadderPanels:
-    """The four panels of some ladders."""
+    """The panels of some ladders."""
 
     loss: Panel
     reducible_loss: Panel
     multipliers: Panel
     exponents: Panel
+    paper_exponents: Panel | None  # by the paper's method
 
 
 def ladder_panels(
@@ -212,6 +235,13 @@ def ladder_panels(
             multiplier_panel(analysis, curves, by), lead=by == "flops", group="" if by == "flops" else group
         ),
         exponents=replace(exponent_panel(analysis, curves), group=group),
+        paper_exponents=replace(
+            exponent_panel(analysis, curves, "paper"),
+            group=group,
+            title="Exponent against constant, paper's method",
+        )
+        if "paper" in analysis.fits
+        else None,
     )  # fmt: skip
 
 
@@ -261,11 +291,14 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
     )
 
 
-def exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) -> Panel:
-    """Exponent γ against log A (reversed): better is up and to the right."""
+def exponent_panel(
+    analysis: LadderAnalysis, curves: dict[str, dict[str, Any]], method: str | None = None
+) -> Panel:
+    """Exponent γ against log A (reversed), of the primary fit or another: better is up and to the right."""
+    fit = analysis.primary_fit if method is None else analysis.fits[method]
     biased = " The data reject one E for all arms, so these values are biased."
     series: list[Series] = []
-    for name, law in analysis.primary_fit.arms.items():
+    for name, law in fit.arms.items():
         x, y = law.log_a.value, law.gamma.value
         series.append(Series(name, "points", (x,), (y,), **curves[name]))
         for (low, high), condition, style in (
@@ -280,7 +313,7 @@ def exponent_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]) 
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {analysis.primary_fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
+        caption=f"At C0 = {fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
         "intervals: solid given E, dotted with E unknown (always the longer)."
         + (biased if analysis.one_e_rejected else ""),
     )  # fmt: skip
