@@ -114,8 +114,9 @@ class Replay:
             evaluation=found.evaluation,
         )
         known = self.records.get(spec.hash)
-        if known is not None and not found.evaluation and known.validation_loss == found.loss:
-            return known  # the same run, which another table has scores of
+        if known is not None and known.evaluation and not found.evaluation:
+            # Another table has this run, or a repetition of it: the one with scores is kept.
+            return known if known.validation_loss == found.loss else record
         self.records[spec.hash] = record
         return record
 

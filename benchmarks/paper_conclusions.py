@@ -87,7 +87,7 @@ def study_conclusions(get: Get) -> list[Conclusion]:
         ratio = crossings[name]["vanilla"] / crossings[name]["untied-grow"]
         add("fig:dep-grow-extrap", f"compute of Vanilla over Untied-Grow at {name}", printed, ratio, 0.06)
     add("fig:sigmoids-linear-fits", "factor r from 17 tasks to CORE", 0.86912, core["r"], 1e-5)
-    corpora = get("downstream:fineweb+fineweb-edu").values["corpora of untied-grow"]
+    corpora = get("corpora").values["corpora of untied-grow"]
     add("fig:dataset-comparison", "factor r of the corpora", 0.87104, corpora["r"], 1e-5)
     for name, own in corpora["crossings"].items():
         ratio = own["untied-grow (corpus fineweb)"] / own["untied-grow (corpus fineweb-edu)"]

@@ -24,7 +24,7 @@ from authors_replay import Tables
 from paper_conclusions import conclusions
 from paper_studies import PaperStudies
 
-from steepen.report.colours import ARM_TITLES
+from steepen.model.arms import ARMS
 from steepen.report.figure import figure_files
 from steepen.report.table_files import to_csv
 from steepen.runs.store import RunStore
@@ -33,6 +33,8 @@ from steepen.studies.driver.journal import Journal
 from steepen.studies.ladders import ladder_runs
 from steepen.utils.files import write_atomically
 from steepen.utils.json_io import write_json
+
+TITLES = {name: arm.title for name, arm in ARMS.items()}
 
 
 @dataclass
@@ -48,12 +50,10 @@ class Built:
         if name not in self.answers:
             begun = time.monotonic()
             method, _, argument = name.partition(":")
-            if method == "downstream":
+            if method == "corpora":  # reads the records of these
                 for needed in ("ladder", "extrapolate"):
                     self.get(needed)
-            make = getattr(self.studies, method)
-            words = argument.split("+") if argument else []
-            self.answers[name] = make(words) if method == "downstream" else make(*words)
+            self.answers[name] = getattr(self.studies, method)(*([argument] if argument else []))
             self.seconds[name] = time.monotonic() - begun
         return self.answers[name]
 
@@ -115,7 +115,7 @@ ITEMS = (
         "Loss against compute; Compute multiplier; Parameters or passes on repeated data",
         lambda b: [
             *b.panels("ladder", "Loss against compute", "Compute multiplier over"),
-            *b.panels("data_constrained:grid", "decay 0.8")[:1],
+            *b.panels("data_constrained:grid", "weight decay 0.8")[:1],
             *b.panels("data_constrained:grid", "compute spent"),
         ],
     ),
@@ -228,7 +228,7 @@ ITEMS = (
         "every hyperparameter of Vanilla at five sizes",
         "steepen study lr-rule --part screen",
         "vanilla, screen: one hyperparameter at a time",
-        lambda b: b.panels("screen", "vanilla, screen"),
+        lambda b: b.panels("screen", "vanilla, screen: one"),
     ),
     PaperItem(
         "fig:hp-slice",
@@ -321,17 +321,21 @@ ITEMS = (
         "Loss at other numbers of passes than trained",
         lambda b: [
             *b.panels("ladder", "Loss at other numbers"),
-            *b.panels("ablations:random", "random: Loss at other"),
+            *(
+                p
+                for p in b.panels("ablations:random", "random: Loss at other")
+                if p.title.startswith("random")
+            ),
         ],
     ),
     PaperItem(
         "fig:data-compare",
         "gains on two corpora",
-        "steepen downstream RUNS_A RUNS_B",
+        "steepen downstream RUNS_A RUNS_B --arms vanilla,untied-grow",
         "Scores along the ladders, CORPUS; Multipliers within each corpus",
         lambda b: [
-            *b.panels("downstream:fineweb+fineweb-edu", "Scores along the ladders"),
-            *b.panels("downstream:fineweb+fineweb-edu", "Multipliers within"),
+            *b.panels("corpora", "Scores along the ladders"),
+            *b.panels("corpora", "Multipliers within"),
         ],
     ),
     PaperItem(
@@ -339,7 +343,7 @@ ITEMS = (
         "one arm on two corpora",
         "steepen downstream RUNS_A RUNS_B",
         "Corpora compared: untied-grow",
-        lambda b: b.panels("downstream:fineweb+fineweb-edu", "Corpora compared: untied-grow"),
+        lambda b: b.panels("corpora", "Corpora compared: untied-grow"),
     ),
     PaperItem(
         "tab:core-eval-type",
@@ -520,7 +524,7 @@ def main() -> None:
             parts = list(item.build(built))
             panels = [part for part in parts if isinstance(part, Panel)]
             if panels:
-                data = figure_files(panels, dict(ARM_TITLES), ("png",))["png"]
+                data = figure_files(panels, TITLES, ("png",))["png"]
                 write_atomically(options.out / "figures" / f"{short}.png", data)
             for i, table in enumerate(part for part in parts if isinstance(part, Table)):
                 file = options.out / "tables" / f"{short}{f'-{i}' if i else ''}.csv"

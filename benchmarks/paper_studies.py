@@ -157,10 +157,9 @@ class PaperStudies:
         )
         return self.replay.answer(study, find)
 
-    def downstream(
-        self, corpora: Sequence[str] = ("fineweb", "fineweb-edu"), arms: Sequence[str] = ()
-    ) -> Answer:
-        """Scores of the runs that the ladders have replayed."""
+    def corpora(self) -> Answer:
+        """Scores of the replayed ladders of Vanilla and Untied Grow on both corpora."""
+        names = ("fineweb", "fineweb-edu")
         held = [
             r.run
             for r in self.replay.records.values()
@@ -169,11 +168,13 @@ class PaperStudies:
         runs = [
             checkpoint_of(record)
             for record in self.replay.records.values()
-            if record.spec.data.identity in corpora and "core" in record.evaluation
+            if record.spec.data.identity in names
+            and record.spec.arm.name in ("vanilla", "untied-grow")
+            and "core" in record.evaluation
         ]
         return downstream_answer(
-            runs, held_out=[run for run in held if any(one.run == run for one in runs)], arms=arms,
-            corpora={name[:8]: name for name in ("fineweb", "fineweb-edu")},
+            runs, held_out=[run for run in held if any(one.run == run for one in runs)],
+            corpora={name[:8]: name for name in names},
         )  # fmt: skip
 
     # The four stages

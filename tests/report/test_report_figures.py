@@ -31,12 +31,13 @@ from steepen.report.colours import (
 )
 from steepen.report.contents import figure_csv
 from steepen.report.draw_panel import DrawnPanel, draw_panel
-from steepen.report.figure import draw_figure, figure_files
+from steepen.report.figure import draw_figure, figure_curves, figure_files
 from steepen.report.figure_style import figure_style, new_figure
-from steepen.report.groups import curves_of
+from steepen.report.groups import curve_label, curves_of, legend_curves, legend_entries
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
 from steepen.report.page_figure import page_panels
+from steepen.report.ticks import log_ticks
 from steepen.studies.answer import Axis, Panel, Role, Series
 
 # Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
@@ -228,7 +229,10 @@ def test_a_band_beyond_all_reason_is_cut_and_the_page_says_so(
     panel = Panel("p", Axis("x"), Axis("y"), (firm, wild, far))
     (one,) = draw(panel)
     low, high = one.axes.get_ylim()
-    assert one.cut and -4 < low < 0.5 and 1.5 < high < 7
+    assert one.cut and -11 < low < 0.5 and 1.5 < high < 13
+    wide = Series("m", "band", x, (0.9, 1 / 400), (1.1, 300.0), arm="vanilla")
+    (one,) = draw(Panel("p", Axis("x"), Axis("y", "log"), (firm, wide)))
+    assert not one.cut  # a log axis shows bands of several hundred times whole
     study = finished("tpp")
     page = render_page([replace(study, answer=replace(study.answer, panels=(panel,)))])
     assert "Bands that touch the frame continue beyond it." in page
@@ -361,3 +365,84 @@ def test_figures_embed_fonts_and_no_timestamp(finished: Callable[[str], LoadedSt
     assert descriptors and len(re.findall(rb"/FontFile2 \d+ 0 R", pdf)) == len(descriptors)
     assert b"/CreationDate" not in pdf and b"/Type3" not in pdf
     assert b"<text" not in first["svg"] and b"<dc:date>" not in first["svg"]  # letters are outlines
+
+
+def _family(kind: str, values: tuple[float, ...], x: tuple[float, ...] = (1.0, 2.0)) -> tuple[Series, ...]:
+    return tuple(
+        Series(f"{kind} {value:g}", "line", x, (value, value + 1), level=value, family=kind)
+        for value in values
+    )
+
+
+def test_families_of_curves_keep_their_names_and_have_shades_of_their_own() -> None:
+    panels_ = [
+        Panel("a", Axis("x"), Axis("y"), _family("passes", (1.0, 2.0, 4.0))),
+        Panel("b", Axis("x"), Axis("y"), _family("depth", (1.0, 2.0, 4.0))),
+        Panel("c", Axis("x"), Axis("y"), _family("depth", (2.0, 8.0))),
+    ]
+    curves = figure_curves(panels_, {})
+    names = [curve_label(curve) for curve in legend_curves(curves)]
+    assert names == ["passes 1", "passes 2", "passes 4", "depth 1", "depth 2", "depth 4", "depth 8"]
+    assert len({curve.colour for curve in curves}) == len(curves)
+    many = [Panel("a", Axis("x"), Axis("y"), _family("depth", tuple(float(i) for i in range(40))))]
+    some = [curve_label(curve) for curve in legend_curves(figure_curves(many, {}))]
+    assert len(some) == 9 and (some[0], some[-1]) == ("depth 0", "depth 39")
+
+
+def test_legend_explains_every_line_and_names_each_curve_once() -> None:
+    x, y = (1.0, 2.0), (1.0, 2.0)
+    series_ = [
+        *(Series(f"way {i}", kind, x, y) for i in range(12) for kind in ("points", "line")),
+        Series("law", "line", x, y, role="fit"),
+        Series("law", "line", x, y, role="extrapolated", style="dashed"),
+    ]
+    curves = curves_of(Panel("p", Axis("x"), Axis("y"), tuple(series_)), {})
+    assert [curve_label(curve) for curve in legend_curves(curves)] == [
+        *(f"way {i}" for i in range(12)),
+        "law",
+    ]
+    assert [entry.text for entry in legend_entries(curves)] == ["extrapolated"]
+
+
+def test_several_ladders_of_an_arm_are_told_apart_and_no_curve_has_an_arms_colour() -> None:
+    x, y = (1.0, 2.0), (1.0, 2.0)
+    ladders = [Series("v", "line", x, y, arm="vanilla", variant=name) for name in ("", "a", "b", "c")]
+    other = Series("more passes", "line", x, y)
+    panel = Panel("p", Axis("x"), Axis("y"), (*ladders, other))
+    colours = [curve.colour.light for curve in curves_of(panel, ARM_TITLES)]
+    assert colours[0] == ARM_COLOURS["vanilla"].light
+    assert min_distance(colours, BLIND["normal"]) > 20
+    assert not {curve.colour for curve in curves_of(panel, ARM_TITLES)[1:]} & set(ARM_COLOURS.values())
+
+
+def test_titles_and_axes_say_the_display_names_of_arms() -> None:
+    panel = Panel(
+        "loop-2-nci over loop-2", Axis("compute of untied-grow"), Axis("y"),
+        (Series("1.5× for vanilla", "line", (1.0, 2.0), (1.0, 2.0)),), (("y", 1.0, "vanilla"),),
+    )  # fmt: skip
+    (one,) = draw(panel)
+    assert one.panel.title == "loop-2-nci over Loop-2"  # a longer name is another arm
+    assert one.axes.get_xlabel() == "compute of Untied-Grow"
+    assert one.drawn[0][1].label == "1.5× for Vanilla"
+    assert any(text.get_text() == "Vanilla" for text in one.axes.texts)
+
+
+def test_labels_of_reference_lines_avoid_curves_and_each_other() -> None:
+    x = tuple(float(i) for i in range(11))
+    high = Series("high", "line", x, tuple(1.0 for _ in x))
+    panel = Panel(
+        "p", Axis("x"), Axis("y"), (high,), (("y", 0.98, "one"), ("y", 0.5, "two"), ("y", 0.49, "3"))
+    )
+    with figure_style():
+        figure, (one,) = draw_figure([panel], {})
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        boxes = [text.get_window_extent(renderer) for text in one.axes.texts]
+        line = one.axes.transData.transform((5.0, 1.0))[1]
+    assert all(not box.y0 <= line <= box.y1 for box in boxes)
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.6, 90.0), (4e17, 1.2e19), (2.5e18, 1.1e20), (0.3, 3.0)])
+@pytest.mark.parametrize("most", [2, 4, 8])
+def test_log_axes_have_at_least_two_ticks_and_not_too_many(low: float, high: float, most: int) -> None:
+    assert 2 <= len(log_ticks(low, high, most, most)) <= max(most, 3)

@@ -70,7 +70,7 @@ def test_first_screen_is_cautions_then_answers_then_multipliers_then_cards(page:
     order = [
         'class="caution"',
         ">Answers<",
-        "multiplier over vanilla",
+        "multiplier over Vanilla",
         'class="verdicts"',
         ">Laws<",
         ">Runs<",

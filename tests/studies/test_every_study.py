@@ -350,12 +350,12 @@ def test_data_constrained_draws_and_compares_passes_with_retuned_decay(paper: St
 
     answer = Formula(surface).answer(data_constrained(paper, parts=["grid"]))
     use = next(panel for panel in answer.panels if panel.title.startswith("compute spent"))
-    notes = {
-        (series.note, series.style)
+    names = {
+        (series.label, series.style)
         for series in use.series
-        if series.kind == "line" and series.label != "saved"
+        if series.kind == "line" and series.role != "control"
     }
-    assert notes == {
+    assert names == {
         ("more parameters, decay retuned", "solid"),
         ("more parameters, decay 0.8", "dotted"),
         ("more passes, decay retuned", "dashed"),

@@ -182,7 +182,7 @@ def test_the_family_is_drawn_block_by_block() -> None:
     panel = family_panel([find_arm(name) for name in ("vanilla", "loop-2", "untied-grow")], 8)
     blocks = dict.fromkeys(panel.y.names, 0)
     for series in panel.series:
-        if series.marker == "square":
+        if series.marker == "block":
             for row in series.y:
                 blocks[panel.y.names[int(row)]] += 1
     assert blocks == {"Vanilla": 8, "Loop-2": 11, "Untied-Grow": 17}

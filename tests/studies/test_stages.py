@@ -350,7 +350,7 @@ def test_screen_sweeps_schedule_and_adam_over_listed_values(paper: StudyContext)
     tried = {name: {getattr(s.hyperparameters, name) for s in formula.specs} for name in DISCRETE}
     assert tried["warmdown_fraction"] >= {0.2, 0.6, 0.8, 1.0} and tried["warmup_steps"] >= {0, 5, 10, 20}
     assert tried["beta2"] >= {0.90, 0.98, 0.99} and tried["adam_eps"] >= {1e-8, 1e-6}
-    panel = next(panel for panel in answer.panels if panel.title == "warmdown_fraction")
+    panel = next(panel for panel in answer.panels if panel.title == "warmdown fraction (WDR)")
     points = next(series for series in panel.series if series.kind == "points")
     assert set(points.x) >= {0.2, 0.6, 0.8, 1.0}
     best = min(zip(points.y, points.x, strict=True))

@@ -14,7 +14,7 @@ from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyVerdict, Table
-from steepen.studies.plotting import line, points, shade_levels
+from steepen.studies.plotting import line, points
 from steepen.utils.formatting import format_duration
 
 if TYPE_CHECKING:
@@ -149,15 +149,15 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
     order = {"running": 0, "interrupted": 1, "finished": 2}
     rows = sorted((row for row in status.runs if row.status in order), key=lambda row: order[row.status])
     shown = rows[:CURVES]
-    levels = shade_levels([row.depth for row in shown])
     series: list[Series] = []
     for row in shown:
         metrics = read_metrics(Path(directory) / row.run / "metrics.jsonl")
         tokens, losses = thin_curve(metrics)
         if len(tokens) > 1:
             label = f"{row.arm} d{row.depth}" + (f" seed {row.seed}" if row.seed else "")
+            level = float(row.depth)
             series.append(
-                line(label, tokens, losses, arm=row.arm, variant=label, level=levels[row.depth], runs=())
+                line(label, tokens, losses, arm=row.arm, variant=label, level=level, family="depth")
             )
     if not series:
         return None

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from steepen.studies.answer import Axis, Panel, Series
 
-BAND_REACH = 8.0  # bands widen an axis by at most this many times the range of everything else, either way
+# Bands widen an axis by at most this many times the range of everything else, or this factor on a log axis.
+BAND_REACH = 20.0
+BAND_FACTOR = 1000.0
 Limits = tuple[float, float]
 
 
@@ -44,7 +46,7 @@ def axis_limits(
     good = good or extra or [to(1.0)]
     low, high = min(good), max(good)
     if extra:
-        reach = BAND_REACH * (high - low) or math.inf
+        reach = max(BAND_REACH * (high - low), math.log(BAND_FACTOR) if log else 0.0) or math.inf
         low, high = max(min(low, *extra), low - reach), min(max(high, *extra), high + reach)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         around = math.log(2) if log else (0.5 * abs(low) or 1.0)

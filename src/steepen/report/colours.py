@@ -53,6 +53,24 @@ ARM_TITLES: dict[str, str] = {
     "deep-vanilla-grow": "Deep Vanilla Grow",
 }
 NEUTRAL = Colour("#5b6168", "#9aa3ad")
+# For curves beside the main arms: none of these is near an arm's colour.
+EXTRA: tuple[Colour, ...] = (
+    Colour("#00998f", "#2fc7bb"),
+    Colour("#8b66d9", "#b79cf2"),
+    Colour("#7a5130", "#c39a76"),
+    Colour("#d4538d", "#f08bb7"),
+    Colour("#4f9a12", "#8ccf4e"),
+    Colour("#8b8400", "#cfc73a"),
+)
+# The arms of the paper's ablations: those of one figure differ.
+ABLATION_COLOURS: dict[str, Colour] = {
+    **dict.fromkeys(("untied-2-norm-only", "loop-2-norm-only", "random-loop-grow"), EXTRA[0]),
+    **dict.fromkeys(("untied-2-inject-only", "loop-2-inject-only", "deeper-vanilla"), EXTRA[1]),
+    **dict.fromkeys(("untied-2-no-coda-injection", "deeper-operator-1"), EXTRA[3]),
+    "loop-2-no-coda-injection": EXTRA[2],
+    **dict.fromkeys(("loop-2-nci-2-c-3", "loop-2-2-c-3"), EXTRA[5]),
+    "operator-1-1-c-2": EXTRA[4],
+}
 # In this order for curves that are no arms and no levels; deep-vanilla's grey is left to reference lines.
 PALETTE: tuple[Colour, ...] = tuple(
     ARM_COLOURS[arm]
@@ -66,9 +84,19 @@ PALETTE: tuple[Colour, ...] = tuple(
         "untied-grow",
     )
 )
-# From dark to bright as in viridis, without its palest end, which is invisible on white.
-_RAMP = ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#8fbc2b")
-_DARK_RAMP = ("#7d5bbe", "#5f7fd0", "#3fa0c0", "#35b79a", "#7ad151", "#fde725")
+# From dark to bright, without the palest ends, which are invisible on white: for light and for dark pages,
+# one pair for each family of curves in a figure (as viridis, as inferno, and blues).
+_RAMPS = (
+    (
+        ("#440154", "#443983", "#31688e", "#21918c", "#35b779", "#8fbc2b"),
+        ("#7d5bbe", "#5f7fd0", "#3fa0c0", "#35b79a", "#7ad151", "#fde725"),
+    ),
+    (
+        ("#3b0f70", "#80197f", "#b7337a", "#de4968", "#e8692c", "#d99000"),
+        ("#a06fd6", "#c45bc4", "#e26a9f", "#f58a78", "#fbab5e", "#fcd35e"),
+    ),
+    (("#0b1f4b", "#2346a0", "#3f74d6", "#5a97cf", "#4fa3b5"), ("#4f73c9", "#6f9be8", "#93bdf2", "#b9dcf5")),
+)
 
 
 def arm_key(name: str) -> str:
@@ -77,10 +105,10 @@ def arm_key(name: str) -> str:
 
 
 def arm_colour(name: str) -> Colour:
-    """An arm's colour: fixed for the eight main arms, a hue and shade hashed from the name for any other."""
+    """An arm's colour: fixed for the paper's arms, a hue and shade hashed from the name for any other."""
     key = arm_key(name)
-    if key in ARM_COLOURS:
-        return ARM_COLOURS[key]
+    if key in ARM_COLOURS or key in ABLATION_COLOURS:
+        return ARM_COLOURS.get(key) or ABLATION_COLOURS[key]
     digest = hashlib.sha256(key.encode()).digest()
     hue, shade = int.from_bytes(digest[:2]) / 65536, digest[2] % 3
     light = _hex(colorsys.hls_to_rgb(hue, (0.27, 0.37, 0.47)[shade], 0.55))
@@ -88,10 +116,14 @@ def arm_colour(name: str) -> Colour:
     return Colour(_readable(light, LIGHT_BACKGROUND, 3.0), _readable(dark, DARK_BACKGROUND, 3.0))
 
 
-def level_colour(fraction: float, arm: str | None = None) -> Colour:
-    """A shade within a family of curves, from its first (0) to its last (1); of the arm's colour if given."""
+def level_colour(fraction: float, arm: str | None = None, family: int = 0) -> Colour:
+    """A shade within a family of curves, from its first (0) to its last (1); of the arm's colour if given.
+
+    `family` counts the families of a figure.
+    """
     if arm is None:
-        return Colour(_along(_RAMP, fraction), _along(_DARK_RAMP, fraction))
+        light, dark = _RAMPS[family % len(_RAMPS)]
+        return Colour(_along(light, fraction), _along(dark, fraction))
     colour, faint = arm_colour(arm), 0.55 * (1 - fraction)
     return Colour(_mix(colour.light, LIGHT_BACKGROUND, faint), _mix(colour.dark, DARK_BACKGROUND, faint))
 

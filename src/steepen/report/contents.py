@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steepen.report.groups import curves_of, role_text
+from steepen.report.groups import curves_of, panel_with_titles, role_text
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panel, scatter_table
 from steepen.report.summary import summary_table
@@ -47,6 +47,7 @@ class StudyContent:
         residuals = residual_panel(answer, records, titles)
         panels += [residuals] if residuals is not None else []
         panels += curve_panels(records, study.runs_directory, titles)
+        panels = [panel_with_titles(panel, titles) for panel in panels]
         groups: dict[str, list[Panel]] = {}
         for i, panel in enumerate(panels):
             groups.setdefault(panel.group or f"\0{i}", []).append(panel)

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steepen.report.axis_limits import Limits, can_show, panel_limits, shown_points
-from steepen.report.colours import NEUTRAL
 from steepen.report.groups import Curve
+from steepen.report.reference_lines import draw_reference_lines
+from steepen.report.ticks import are_whole, set_ticks
 from steepen.studies.answer import Axis, Panel, Series
-from steepen.utils.formatting import pretty_exponents
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FONT = 7.5  # points
 GRID, AXIS = "#e6e6e6", "#333333"
-MARKERS = {"circle": "o", "square": "s", "star": "*", "diamond": "D", "triangle": "^", "cross": "X"}
-MARKER_SIZES = {"circle": 3.2, "square": 3.4, "star": 6.4, "diamond": 3.2, "triangle": 3.8, "cross": 4.0}
+MARKERS = {
+    "circle": "o",
+    "square": "s",
+    "star": "*",
+    "diamond": "D",
+    "triangle": "^",
+    "cross": "X",
+    "block": "s",
+}
+MARKER_SIZES = {
+    "circle": 3.2,
+    "square": 3.4,
+    "star": 6.4,
+    "diamond": 3.2,
+    "triangle": 3.8,
+    "cross": 4.0,
+    "block": 8.0,
+}
 DASHES: dict[str, Any] = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.6))}
 
 
@@ -52,17 +68,17 @@ def draw_panel(
     axes.set_xlim((x_high, x_low) if panel.x.reverse else (x_low, x_high))
     axes.set_ylim((y_high, y_low) if panel.y.reverse else (y_low, y_high))
     measured = [series for series in panel.series if series.kind == "points"]
-    _set_ticks(axes.xaxis, panel.x, x_low, x_high, _whole(v for s in measured for v in s.x), mathtext)
-    _set_ticks(axes.yaxis, panel.y, y_low, y_high, _whole(v for s in measured for v in s.y), mathtext)
     wide, tall = inches
+    for axis, described, ends, room, values in (
+        (axes.xaxis, panel.x, (x_low, x_high), wide, [v for s in measured for v in s.x]),
+        (axes.yaxis, panel.y, (y_low, y_high), tall, [v for s in measured for v in s.y]),
+    ):
+        set_ticks(axis, described, ends, room, whole=are_whole(values), mathtext=mathtext)
     names = max((len(name) for name in panel.y.names), default=8)
     axes.set_xlabel(wrapped(panel.x.label, wide - 0.5 * FONT / 72 * names), labelpad=2, parse_math=False)
     axes.set_ylabel(wrapped(panel.y.label, tall - 0.3), labelpad=3, parse_math=False)
     axes.grid(axis="x" if panel.y.names else "y", color=GRID, linewidth=0.4)
     axes.set_axisbelow(True)
-    for i, (direction, value, text) in enumerate(panel.lines):
-        if can_show(value, panel.x if direction == "x" else panel.y):
-            _reference_line(axes, direction, value, text, f"r{i}")
     owners = {id(series): curve for curve in curves for series in curve.series}
     own = [(series, owners[id(series)]) for series in panel.series]
     order = {"band": 0, "bars": 1, "line": 2, "points": 3}
@@ -74,6 +90,7 @@ def draw_panel(
     for i, (series, curve) in enumerate(drawn):
         place = (bars.index(series) if series in bars and beside > 1 else 0, beside)
         hidden += _draw_series(axes, panel, series, curve.colour.light, f"s{i}", place)
+    draw_reference_lines(axes, panel, inches, FONT)
     edges = [v for s, _ in drawn if s.kind == "band" for v in (*s.y, *s.y_high)]
     cut = any(not y_low <= edge <= y_high for edge in edges)
     return DrawnPanel(panel, axes, tuple(drawn), hidden, cut)
@@ -169,76 +186,6 @@ def marker_style(series: Series, colour: str) -> dict[str, Any]:
     }
 
 
-def _reference_line(axes: Axes, direction: str, value: float, text: str, gid: str) -> None:
-    style: dict[str, Any] = {"color": NEUTRAL.light, "lw": 0.6, "ls": DASHES["dotted"], "zorder": 1}
-    (axes.axvline if direction == "x" else axes.axhline)(value, gid=gid, **style)
-    words: dict[str, Any] = {"fontsize": 0.85 * FONT, "color": NEUTRAL.light, "parse_math": False}
-    words |= {"gid": f"{gid}-t", "textcoords": "offset points", "clip_on": True}
-    if direction == "x":
-        axes.annotate(
-            text, (value, 1), xytext=(2, -2), xycoords=axes.get_xaxis_transform(), va="top", **words
-        )
-    else:
-        axes.annotate(
-            text, (1, value), xytext=(-2, 1.5), xycoords=axes.get_yaxis_transform(), ha="right", **words
-        )
-
-
 def wrapped(text: str, inches: float) -> str:
     """Text in lines that fit, or nearly."""
     return textwrap.fill(text, max(12, int(72 * inches / (0.47 * FONT))))
-
-
-def _whole(values: Iterable[float]) -> bool:
-    """Whether all values (there is one) are whole numbers: depths, passes, epochs."""
-    found = list(values)
-    return bool(found) and all(math.isfinite(value) and value == round(value) for value in found)
-
-
-def _set_ticks(axis: Any, described: Axis, low: float, high: float, whole: bool, mathtext: bool) -> None:
-    """Named, linear or log ticks; a log axis over less than a decade has evenly spaced numbers."""
-    from matplotlib.ticker import (
-        FixedLocator,
-        FuncFormatter,
-        LogLocator,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-        ScalarFormatter,
-    )
-
-    if described.names:
-        axis.set_major_locator(FixedLocator(range(len(described.names))))
-        longest = max(map(len, described.names))
-        crowded = axis.axis_name == "x" and longest * len(described.names) > 40
-        turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axis.set_ticklabels(described.names, parse_math=False, **turned)
-        axis.set_minor_locator(NullLocator())
-        axis.set_tick_params(length=0, pad=2)
-        return
-    ratio = high / low if described.scale == "log" and low > 0 else math.inf
-    if described.scale == "log" and ratio >= 6:
-        axis.set_major_locator(LogLocator(subs=(1,) if ratio > 60 else (1, 2, 5), numticks=7))
-        axis.set_minor_locator(LogLocator(subs=range(2, 10), numticks=12))
-
-        def label(value: float, _: int) -> str:
-            return log_tick(value, mathtext)
-
-        axis.set_major_formatter(FuncFormatter(label))
-    else:
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=whole))
-        axis.set_minor_locator(NullLocator())
-        plain = ScalarFormatter(useOffset=False, useMathText=mathtext)
-        plain.set_powerlimits((-3, 5))
-        axis.set_major_formatter(plain)
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_tick_params(pad=2)
-
-
-def log_tick(value: float, mathtext: bool = True) -> str:
-    """A tick of a log axis, 0.02, 500, 10¹⁸ or 2×10⁻⁵: the powers in mathtext or in Unicode."""
-    digits, _, power = f"{value:e}".partition("e")
-    if not mathtext or -5 < int(power) < 4:
-        return pretty_exponents(f"{value:g}")
-    factor = "" if float(digits) == 1 else rf"{float(digits):g}\times "
-    return f"${factor}10^{{{int(power)}}}$"

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from steepen.report.axis_limits import Limits, panel_limits
 from steepen.report.colours import ARM_TITLES
-from steepen.report.draw_panel import FONT, DrawnPanel, draw_panel, wrapped
-from steepen.report.figure_legend import legend_handles
+from steepen.report.draw_panel import DrawnPanel, draw_panel, wrapped
+from steepen.report.figure_legend import SPACING, legend_columns, legend_handles
 from steepen.report.figure_style import Format, figure_bytes, figure_format, figure_style, new_figure
-from steepen.report.groups import Curve, curves_of
+from steepen.report.groups import Curve, curves_of, panel_with_titles
 from steepen.studies.answer import Panel
 from steepen.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MANY_NAMES = 11  # more of them do not fit under one column
 
 
 def save_panels(panels: Sequence[Panel], path: Path, titles: dict[str, str] = ARM_TITLES) -> None:
@@ -39,6 +41,7 @@ def figure_files(
 
 def plot_panel(axes: Axes, panel: Panel, titles: dict[str, str]) -> None:
     """Draw one panel into axes of the caller, with a legend and title of its own."""
+    panel = panel_with_titles(panel, titles)
     curves = curves_of(panel, titles)
     draw_panel(axes, panel, curves)
     handles, labels = legend_handles(curves)
@@ -51,21 +54,22 @@ def draw_figure(
     panels: Sequence[Panel], titles: dict[str, str], *, legend: bool = True, title: bool = True
 ) -> tuple[Figure, list[DrawnPanel]]:
     """The panels in a grid, the names of all curves under it. Call it inside `figure_style()`."""
+    panels = [panel_with_titles(panel, titles) for panel in panels]
     columns = grid_columns(panels)
     rows = math.ceil(len(panels) / columns)
-    width = {1: 3.5, 2: 3.4, 3: 2.7, 4: 2.2}.get(columns, 1.8)  # inches
-    if any(panel.y.names for panel in panels):
-        width = max(width, 4.8 / math.sqrt(columns))
+    width = _width(panels, columns)
     heights = [
         max(_height(panel, width) for panel in panels[row * columns : (row + 1) * columns])
         for row in range(rows)
     ]
     curves = figure_curves(panels, titles)
     handles, labels = legend_handles(curves) if legend else ([], [])
-    longest = max((len(label) for label in labels), default=1)
-    per_row = max(1, min(len(labels) or 1, int(72 * columns * width / (0.5 * FONT * (longest + 6)))))
+    per_row = legend_columns(labels, columns * width)
     legend_height = 0.165 * math.ceil(len(labels) / per_row)
     figure = new_figure(columns * width, sum(heights) + legend_height)
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.set(w_pad=0.06, h_pad=0.05, wspace=0.03)  # pyright: ignore[reportCallIssue]
     grid = figure.add_gridspec(rows, columns, height_ratios=heights)
     drawn = [
         draw_panel(
@@ -83,9 +87,8 @@ def draw_figure(
                                parse_math=False)  # fmt: skip
     if labels:
         box = figure.legend(
-            handles, labels, loc="outside lower left", ncols=per_row, columnspacing=1.2, handlelength=1.8,
-            handletextpad=0.6, borderpad=0.1, labelspacing=0.35,
-        )  # fmt: skip
+            handles, labels, loc="outside lower left", ncols=per_row, labelspacing=0.35, **SPACING
+        )
         for text in box.get_texts():
             text.set_parse_math(False)
     figure.draw_without_rendering()  # lays out; the files and the page then share the positions
@@ -98,6 +101,8 @@ def grid_columns(panels: Sequence[Panel]) -> int:
     count = len(panels)
     if panels[0].columns:
         return min(panels[0].columns, count)
+    if any(is_wide(panel) for panel in panels):
+        return 1
     return count if count <= 3 else 2 if count == 4 else 3 if count <= 9 else 4
 
 
@@ -118,6 +123,21 @@ def figure_limits(panels: Sequence[Panel]) -> list[tuple[Limits, Limits]]:
     return found
 
 
+def is_wide(panel: Panel) -> bool:
+    """Whether a panel needs the width of a page: many names stand side by side under it."""
+    return len(panel.x.names) > MANY_NAMES
+
+
+def _width(panels: Sequence[Panel], columns: int) -> float:
+    """Inches of a column: 3.5 is one of a page with two columns, 7 a whole page."""
+    width = {1: 3.5, 2: 3.4, 3: 2.7, 4: 2.2}.get(columns, 1.8)
+    if any(is_wide(panel) for panel in panels):
+        return max(width, 7.0)
+    if any(panel.y.names for panel in panels):
+        return max(width, 4.8 / math.sqrt(columns))
+    return width
+
+
 def _height(panel: Panel, width: float) -> float:
     """Inches of a panel; bars beside their names need room for each."""
-    return max(0.72 * width, 0.55 + 0.15 * len(panel.y.names))
+    return max(0.72 * min(width, 3.5), 0.55 + 0.15 * len(panel.y.names))

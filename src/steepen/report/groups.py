@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from steepen.report.colours import NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
+from steepen.report.colours import EXTRA, NEUTRAL, PALETTE, Colour, arm_colour, arm_key, level_colour
 from steepen.studies.answer import Panel, Role, Series
 from steepen.utils.formatting import format_value, pretty_exponents
 
-MAX_LEGEND_ENTRIES = 8
+MAX_LEVELS = 9  # curves of one family in a legend; of more, evenly spaced ones
 # The legend explains measurements and fits only where a series' note does.
 ROLE_WORDS: dict[Role, str] = {
     "measured": "",
@@ -20,16 +21,21 @@ ROLE_WORDS: dict[Role, str] = {
     "held_out": "held out",
     "control": "control",
 }
+# A curve of one of these alone belongs to the curve before it, and has its colour.
+DEPENDENT: tuple[Role, ...] = ("fit", "extrapolated", "censored")
+Key = tuple[str | None, str, str, float | None, str]  # arm, variant, family, level, label
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Series that share a colour. `named` curves are labelled in the picture, others in the legend."""
+    """Series that share a colour and a label; `family` and `level` as theirs."""
 
     label: str
     colour: Colour
     series: tuple[Series, ...]
-    named: bool = True
+    family: str = ""
+    level: float | None = None
+    arm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,47 +49,97 @@ class LegendEntry:
 
 def curves_of(panel: Panel, titles: dict[str, str]) -> list[Curve]:
     """The curves of a panel in order of first appearance. `titles` maps arm keys to display names."""
-    buckets: dict[tuple[str | None, str, float | None, str], list[Series]] = {}
-    variants: dict[str, list[str]] = {}  # the ladders of each arm
+    buckets: dict[Key, list[Series]] = {}
     for series in panel.series:
         arm = None if series.arm is None else arm_key(series.arm)
-        name = series.label if arm is None or series.level is not None else ""
-        key = (arm, series.variant, series.level, "" if series.level is not None else name)
+        own_label = arm is None and series.level is None
+        family = series.family if series.level is not None else ""
+        key = (arm, series.variant, family, series.level, series.label if own_label else "")
         buckets.setdefault(key, []).append(series)
-        if arm is not None and series.level is None and series.variant not in variants.setdefault(arm, []):
-            variants[arm].append(series.variant)
-    levels = sorted({level for _, _, level, _ in buckets if level is not None})
-    labels = {key: pretty_exponents(bucket[0].label) for key, bucket in buckets.items()}
-    # Points, the line through them and its band share a colour; a second line takes the next one.
-    unnamed_by_kind: dict[str, int] = {}
-    curves: list[Curve] = []
-    for key, bucket in buckets.items():
-        arm, variant, level, _ = key
-        label = labels[key]
-        if level is not None:
-            # The only level of an arm has the arm's own colour, not the faintest shade of it.
-            first = 1.0 if arm is not None and len(levels) == 1 else 0.0
-            colour = level_colour(levels.index(level) / (len(levels) - 1) if len(levels) > 1 else first, arm)
-            if list(labels.values()).count(label) > 1:
-                prefix = "" if arm is None else f"{ladder_title(arm, variant, titles)}, "
-                label = prefix + format_value(level)
-        elif arm is not None:
-            # The first ladder of an arm has the arm's own colour, further ones lighter shades of it.
-            place, count = variants[arm].index(variant), len(variants[arm])
-            colour = arm_colour(arm) if place == 0 else level_colour(1 - place / count, arm)
-            label = ladder_title(arm, variant, titles)
+    labels = _labels(buckets, titles)
+    colours = _colours(buckets)
+    return [
+        Curve(labels[key], colours[key], tuple(bucket), key[2], key[3], key[0])
+        for key, bucket in buckets.items()
+    ]
+
+
+def _labels(buckets: dict[Key, list[Series]], titles: dict[str, str]) -> dict[Key, str]:
+    """A label for every curve; of equal ones the arm or the level is added."""
+    found: dict[Key, str] = {}
+    given = [text_with_titles(pretty_exponents(bucket[0].label), titles) for bucket in buckets.values()]
+    for (key, _), label in zip(buckets.items(), given, strict=True):
+        arm, variant, _, level, _ = key
+        if arm is not None and level is None:
+            found[key] = ladder_title(arm, variant, titles)
+        elif level is not None and given.count(label) > 1:
+            title = "" if arm is None else f"{ladder_title(arm, variant, titles)}, "
+            found[key] = f"{title}{label}" if title else f"{label} ({format_value(level)})"
         else:
-            kind = bucket[0].kind
-            colour = PALETTE[unnamed_by_kind.get(kind, 0) % len(PALETTE)]
-            unnamed_by_kind[kind] = unnamed_by_kind.get(kind, 0) + 1
-        curves.append(Curve(label, colour, tuple(bucket), named=level is not None or arm is not None))
-    return curves
+            found[key] = label
+    return found
+
+
+def _colours(buckets: dict[Key, list[Series]]) -> dict[Key, Colour]:
+    """Colours by arm, by place in a family, or in the order of the palette."""
+    levels: dict[str, list[float]] = {}
+    variants: dict[str, list[str]] = {}  # the ladders of each arm
+    for arm, variant, family, level, _ in buckets:
+        if level is not None:
+            levels[family] = sorted({*levels.get(family, []), level})
+        elif arm is not None and variant not in variants.setdefault(arm, []):
+            variants[arm].append(variant)
+    # Colours that no arm of the figure has, for curves that are no arms and third ladders of an arm.
+    taken = {arm_colour(arm) for arm in variants}
+    free = iter(colour for colour in (EXTRA if variants else PALETTE) if colour not in taken)
+    by_variant: dict[tuple[str, str], Colour] = {}
+    for arm, own in variants.items():
+        by_variant[arm, own[0]] = arm_colour(arm)
+        if len(own) == 2:
+            by_variant[arm, own[1]] = level_colour(0.45, arm)
+        for variant in own[1:] if len(own) > 2 else ():
+            by_variant[arm, variant] = next(free, NEUTRAL)
+    found: dict[Key, Colour] = {}
+    latest: Colour | None = None
+    for key, bucket in buckets.items():
+        arm, variant, family, level, _ = key
+        if level is not None:
+            own = levels[family]
+            # The only level of an arm has the arm's own colour, not the faintest shade of it.
+            alone = 1.0 if arm is not None else 0.0
+            place = own.index(level) / (len(own) - 1) if len(own) > 1 else alone
+            found[key] = level_colour(place, arm, list(levels).index(family))
+        elif arm is not None:
+            found[key] = by_variant[arm, variant]
+        elif latest is not None and all(series.role in DEPENDENT for series in bucket):
+            found[key] = latest
+        else:
+            found[key] = latest = next(free, NEUTRAL)
+    return found
 
 
 def ladder_title(arm: str, variant: str, titles: dict[str, str]) -> str:
     """An arm's display name, with the variant of its ladder in brackets."""
     title = titles.get(arm_key(arm), arm)
     return f"{title} ({variant})" if variant else title
+
+
+def text_with_titles(text: str, titles: dict[str, str]) -> str:
+    """A text with the display names of arms in place of their names."""
+    names = "|".join(re.escape(name) for name in sorted(titles, key=len, reverse=True))
+    return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda m: titles[m[0]], text) if names else text
+
+
+def panel_with_titles(panel: Panel, titles: dict[str, str]) -> Panel:
+    """A panel whose title, axes and reference lines say the display names of arms."""
+    return replace(
+        panel,
+        title=text_with_titles(panel.title, titles),
+        group=text_with_titles(panel.group, titles),
+        x=replace(panel.x, label=text_with_titles(panel.x.label, titles)),
+        y=replace(panel.y, label=text_with_titles(panel.y.label, titles)),
+        lines=tuple((way, value, text_with_titles(text, titles)) for way, value, text in panel.lines),
+    )
 
 
 def role_text(series: Series) -> str:
@@ -104,21 +160,41 @@ def curve_label(curve: Curve) -> str:
     return f"{curve.label}, {details[0]}" if len(details) == 1 else curve.label
 
 
+def legend_curves(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that a legend names; those of a family rise, and of many only some are named."""
+    found: list[Curve] = []
+    for key in dict.fromkeys((curve.arm, curve.family, curve.level is not None) for curve in curves):
+        own = [curve for curve in curves if (curve.arm, curve.family, curve.level is not None) == key]
+        if key[2]:
+            own.sort(key=lambda curve: curve.level or 0.0)
+            if len(own) > MAX_LEVELS:
+                own = [own[round(i * (len(own) - 1) / (MAX_LEVELS - 1))] for i in range(MAX_LEVELS)]
+        found += own
+    return found
+
+
 def legend_entries(curves: Sequence[Curve]) -> list[LegendEntry]:
     """What the kinds of lines and markers mean; grey where several curves share a kind."""
     uses: dict[tuple[object, ...], list[tuple[Series, Curve]]] = {}
     for curve in curves:
+        labelled = curve.arm is None and curve.level is None
         for series in curve.series:
             text = role_text(series)
-            if not curve.named:
-                text = ", ".join(filter(None, (curve_label(curve), series.note)))
-            if text:
-                owner = "" if curve.named else curve.label
+            # A curve with a label of its own says what it is, unless a part of it is something else.
+            known = labelled and series.role == curve.series[0].role and not series.note
+            if text and not known:
                 glyph = (series.kind, series.style, series.filled, series.marker)
-                uses.setdefault((text, *glyph, owner), []).append((series, curve))
+                uses.setdefault((text, *glyph), []).append((series, curve))
     entries: list[LegendEntry] = []
     for (text, *_), found in uses.items():
         series, curve = found[0]
-        one_curve = len({other.label for _, other in found}) == 1
+        one_curve = len({id(other) for _, other in found}) == 1
         entries.append(LegendEntry(str(text), series, curve.colour if one_curve else NEUTRAL))
-    return entries[:MAX_LEGEND_ENTRIES]
+    return entries
+
+
+def main_series(series: Sequence[Series]) -> list[Series]:
+    """The line and the points that stand for a curve in a legend: solid and filled ones first."""
+    lines = sorted((s for s in series if s.kind == "line"), key=lambda s: s.style != "solid")
+    dots = sorted((s for s in series if s.kind == "points"), key=lambda s: (s.marker == "star", not s.filled))
+    return [*lines[:1], *dots[:1]] or list(series[:1])

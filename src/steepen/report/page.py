@@ -15,8 +15,7 @@ from markupsafe import Markup, escape
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
 from steepen.report.contents import FigureContent, StudyContent
 from steepen.report.figure import figure_curves
-from steepen.report.figure_legend import legend_curves
-from steepen.report.groups import curve_label, ladder_title, legend_entries
+from steepen.report.groups import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title
@@ -29,7 +28,15 @@ from steepen.utils.formatting import format_value, is_number
 
 Links = Mapping[str, Sequence[tuple[str, str]]]  # (format, path) of the files of a figure or table, by its id
 MAX_DETAILED_RUNS = 250  # with spec and record, 4 kB each
-GLYPHS = {"circle": "●○", "star": "★☆", "square": "■□", "diamond": "◆◇", "triangle": "▲△", "cross": "✖✕"}
+GLYPHS = {
+    "circle": "●○",
+    "star": "★☆",
+    "square": "■□",
+    "diamond": "◆◇",
+    "triangle": "▲△",
+    "cross": "✖✕",
+    "block": "■□",
+}
 
 
 def render_page(studies: Sequence[LoadedStudy], links: Links | None = None) -> str:
@@ -282,8 +289,9 @@ class _Page:
 
 def _glyph(series: Sequence[Series]) -> Markup:
     """How a curve looks: the stroke of its line, its marker, or a block for bands and bars."""
-    line = next((one for one in series if one.kind == "line"), None)
-    point = next((one for one in series if one.kind == "points"), None)
+    main = main_series(series)
+    line = next((one for one in main if one.kind == "line"), None)
+    point = next((one for one in main if one.kind == "points"), None)
     out = Markup()
     if line is not None:
         out += Markup('<span class="stroke {}"></span>').format(line.style)

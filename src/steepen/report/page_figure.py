@@ -18,15 +18,16 @@ from markupsafe import Markup
 from steepen.report.axis_limits import shown_points
 from steepen.report.colours import LIGHT_BACKGROUND, NEUTRAL, Colour
 from steepen.report.draw_panel import AXIS, GRID, DrawnPanel, draw_panel
-from steepen.report.figure import figure_curves, figure_limits
+from steepen.report.figure import figure_curves, figure_limits, is_wide
 from steepen.report.figure_style import figure_style, new_figure
-from steepen.report.groups import Curve, series_name
+from steepen.report.groups import Curve, panel_with_titles, series_name
 from steepen.studies.answer import Axis, Panel, Series
 from steepen.utils.formatting import format_value
 
 SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INCHES = (3.6, 2.5)  # 259 × 180 units: about 1.4 pixels each on a phone, 2 on a desktop
 DENSE_INCHES = (2.7, 2.0)  # of the panels of a large grid
+WIDE_INCHES = 7.2  # of a panel with many names under it
 MANY_PANELS = 7
 PAGE_STYLE = {"font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "svg.fonttype": "none"}
 ColourClass = Callable[[Colour], str]
@@ -36,11 +37,13 @@ def page_panels(
     panels: Sequence[Panel], titles: dict[str, str], name: str, colour_class: ColourClass
 ) -> list[tuple[Markup, DrawnPanel]]:
     """Every panel of a figure as an SVG; `name` makes its ids unique on the page."""
+    panels = [panel_with_titles(panel, titles) for panel in panels]
     curves = figure_curves(panels, titles)
     found: list[tuple[Markup, DrawnPanel]] = []
     with figure_style(PAGE_STYLE):
         for i, (panel, limits) in enumerate(zip(panels, figure_limits(panels), strict=True)):
             wide, tall = DENSE_INCHES if len(panels) >= MANY_PANELS else INCHES
+            wide = WIDE_INCHES if is_wide(panel) else wide
             tall = max(tall, 0.6 + 0.17 * len(panel.y.names))
             figure = new_figure(wide, tall)
             drawn = draw_panel(

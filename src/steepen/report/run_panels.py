@@ -37,7 +37,8 @@ def curve_panels(records: Sequence[RunRecord], directory: Path | None, titles: d
             if len(x) > 1:
                 label = f"d{record.spec.shape.depth}"
                 level = float(record.spec.shape.depth)
-                series.append(Series(label, "line", x, y, level=level, detail=f"run {record.run}"))
+                detail = f"run {record.run}"
+                series.append(Series(label, "line", x, y, level=level, family="depth", detail=detail))
         if series:
             more = "" if len(series) == len(own) else f" ({len(series)} of {len(own)} runs)"
             panels.append(

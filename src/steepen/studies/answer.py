@@ -45,9 +45,9 @@ class Axis:
 class Series:
     """Points, a line, a band or bars of one curve.
 
-    Series with the same `arm`, `variant` and `level` are one curve: they share a colour and a label. Without
-    an arm and a level, series with the same `label` are. Bars stand on the axis that has `names`: beside
-    each other where several series share a place.
+    Series with the same `arm`, `variant`, `family` and `level` are one curve, with one colour and one label.
+    Without an arm and a level, series with the same `label` are. Bars stand on the axis that has `names`:
+    beside each other where several series share a place.
     """
 
     label: str  # the curve's name: an arm, "d8", "1e17 FLOPs"
@@ -57,13 +57,14 @@ class Series:
     y_high: tuple[float, ...] = ()  # of a band: its upper edge
     arm: str | None = None  # decides the colour, the same on every figure
     variant: str = ""  # which of several ladders of an arm: another recipe or optimizer
-    level: float | None = None  # position in a family of curves (depths, budgets, passes): decides the shade
+    level: float | None = None  # value that orders the curves of a family: decides the shade
+    family: str = ""  # what the level is: "depth", "passes", "FLOPs"; each family has shades of its own
     role: Role = "measured"
     note: str = ""  # the legend's text for this kind of line or marker, overriding the role's word
     detail: str = ""  # a value of this curve alone, such as its exponent
     style: Literal["solid", "dashed", "dotted"] = "solid"
     filled: bool = True
-    marker: Literal["circle", "star", "square", "diamond", "triangle", "cross"] = "circle"
+    marker: Literal["circle", "star", "square", "diamond", "triangle", "cross", "block"] = "circle"
     runs: tuple[str, ...] = ()  # run hashes, point by point
     low: tuple[float, ...] = ()  # error bars of points and bars, point by point: the lower ends …
     high: tuple[float, ...] = ()  # … and the upper ends, along y (along x where y has names)

@@ -29,7 +29,7 @@ from steepen.studies.design.pass_families import (
     slice_values,
 )
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.plotting import line, optimum_star, points, shade_levels
+from steepen.studies.plotting import family_curve, line, optimum_star, points
 from steepen.utils.json_io import json_safe
 
 REGIMES = "Passes under repetition of the data"
@@ -266,7 +266,7 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
     for decay, cells in by_decay.items():
         slices = _add_slices(
             found, f"tied, {_regime(epochs)}, decay {decay:g}", cells, grid.budgets, f"decay {decay:g}",
-            group=DECAYS, short=f"decay {decay:g}",
+            group=DECAYS, short=f"weight decay {decay:g}",
         )  # fmt: skip
         if decay == grid.decay:
             at_fixed_decay = slices
@@ -353,13 +353,12 @@ def _gains(cells: Sequence[PassRun]) -> list[dict[str, float]]:
 
 def _gains_panel(name: str, cells: Sequence[PassRun]) -> Panel:
     gains = _gains(cells)
-    shade = shade_levels([row["depth"] for row in gains])
     series: list[Series] = []
-    for depth in shade:
+    for depth in sorted({row["depth"] for row in gains}):
         own = sorted((row["passes"], row["difference"]) for row in gains if row["depth"] == depth)
         x, y = [row[0] for row in own], [row[1] for row in own]
-        curve: dict[str, Any] = {"level": shade[depth]}
-        series += [points(f"d{depth:g}", x, y, **curve), line(f"d{depth:g}", x, y, **curve)]
+        label, curve = family_curve("depth", depth)
+        series += [points(label, x, y, **curve), line(label, x, y, **curve)]
     return Panel(
         f"{name}: marginal gain of passes", Axis("passes K", "log"), Axis("loss − loss at K = 1"),
         tuple(series), (("y", 0.0, "K = 1"),), "At fixed stored depth: more passes cost more compute here.",
@@ -393,21 +392,20 @@ def _decay_table(optima: dict[tuple[int, int], Vertex]) -> Table:
 
 
 def _decay_panel(optima: dict[tuple[int, int], Vertex]) -> Panel:
-    shade = shade_levels([depth for depth, _ in optima])
     series: list[Series] = []
-    for depth in shade:
+    for depth in sorted({depth for depth, _ in optima}):
         own = [(count, v.x, v.interior) for (d, count), v in optima.items() if d == depth]
-        curve: dict[str, Any] = {"level": shade[depth]}
+        label, curve = family_curve("depth", depth)
         inside = [row for row in own if row[2]]
         outside = [row for row in own if not row[2]]
         if inside:
-            series.append(points(f"d{depth:g}", [r[0] for r in inside], [r[1] for r in inside], **curve))
+            series.append(points(label, [r[0] for r in inside], [r[1] for r in inside], **curve))
         if outside:
             series.append(
-                points(f"d{depth:g}", [r[0] for r in outside], [r[1] for r in outside], role="censored",
+                points(label, [r[0] for r in outside], [r[1] for r in outside], role="censored",
                        filled=False, note="best measured", **curve)
             )  # fmt: skip
-        series.append(line(f"d{depth:g}", [r[0] for r in own], [r[1] for r in own], **curve))
+        series.append(line(label, [r[0] for r in own], [r[1] for r in own], **curve))
     return Panel(
         "best weight decay by depth and passes",
         Axis("passes K", "log"),
@@ -423,7 +421,6 @@ def _decay_sweeps(
     """Loss against weight decay, one panel for each stored depth, one curve for each number of passes."""
     panels: list[Panel] = []
     counts = sorted({count for _, count in optima})
-    shade = shade_levels([np.log(count) for count in counts])
     for depth in depths:
         series: list[Series] = []
         for count in counts:
@@ -436,8 +433,8 @@ def _decay_sweeps(
                 if (cell.depth, cell.passes) == (depth, count) and np.isfinite(cell.loss)
             )
             x, y, runs = (list(column) for column in zip(*rows, strict=True))
-            curve: dict[str, Any] = {"level": shade[np.log(count)]}
-            label, vertex = f"K = {count}", optima[depth, count]
+            label, curve = family_curve("passes", count)
+            vertex = optima[depth, count]
             series += [points(label, x, y, runs, **curve), line(label, x, y, **curve)]
             series.append(optimum_star(label, vertex, **curve))
         if series:
@@ -517,16 +514,15 @@ def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay
     for variant, cells, by_size, by_passes in kinds:
         own = sorted((c.flops, c.loss, c.run) for c in cells if c.passes == 1 and np.isfinite(c.loss))
         x, y = [row[0] for row in own], [row[1] for row in own]
-        name = "more parameters"
+        name = f"more parameters, {variant}"
         series += [
             points(name, x, y, [r[2] for r in own], filled=by_size == "solid"),
-            line(name, x, y, style=by_size, note=f"{name}, {variant}"),
+            line(name, x, y, style=by_size),
         ]
         runs = [c for c in cells if np.isfinite(c.loss)]
         if len(runs) >= 2:
             edge = convex_envelope(np.array([c.flops for c in runs]), np.array([c.loss for c in runs]))
-            name = "more passes"
-            series.append(line(name, *edge, style=by_passes, note=f"{name}, {variant}"))
+            series.append(line(f"more passes, {variant}", *edge, style=by_passes))
     caption = "More passes: the lower convex envelope of all depths and numbers of passes."
     best = min(
         (c for c in tuned if c.passes == 1 and np.isfinite(c.loss)), key=lambda c: c.loss, default=None
@@ -535,7 +531,12 @@ def _compute_use_panel(tuned: Sequence[PassRun], fixed: Sequence[PassRun], decay
     if best is not None and factor is not None:
         x = (best.flops / factor, best.flops)
         series.append(
-            line("saved", x, (best.loss, best.loss), role="control", note=f"{factor:.2f}× the compute")
+            line(
+                f"{_cost(factor)} for the best loss of more parameters",
+                x,
+                (best.loss, best.loss),
+                role="control",
+            )
         )
     return Panel(
         "compute spent on parameters or on passes",

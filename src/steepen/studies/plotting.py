@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from steepen.laws.fits.isoflop import IsoflopFit
 from steepen.laws.fits.vertex import Vertex
 from steepen.studies.answer import Series
+from steepen.utils.formatting import format_flops
 
 CURVE_POINTS = 60
 
@@ -77,8 +78,22 @@ def sweep_series(
     *, log: bool, **fields: Any,
 ) -> list[Series]:  # fmt: skip
     """A sweep: its measured points, fitted parabola and optimum."""
-    fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **fields)
+    fitted = parabola_or_segments(label, x, losses, vertex, log=log, **fields)
     return [points(label, x, losses, runs, **fields), *fitted, optimum_star(label, vertex, **fields)]
+
+
+def parabola_or_segments(
+    label: str, x: Sequence[float], losses: Sequence[float], vertex: Vertex, *, log: bool, **fields: Any
+) -> list[Series]:
+    """The parabola of a sweep with an optimum; else its points joined by a dotted line."""
+    fitted = parabola(label, vertex, min(x), max(x), log_x=log, log_loss=log, **fields)
+    return fitted or [joined(label, x, losses, **{**fields, "style": "dotted"})]
+
+
+def joined(label: str, x: Iterable[float], y: Iterable[float], **fields: Any) -> Series:
+    """Measured points joined in order of x; those that diverged are left out."""
+    rows = sorted((a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b))
+    return line(label, [row[0] for row in rows], [row[1] for row in rows], **fields)
 
 
 def error_of_mean(fit: IsoflopFit) -> float | None:
@@ -93,10 +108,21 @@ def mean_with_error(fit: IsoflopFit, digits: int) -> str:
     return f"{fit.mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def shade_levels(values: Sequence[float]) -> dict[float, float]:
-    """A level in [0, 1] for each curve of a family, in rising order of its value."""
-    ordered = sorted(set(values))
-    return {value: i / max(1, len(ordered) - 1) for i, value in enumerate(ordered)}
+def family_curve(
+    kind: Literal["depth", "passes", "FLOPs", "TPP"], value: float
+) -> tuple[str, dict[str, Any]]:
+    """Label and fields of one curve of a family of depths, passes, budgets or tokens per parameter.
+
+    Budgets and tokens per parameter are rounded as their labels are, so that equal labels are one curve.
+    """
+    label = {
+        "depth": f"d{value:g}",
+        "passes": f"K = {value:g}",
+        "FLOPs": f"{format_flops(value)} FLOPs",
+        "TPP": f"TPP {value:.3g}",
+    }[kind]
+    level = float(value) if kind in ("depth", "passes") else float(f"{value:.3g}")
+    return label, {"level": level, "family": kind}
 
 
 def finite_or_none(value: float | None) -> float | None:

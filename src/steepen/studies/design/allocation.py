@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +15,12 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, loss_or_inf
 from steepen.studies.plotting import (
     CURVE_POINTS,
+    family_curve,
     finite_or_none,
     line,
     optimum_star,
-    parabola,
+    parabola_or_segments,
     points,
-    shade_levels,
 )
 from steepen.utils.json_io import json_safe
 
@@ -125,22 +124,19 @@ def _answer(
                 f"p = {edge.p_drift:.2g})"
             )
         found += "; an even split has 1/3."
-    shade = shade_levels([cell.depth for cell in cells])
     loss: list[Series] = []
     regrets: list[Series] = []
     for depth in sorted({cell.depth for cell in cells}):
         own = [cell for cell in cells if cell.depth == depth]
-        curve: dict[str, Any] = {"level": shade[depth]}
+        label, curve = family_curve("depth", depth)
         runs = [cell.run for cell in own]
-        loss.append(points(f"d{depth}", [c.flops for c in own], [c.loss for c in own], runs, **curve))
+        loss.append(points(label, [c.flops for c in own], [c.loss for c in own], runs, **curve))
         y = [cell.loss - edge.predict(cell.flops) for cell in own]
         x = [cell.fraction for cell in own]
-        regrets.append(points(f"d{depth}", x, y, runs, **curve))
+        regrets.append(points(label, x, y, runs, **curve))
         if depth in best:
-            regrets += parabola(
-                f"d{depth}", best[depth], min(x), max(x), log_x=False, log_loss=False, **curve
-            )
-            regrets.append(optimum_star(f"d{depth}", best[depth], note="best", **curve))
+            regrets += parabola_or_segments(label, x, y, best[depth], log=False, **curve)
+            regrets.append(optimum_star(label, best[depth], note="best", **curve))
     x = np.geomspace(min(c.flops for c in cells), max(c.flops for c in cells), CURVE_POINTS).tolist()
     loss.append(line("frontier", x, [edge.predict(value) for value in x], role="fit", style="dashed"))
     return Answer(

@@ -14,7 +14,7 @@ from steepen.model.arm import Arm, PassSchedule
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
 from steepen.studies.context import Arms, StudyContext, effective_depth, find_arms, loss_or_inf
-from steepen.studies.plotting import line, points, shade_levels
+from steepen.studies.plotting import family_curve, line, points
 from steepen.utils.formatting import format_flops
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
@@ -118,32 +118,31 @@ def _answer(context: StudyContext, arm: Arm, cells: Sequence[TargetRun], skipped
         for budget in budgets
         if budget not in best
     ]
-    shade = shade_levels(budgets)
     loss: list[Series] = []
     deep: list[Series] = []
     for budget in budgets:
         own = sorted((c for c in grown if c.budget == budget), key=lambda c: c.target)
         x, y = [c.target for c in own], [c.loss for c in own]
-        label = f"{format_flops(budget)} FLOPs"
-        curve: dict[str, Any] = {"level": shade[budget]}
+        label, curve = family_curve("FLOPs", budget)
         loss += [points(label, x, y, [c.run for c in own], **curve)]
         if all(map(math.isfinite, y)):
             loss.append(line(label, x, y, **curve))
         known = [c for c in own if c.kl_depth is not None]
         if known:
-            deep.append(points(label, [c.target for c in known], [c.kl_depth or 0.0 for c in known], **curve))
+            x, y = [c.target for c in known], [c.kl_depth or 0.0 for c in known]
+            deep += [points(label, x, y, [c.run for c in known], **curve), line(label, x, y, **curve)]
     anchors = [cell for cell in cells if cell.fixed]
-    loss.append(points(arm.name, [c.target for c in anchors], [c.loss for c in anchors],
-                       [c.run for c in anchors],
-                       role="control", note="fixed passes", filled=False, arm=arm.name))  # fmt: skip
+    control: dict[str, Any] = {"role": "control", "filled": False}
+    loss.append(points("fixed passes", [c.target for c in anchors], [c.loss for c in anchors],
+                       [c.run for c in anchors], **control))  # fmt: skip
     axis = Axis("passes grown to")
     title, caption = f"{arm.name}: growth target", "Hollow: that many passes throughout."
     panels = [Panel(title, axis, Axis("validation loss"), tuple(loss), caption=caption)]
     fixed = [c for c in anchors if c.kl_depth is not None]
     if fixed:
         deep.append(
-            points(arm.name, [c.target for c in fixed], [c.kl_depth or 0.0 for c in fixed],
-                   [c.run for c in fixed], role="control", note="fixed passes", filled=False, arm=arm.name)
+            points("fixed passes", [c.target for c in fixed], [c.kl_depth or 0.0 for c in fixed],
+                   [c.run for c in fixed], **control)
         )  # fmt: skip
     if deep:
         panels.append(

@@ -18,7 +18,7 @@ from steepen.recipe.recipe_file import RecipeFile
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit, Table
 from steepen.studies.context import Arms, StudyContext, find_arms, growth_sweep_run, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
-from steepen.studies.plotting import line, points, shade_levels, sweep_series
+from steepen.studies.plotting import family_curve, line, points, sweep_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.3, Choosing the Growth Target and Transition"
@@ -182,11 +182,10 @@ def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> 
 
 def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> list[Panel]:
     panels: list[Panel] = []
-    shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            label, curve = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            label, curve = family_curve("TPP", anchor.tpp)
             series += sweep_series(
                 label, anchor.rho, anchor.losses, anchor.runs, anchor.vertex, log=False, **curve
             )
@@ -201,32 +200,27 @@ def _panels(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> li
         )
     inside = [anchor for anchor in anchors if anchor.vertex.interior]
     if inside:
+        tokens: list[Series] = []
+        expansions: list[Series] = []
+        fractions: list[Series] = []
         x = [anchor.tpp for anchor in inside]
-        tokens = [points(name, x, [a.tpp / a.expansion for a in inside], arm=name, role="optimum")]
-        expansions = [points(name, x, [a.expansion for a in inside], arm=name, role="optimum")]
-        fractions = [points(name, x, [a.vertex.x for a in inside], arm=name, role="optimum")]
-        if law is not None:
-            grid = np.geomspace(min(x), max(x), 40)
-            tokens.append(
-                line(
-                    name,
-                    grid,
-                    [law.a * value + law.b for value in grid],
-                    arm=name,
-                    role="fit",
-                    note="affine law",
-                )
-            )
-            expansions.append(
-                line(name, grid, [law.expansion(v) for v in grid], arm=name, role="fit", note="affine law")
-            )
-            # ρ depends on the split of the blocks, which differs between depths: a line for each.
-            for depth, full in sorted({(a.depth, a.full_expansion) for a in inside}):
-                implied = [law.growth_fraction(v, full) for v in grid]
+        grid = np.geomspace(min(x), max(x), 40)
+        for depth in sorted({anchor.depth for anchor in inside}):
+            own = [anchor for anchor in inside if anchor.depth == depth]
+            label, curve = family_curve("depth", depth)
+            at = [anchor.tpp for anchor in own]
+            tokens.append(points(label, at, [a.tpp / a.expansion for a in own], **curve))
+            expansions.append(points(label, at, [a.expansion for a in own], **curve))
+            fractions.append(points(label, at, [a.vertex.x for a in own], **curve))
+            if law is not None:
+                # ρ depends on the split of the blocks, which differs between depths: a line for each.
+                implied = [law.growth_fraction(value, own[0].full_expansion) for value in grid]
                 note = "implied by the affine law"
-                fractions.append(
-                    line(name, grid, implied, arm=name, role="fit", note=note, detail=f"d{depth}")
-                )
+                fractions.append(line(label, grid, implied, role="fit", note=note, **curve))
+        if law is not None:
+            name_of_law = f"affine law, {law.a:.3f}·TPP {law.b:+.3f}"
+            tokens.append(line(name_of_law, grid, [law.a * value + law.b for value in grid], role="fit"))
+            expansions.append(line(name_of_law, grid, [law.expansion(v) for v in grid], role="fit"))
         axis = Axis("tokens per parameter without growth", "log")
         group = f"{name}: the best moment against tokens per parameter"
         panels += [

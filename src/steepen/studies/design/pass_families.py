@@ -13,7 +13,7 @@ from steepen.laws.fits.matched_compute import ComputeSlice, RungInterpolation, s
 from steepen.laws.fits.vertex import Vertex
 from steepen.laws.ladder import Ladder, make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import line, optimum_star, parabola, points, shade_levels
+from steepen.studies.plotting import family_curve, line, optimum_star, parabola_or_segments, points
 from steepen.utils.formatting import format_flops
 
 
@@ -64,30 +64,27 @@ def matched_compute_slices(
 
 def loss_panel(title: str, cells: Sequence[PassRun]) -> Panel:
     """Loss against compute, one line for each number of passes."""
-    shade = shade_levels([np.log(cell.passes) for cell in cells])
     series: list[Series] = []
     for passes in sorted({cell.passes for cell in cells}):
         own = sorted((c for c in cells if c.passes == passes and np.isfinite(c.loss)), key=lambda c: c.flops)
-        curve: dict[str, Any] = {"level": shade[np.log(passes)]}
+        label, curve = family_curve("passes", passes)
         x, y = [c.flops for c in own], [c.loss for c in own]
-        series.append(points(f"K = {passes}", x, y, [c.run for c in own], **curve))
-        series.append(line(f"K = {passes}", x, y, **curve))
+        series.append(points(label, x, y, [c.run for c in own], **curve))
+        series.append(line(label, x, y, **curve))
     return Panel(title, Axis("compute (FLOPs)", "log"), Axis("validation loss"), tuple(series))
 
 
 def slice_panel(title: str, slices: Sequence[ComputeSlice]) -> Panel:
     """Loss against passes at matched compute, with the parabolas' minima."""
-    shade = shade_levels([row.budget for row in slices])
     series: list[Series] = []
     for row in slices:
-        curve: dict[str, Any] = {"level": shade[row.budget]}
-        label = f"{format_flops(row.budget)} FLOPs"
+        label, curve = family_curve("FLOPs", row.budget)
         x, y = list(row.losses), list(row.losses.values())
         if not x:
             continue
         series.append(points(label, x, y, **curve))
         if row.best is not None:
-            series += parabola(label, row.best, min(x), max(x), log_x=True, log_loss=True, **curve)
+            series += parabola_or_segments(label, x, y, row.best, log=True, **curve)
             series.append(optimum_star(label, row.best, note="best", **curve))
     return Panel(
         title, Axis("passes K", "log"), Axis("validation loss", "log"), tuple(series),

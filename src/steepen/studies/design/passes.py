@@ -30,7 +30,7 @@ from steepen.studies.design.pass_families import (
 )
 from steepen.studies.design.passes_transfer import transfer_across_passes
 from steepen.studies.driver.run_concurrently import run_concurrently
-from steepen.studies.plotting import line, points, shade_levels, sweep_series
+from steepen.studies.plotting import family_curve, line, points, sweep_series
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.2.2, Choosing the Number of Core Passes"
@@ -264,11 +264,10 @@ def _relative_to_one_pass(series: Sequence[Series], base: float | None) -> list[
 
 def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawFit]) -> list[Panel]:
     panels: list[Panel] = []
-    shade = shade_levels([anchor.tpp for anchor in anchors])
     for depth in sorted({anchor.depth for anchor in anchors}):
         series: list[Series] = []
         for anchor in (a for a in anchors if a.depth == depth):
-            label, curve = f"TPP {anchor.tpp:g}", {"level": shade[anchor.tpp]}
+            label, curve = family_curve("TPP", anchor.tpp)
             series += _relative_to_one_pass(
                 sweep_series(
                     label, anchor.passes, anchor.losses, anchor.runs, anchor.vertex, log=True, **curve
@@ -276,12 +275,12 @@ def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawF
                 dict(zip(anchor.passes, anchor.losses, strict=True)).get(1),
             )
         panels.append(
-            Panel(f"d{depth}", Axis("passes K", "log"), Axis("loss − loss at K = 1"), tuple(series),
+            Panel(f"{family}, d{depth}", Axis("passes K", "log"), Axis("loss − loss at K = 1"), tuple(series),
                   (("y", 0.0, ""),), "At fixed compute: more passes mean fewer tokens.",
                   group=f"{family}: passes at fixed anchor and compute")
         )  # fmt: skip
     words = {
-        "expansion": "compute-active expansion at K*",
+        "expansion": "expansion at K*",
         "tpp": "tokens per parameter at K*",
         "passes": "best passes K*",
     }
@@ -301,7 +300,7 @@ def _panels(family: str, anchors: Sequence[PassSweep], laws: dict[str, PowerLawF
             ends = [min(x for x, _ in ys[True]), max(x for x, _ in ys[True])]
             series.append(line("fitted", ends, [laws[name].predict(x) for x in ends], role="fit"))
         panels.append(
-            Panel(label, Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"), tuple(series),
-                  group=f"{family}: the best passes against tokens per parameter")
+            Panel(f"{family}: {label}", Axis("tokens per parameter at K = 1", "log"), Axis(label, "log"),
+                  tuple(series), group=f"{family}: the best passes against tokens per parameter")
         )  # fmt: skip
     return panels

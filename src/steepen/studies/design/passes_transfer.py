@@ -16,7 +16,7 @@ from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, Table
 from steepen.studies.context import StudyContext, loss_or_inf
-from steepen.studies.plotting import shade_levels, sweep_series
+from steepen.studies.plotting import family_curve, sweep_series
 
 Work = Generator[Sequence[RunSpec], Sequence[RunRecord | None], "TransferResult"]
 
@@ -126,18 +126,16 @@ def _sentence(family: str, sweeps: Sequence[PassesSweep], tokens: int) -> str:
 
 
 def _panel(one: PassesSweep) -> Panel:
-    shade = shade_levels([math.log(passes) for passes in one.rows])
     vertices = {v.budget: v for v in one.drift.vertices} if one.drift else {}
     series: list[Series] = []
     for passes, own in sorted(one.rows.items()):
         x, y, runs = (list(column) for column in zip(*own, strict=True))
         if float(passes) in vertices:
-            series += sweep_series(
-                f"K = {passes}", x, y, runs, vertices[float(passes)], log=True, level=shade[math.log(passes)]
-            )
+            label, curve = family_curve("passes", passes)
+            series += sweep_series(label, x, y, runs, vertices[float(passes)], log=True, **curve)
     return Panel(
         f"{one.family}: {paper_code(one.name) or one.name}",
-        Axis(f"{one.name} (× base)", "log"),
+        Axis(f"{one.name.replace('_', ' ')} (× base)", "log"),
         Axis("validation loss", "log"),
         tuple(series),
         (("x", 1.0, ""),),

@@ -184,13 +184,15 @@ def _with_projection(
     at = fitted_multipliers(fit, own.label, compute * np.array(multiples), extrapolate=True)
     series.append(
         Series(
-            own.label, "points", tuple(m.flops for m in at), tuple(m.value for m in at), role="extrapolated",
-            marker="star", low=tuple(m.low for m in at), high=tuple(m.high for m in at), **fields,
+            own.label, "points", tuple(m.flops for m in at), tuple(m.value for m in at),
+            role="extrapolated", note="projected", marker="star", low=tuple(m.low for m in at),
+            high=tuple(m.high for m in at), **fields,
         )
     )  # fmt: skip
     panel = Panel(
         f"Compute multiplier over {reference}, projected", Axis(f"compute of {reference} (FLOPs)", "log"),
-        Axis("multiplier", "log"), tuple(series), (("y", 1.0, reference),),
+        Axis("multiplier", "log"), tuple(series),
+        (("y", 1.0, reference), *(("x", m.flops, f"{m.value:.2f}×") for m in at)),
         "From the two fitted laws; a projection, not a measurement, beyond the ladders.",
     )  # fmt: skip
     words = ", ".join(f"{m.value:.2f}× ({m.low:.2f} to {m.high:.2f}) at {format_flops(m.flops)}" for m in at)

@@ -151,8 +151,9 @@ def _one_corpus(
     values: dict[str, Any] = {}
     found.values[suffix.removeprefix(", ") or "scores"] = values
     multipliers = score_multipliers(series, reference)
-    found.panels += score_ladders(series, LADDERS + suffix)
-    found.panels += multiplier_panels(series, reference, multipliers, MULTIPLIERS + suffix)
+    ladders = score_ladders(series, LADDERS + suffix)
+    gains = multiplier_panels(series, reference, multipliers, MULTIPLIERS + suffix)
+    found.panels += [replace(panel, title=panel.title + suffix) for panel in (*ladders, *gains)]
     if multipliers:
         found.tables.append(_titled(multiplier_table(multipliers, reference.label), suffix))
     for one in series:
@@ -209,8 +210,19 @@ def _forecasts(
     group = FORECASTS + suffix
     loss = _loss_fit(chosen, reference)
     if loss is not None:
-        found.panels.append(_loss_panel(chosen, loss, held, farthest, group))
         values["loss_forecast"] = _loss_values(found, chosen, loss, reference, held)
+        ends = [1.2 * one["multiplier"] * one["flops"] for one in values["loss_forecast"]["multipliers"]]
+        panel = _loss_panel(chosen, loss, held, max([farthest, *ends]), group)
+        saved = [
+            line(
+                f"{one['multiplier']:.2f}× the compute for {reference.label}",
+                (one["flops"], one["multiplier"] * one["flops"]),
+                [float(loss.arms[one["arm"]].predict(one["flops"]))] * 2,
+                role="control",
+            )
+            for one in values["loss_forecast"]["multipliers"]
+        ]
+        found.panels.append(replace(panel, series=(*panel.series, *saved)))
     laws = nll_laws(chosen)
     if laws:
         found.panels.append(nll_panel(chosen, laws, held, farthest, group=group))
@@ -372,11 +384,11 @@ def _corpora(found: Parts, series: Sequence[ScoreSeries], base: str, held: Held,
                     x, y = [m.flops for m in rows], [m.value for m in rows]
                     drawn += [points(label, x, y, **arm.curve), line(label, x, y, **arm.curve)]
         if drawn:
-            axis = Axis(f"compute of {base} on the same corpus (FLOPs)", "log")
+            axis = Axis(f"compute of {base} (FLOPs)", "log")
             found.panels.append(
                 Panel(
                     f"at equal {kind.name}", axis, Axis("compute multiplier", "log"), tuple(drawn),
-                    (("y", 1.0, base),), group="Multipliers within each corpus",
+                    (("y", 1.0, base),), "Both on the same corpus.", group="Multipliers within each corpus",
                 )
             )  # fmt: skip
     for arm in dict.fromkeys(one.arm for one in series):

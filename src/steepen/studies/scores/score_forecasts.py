@@ -152,13 +152,23 @@ def core_panel(
             )  # fmt: skip
         drawn += _held(one, [(r.flops, r.core22) for r in held.get(one.label, ()) if r.core22 is not None])
     lines = tuple[tuple[Literal["x", "y"], float, str], ...](
-        ("y", score, name) for name, score in references.items()
+        ("y", score, name + _ratio_words(forecast, name)) for name, score in references.items()
     )
     return Panel(
         title, COMPUTE, Axis("CORE (centred accuracy)"), tuple(drawn), lines,
         "Task laws, task sigmoids and one factor to CORE; dashed beyond the runs; squares were in no fit.",
         group=group,
     )  # fmt: skip
+
+
+def _ratio_words(forecast: CoreForecast, reference: str) -> str:
+    """Of two series: how many times more compute one needs than the other for a reference score."""
+    labels = [one.label for one in forecast.series]
+    if len(labels) != 2:
+        return ""
+    ratios = [forecast.ratio(reference, *pair) for pair in (labels, labels[::-1])]
+    known = [ratio for ratio in ratios if ratio is not None and ratio >= 1]
+    return f", {known[0]:.2f}×" if known else ""
 
 
 def sigmoid_panels(forecast: CoreForecast) -> list[Panel]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from steepen.laws.fits.matched_metric import MetricMultiplier, matched_metric
 from steepen.studies.answer import Axis, Panel, Series, Table
-from steepen.studies.plotting import line, points, shade_levels
+from steepen.studies.plotting import family_curve, line, points
 from steepen.studies.scores.score_series import Metric, ScoreSeries
 
 COMPUTE = Axis("training compute (FLOPs)", "log")
@@ -20,14 +20,14 @@ class MetricKind:
     name: str
     read: Metric
     rises: bool
-    unit: str = ""
+    unit: str
 
 
 METRICS = (
-    MetricKind("validation loss", lambda run: run.loss, False, " (nats per token)"),
-    MetricKind("answer NLL", lambda run: run.nll, False, " (nats per token)"),
-    MetricKind("CORE, 22 tasks", lambda run: run.core22, True, " (centred accuracy)"),
-    MetricKind("CORE, 17 tasks", lambda run: run.core17, True, " (centred accuracy)"),
+    MetricKind("validation loss", lambda run: run.loss, False, "nats per token"),
+    MetricKind("answer NLL", lambda run: run.nll, False, "nats per token"),
+    MetricKind("CORE, 22 tasks", lambda run: run.core22, True, "centred accuracy"),
+    MetricKind("CORE, 17 tasks", lambda run: run.core17, True, "centred accuracy"),
 )
 LADDERS, MULTIPLIERS = "Scores along the ladders", "Compute multipliers at equal scores"
 
@@ -43,9 +43,10 @@ def score_ladders(series: Sequence[ScoreSeries], group: str = LADDERS) -> list[P
         Panel(
             kind.name,
             COMPUTE,
-            Axis(kind.name + kind.unit),
+            Axis(kind.unit),
             tuple(s for one in series for s in _curve(one, kind)),
             group=group,
+            columns=len(METRICS),
         )
         for kind in measured_metrics(series)
     ]
@@ -98,6 +99,7 @@ def multiplier_panels(
                 (("y", 1.0, reference.label),),
                 "Interpolated between measurements, never beyond them.",
                 group=group,
+                columns=len(METRICS),
             )
         )
     return panels
@@ -144,24 +146,23 @@ def passes_panels(series: Sequence[ScoreSeries]) -> list[Panel]:
         known = [run for run in one.runs if run.passes is not None]
         if not known:
             continue
-        shade = shade_levels([run.depth for run in known])
         drawn: list[Series] = []
         for run in known:
             assert run.passes is not None
-            label, level = f"d{run.depth}", shade[run.depth]
+            label, curve = family_curve("depth", run.depth)
             x, y = run.passes.passes, run.passes.differences
             drawn += [
-                line(label, x, y, level=level),
-                points(label, x, y, [run.run] * len(x), level=level),
+                line(label, x, y, **curve),
+                points(label, x, y, [run.run] * len(x), **curve),
                 Series(
-                    label, "points", (run.passes.trained,), (0.0,), level=level, marker="star", note="trained"
+                    label, "points", (run.passes.trained,), (0.0,), marker="star", note="trained", **curve
                 ),
             ]
         panels.append(
             Panel(
                 one.label,
                 Axis("core passes k at test time"),
-                Axis("L(k) − L(K trained) (nats per token)"),
+                Axis("L(k) − L(K trained) (nats)"),
                 tuple(drawn),
                 (("y", 0.0, ""),),
                 group="Loss at other numbers of passes than trained",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -129,10 +130,10 @@ def bar_panels(
         panels.append(
             Panel(
                 one.runs,
-                Axis("task, by category", names=tuple(tasks)),
+                Axis("", names=tuple(tasks)),
                 Axis(f"task NLL − line of {reference.label}", reverse=True),
                 tuple(drawn),
-                (("y", 0.0, ""),),
+                (("y", 0.0, ""), *_category_marks(tasks)),
                 f"The mean of measured NLL minus a line of {reference.label}'s NLL on its loss, by task; "
                 "whiskers are standard errors of the mean. Up is better.",
                 group=TASK_GROUP,
@@ -140,6 +141,13 @@ def bar_panels(
             )
         )
     return panels
+
+
+def _category_marks(tasks: Sequence[str]) -> list[tuple[Literal["x", "y"], float, str]]:
+    """A line before the first task of each category, with its name's first word."""
+    owners = {task: name for name, own in CATEGORIES.items() for task in own}
+    firsts = {owners[task]: place for place, task in reversed([*enumerate(tasks)])}
+    return [("x", place - 0.5, name.partition("_")[0]) for name, place in firsts.items()]
 
 
 def residual_table(bars: TaskBars) -> Table:

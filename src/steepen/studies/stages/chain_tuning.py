@@ -261,7 +261,7 @@ def _chain_panel(chains: Sequence[Chain], grid: ChainGrid, number: int) -> Panel
         name = chain.arm.name
         own = [(places[step.sweep], step) for step in chain.steps if step.round == number]
         x, y = [place for place, _ in own], [step.best for _, step in own]
-        series += [line(name, x, y, arm=name), points(name, x, y, arm=name, note="sweeps")]
+        series += [line(name, x, y, arm=name), points(name, x, y, arm=name)]
         combined = [(place, step.best) for place, step in own if step.combined]
         if combined:
             x, y = [row[0] for row in combined], [row[1] for row in combined]

@@ -15,12 +15,12 @@ from steepen.studies.answer import Answer, Axis, Panel, Series, Study, StudyFit,
 from steepen.studies.context import Arms, StudyContext, find_arms, growth_sweep_run, loss_or_inf
 from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrently
 from steepen.studies.plotting import (
+    family_curve,
     finite_or_none,
     mean_with_error,
     optimum_star,
-    parabola,
+    parabola_or_segments,
     points,
-    shade_levels,
 )
 from steepen.utils.json_io import json_safe
 
@@ -132,18 +132,17 @@ def _panel(
     rows: Sequence[tuple[int, float, float, str]],
 ) -> Panel:
     series: list[Series] = []
-    shade = shade_levels(list(budgets))
     for depth, budget in budgets.items():
         finished = [row[1:] for row in rows if row[0] == depth and np.isfinite(row[2])]
         if not finished:
             continue
         x, losses, runs = zip(*finished, strict=True)
-        curve = {"level": shade[depth]}
-        series.append(points(f"d{depth}", x, losses, runs, **curve))
+        label, curve = family_curve("depth", depth)
+        series.append(points(label, x, losses, runs, **curve))
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
-                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=False, log_loss=False, **curve)
-                series.append(optimum_star(f"d{depth}", vertex, **curve))
+                series += parabola_or_segments(label, x, losses, vertex, log=False, **curve)
+                series.append(optimum_star(label, vertex, **curve))
     mean = finite_or_none(fit.mean)
     marks: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
     if mean is not None:

@@ -37,6 +37,7 @@ SCREENED = (
 LISTED: dict[str, tuple[float, ...]] = {
     name: values for settings in DISCRETE.values() for name, values in settings.items()
 }
+LISTED["adam_eps"] = (1e-14, 1e-12, *LISTED["adam_eps"])  # the paper's screen also goes below the base
 
 
 Sweep = Generator[Sequence[RunSpec], Sequence[RunRecord | None], HyperparameterSweeps]
@@ -204,6 +205,7 @@ def sweep_hyperparameters(
         base_losses={depth: table[first, depth, 1.0][0] for depth in depths},
         listed=tuple(name for name in names if name in LISTED),
         tokens={depth: recipe.at(arm, depth, context.size_rule).tokens for depth in depths},
+        stored={depth: float(context.stored_parameters(arm, depth)) for depth in depths},
     )
 
 

@@ -9,21 +9,23 @@ from typing import Any, Literal
 
 from steepen.laws.fits.drift import Drift
 from steepen.laws.fits.isoflop import PowerLawFit
-from steepen.recipe.hyperparameters import with_paper_code
+from steepen.recipe.hyperparameters import paper_code, with_paper_code
 from steepen.studies.answer import Answer, Axis, Panel, Series, StudyFit, Table
 from steepen.studies.context import StudyContext
 from steepen.studies.plotting import (
     censored_points,
+    family_curve,
     finite_or_none,
+    joined,
     line,
     optimum_star,
-    parabola,
+    parabola_or_segments,
     points,
-    shade_levels,
 )
 from steepen.utils.json_io import json_safe
 
 SECTION = "Appendix A.4.4, Stage 4: Fit the Learning-Rate Rule"
+SWEEPS = "one hyperparameter at a time, constant and scaled recipes"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class HyperparameterSweeps:
     rows: dict[str, list[tuple[int, float, float, str]]]  # depth, multiple, loss, run
     base_losses: dict[int, float]  # loss at the base values, by depth
     tokens: dict[int, int]
+    stored: dict[int, float]  # parameters at the start, by depth
     listed: tuple[str, ...] = ()  # hyperparameters swept over listed values, not multiples of the base
 
 
@@ -71,7 +74,7 @@ def lr_rule_answer(
                         "their sweeps and take no part in the drift"
                     )
     found += [_screened(one) for one in swept if one.kind == "screen"]
-    panels = [panel for one in swept for panel in _panels(one)]
+    panels = _panels(swept)
     tables = [_drift_table(swept)]
     compared = _comparison(swept)
     if compared is not None:
@@ -243,40 +246,66 @@ def _comparison(swept: Sequence[HyperparameterSweeps]) -> Table | None:
     )
 
 
-def _panels(one: HyperparameterSweeps) -> list[Panel]:
+def _panels(swept: Sequence[HyperparameterSweeps]) -> list[Panel]:
+    """A figure for each arm: one panel for each hyperparameter, constant and scaled recipes together.
+
+    A screen has a figure of its own. Then how the best learning rate of every arm and recipe drifts.
+    """
     panels: list[Panel] = []
-    group = f"{one.arm}, {one.recipe}: one hyperparameter at a time"
-    for name, rows in one.rows.items():
-        depths = sorted({row[0] for row in rows})
-        shade = shade_levels(depths)
-        series: list[Series] = []
+    for arm, screen in dict.fromkeys((one.arm, one.kind == "screen") for one in swept):
+        own = [one for one in swept if one.arm == arm and (one.kind == "screen") == screen]
+        group = f"{arm}, screen: one hyperparameter at a time" if screen else f"{arm}: {SWEEPS}"
+        made = [_panel(name, own, group) for name in own[0].rows]
+        panels += [panel for panel in made if panel.series]
+    drifts = [panel for one in swept if (panel := _drift_panel(one)) is not None]
+    return [*panels, *drifts]
+
+
+def _panel(name: str, own: Sequence[HyperparameterSweeps], group: str) -> Panel:
+    """Loss against one hyperparameter at every size; a constant recipe is dashed beside a scaled one."""
+    series: list[Series] = []
+    for one in own:
+        rows = one.rows[name]
         drift = one.drifts.get(name)
-        by_size = list(drift.vertices) if drift else []
-        for depth in depths:
-            own = [row for row in rows if row[0] == depth]
-            x, y = [row[1] for row in own], [row[2] for row in own]
-            curve = {"level": shade[depth]}
-            series.append(points(f"d{depth}", x, y, [row[3] for row in own], **curve))
-            if len(by_size) == len(depths):
-                vertex = by_size[depths.index(depth)]
-                series += parabola(f"d{depth}", vertex, min(x), max(x), log_x=True, log_loss=True, **curve)
-                series.append(optimum_star(f"d{depth}", vertex, **curve))
-        if name in one.listed:
-            for depth in depths:
-                own = sorted((row[1], row[2]) for row in rows if row[0] == depth and math.isfinite(row[2]))
-                series.append(line(f"d{depth}", [r[0] for r in own], [r[1] for r in own], level=shade[depth]))
-            panels.append(
-                Panel(name, Axis(name), Axis("validation loss", "log"), tuple(series), group=group, columns=4)
-            )
-            continue
-        panels.append(
-            Panel(
-                name, Axis(f"{name} (× base)", "log"), Axis("validation loss", "log"), tuple(series),
-                group=group, columns=4,
-            )
-        )  # fmt: skip
-    lines = _drift_panel(one)
-    return [*panels, lines] if lines is not None else panels
+        beside = len(own) > 1
+        dashed = beside and one.kind == "constant"
+        look: dict[str, Any] = {"note": f"{one.kind} recipe"} if beside else {}
+        for depth in sorted({row[0] for row in rows}):
+            at = [row for row in rows if row[0] == depth and math.isfinite(row[2])]
+            if len(at) < 2:  # the base values alone: nothing was swept at this size
+                continue
+            x, y = [row[1] for row in at], [row[2] for row in at]
+            label, curve = family_curve("depth", depth)
+            series.append(points(label, x, y, [row[3] for row in at], filled=not dashed, **look, **curve))
+            stored = one.stored[depth]
+            vertex = next((v for v in drift.vertices if v.budget == stored), None) if drift else None
+            style = "dashed" if dashed else "solid"
+            if vertex is None:
+                series.append(joined(label, x, y, style=style, **curve))
+                continue
+            series += parabola_or_segments(label, x, y, vertex, log=True, **curve, style=style)
+            if not dashed:
+                series.append(optimum_star(label, vertex, **curve))
+    code = paper_code(name)
+    words = name.replace("_", " ")
+    law = next((d.law for one in own if (d := one.drifts.get(name)) is not None), None)
+    beta = ""
+    if law is not None and own[0].kind == "constant":
+        beta = f", β = {law.exponent:+.2f}".replace("-", "−")
+    title = (f"{words} ({code})" if code else words) if own[0].kind == "screen" else f"{code or words}{beta}"
+    listed = name in own[0].listed
+    return Panel(
+        title if own[0].kind == "screen" else f"{own[0].arm}: {title}",
+        Axis(words if listed else f"{words} (× base)", "linear" if listed and name != "adam_eps" else "log"),
+        Axis("validation loss", "log"),
+        tuple(series),
+        caption=""
+        if len(own) == 1
+        else "Solid and filled: the learning rate by the rule; dashed and hollow: constant over sizes. "
+        "Stars: optima of the scaled recipe. β is the drift under the constant one.",
+        group=group,
+        columns=4,
+    )
 
 
 def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
@@ -286,14 +315,14 @@ def _drift_panel(one: HyperparameterSweeps) -> Panel | None:
     inside = [v for v in drift.vertices if v.interior]
     x, y = [v.budget for v in inside], [v.x for v in inside]
     series = [
-        points(one.arm, x, y, arm=one.arm, role="optimum"),
+        points(one.arm, x, y, arm=one.arm),
         *censored_points(one.arm, drift.vertices, arm=one.arm),
     ]
     ends = [inside[0].budget, inside[-1].budget]
     law = drift.law
     fitted = [law.predict(x) for x in ends]
-    series.append(line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"N^{law.exponent:+.2f}"))
+    series.append(line(one.arm, ends, fitted, arm=one.arm, role="fit", detail=f"∝ N^{law.exponent:.2f}"))
     return Panel(
-        f"{one.arm}, {one.recipe}: drift of the learning rate", Axis("stored parameters at the start", "log"),
-        Axis("optimal learning rate (GLR, × the recipe's)", "log"), tuple(series),
+        f"{one.arm}, {one.recipe}", Axis("stored parameters at the start", "log"),
+        Axis("best GLR (× the recipe's)", "log"), tuple(series), group="Drift of the best learning rate",
     )  # fmt: skip

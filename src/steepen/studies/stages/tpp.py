@@ -19,13 +19,14 @@ from steepen.studies.driver.run_concurrently import RunGenerator, run_concurrent
 from steepen.studies.plotting import (
     censored_points,
     error_of_mean,
+    family_curve,
     finite_or_none,
     line,
     mean_with_error,
     optimum_star,
     parabola,
+    parabola_or_segments,
     points,
-    shade_levels,
 )
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import json_safe
@@ -154,19 +155,16 @@ def _panel(
     runs: Sequence[str],
 ) -> Panel:
     series: list[Series] = []
-    shade = shade_levels(budgets)
     for budget in sorted(set(budgets)):
         rows = [i for i, other in enumerate(budgets) if other == budget and math.isfinite(losses[i])]
         if not rows:
             continue
-        curve = {"level": shade[budget]}
-        label = f"{format_flops(budget)} FLOPs"
-        series.append(points(label, [x[i] for i in rows], [losses[i] for i in rows],
-                             [runs[i] for i in rows], **curve))  # fmt: skip
+        label, curve = family_curve("FLOPs", budget)
+        own, loss = [x[i] for i in rows], [losses[i] for i in rows]
+        series.append(points(label, own, loss, [runs[i] for i in rows], **curve))
         for vertex in fit.vertices:
             if abs(vertex.budget / budget - 1) < 1e-6:
-                low, high = min(x[i] for i in rows), max(x[i] for i in rows)
-                series += parabola(label, vertex, low, high, log_x=True, log_loss=True, **curve)
+                series += parabola_or_segments(label, own, loss, vertex, log=True, **curve)
                 series.append(optimum_star(label, vertex, **curve))
     marks: tuple[Any, ...] = (("x", fit.mean, f"mean {fit.mean:.2f}"),) if finite_or_none(fit.mean) else ()
     return Panel(
@@ -196,7 +194,7 @@ def _frontier(found: dict[str, IsoflopFit]) -> Panel:
     series: list[Series] = []
     for name, fit in found.items():
         x, y = [v.budget for v in fit.vertices], [v.loss for v in fit.vertices]
-        series += [points(name, x, y, arm=name, role="optimum"), line(name, x, y, arm=name, role="fit")]
+        series += [points(name, x, y, arm=name), line(name, x, y, arm=name)]
     return Panel(
         "Loss at the optimum", Axis("compute (FLOPs)", "log"), Axis("loss at the optimal TPP", "log"),
         tuple(series), caption="Under the base recipe with a constant learning rate: not the ladders' laws.",
@@ -209,7 +207,6 @@ def _token_panels(found: dict[str, IsoflopFit], sweeps: dict[str, TokenSweep]) -
     for name, own in sweeps.items():
         if own.start == name or own.start not in sweeps:
             continue
-        shade = shade_levels(sorted({float(b) for sweep in (own, sweeps[own.start]) for b in sweep.budgets}))
         series: list[Series] = []
         means: dict[str, float] = {}
         for arm, sweep in ((own.start, sweeps[own.start]), (name, own)):
@@ -217,36 +214,28 @@ def _token_panels(found: dict[str, IsoflopFit], sweeps: dict[str, TokenSweep]) -
             fit = fit_isoflop(sweep.budgets, sweep.x, sweep.losses)
             for vertex in fit.vertices:
                 rows = np.isclose(sweep.budgets, vertex.budget)
-                label = f"{format_flops(vertex.budget)} FLOPs"
-                curve: dict[str, Any] = {"level": shade[float(sweep.budgets[rows][0])], "filled": grown}
+                label, curve = family_curve("FLOPs", float(sweep.budgets[rows][0]))
                 x, y = sweep.x[rows].tolist(), sweep.losses[rows].tolist()
-                role = "measured" if grown else "control"
-                series.append(points(label, x, y, role=role, note=arm, **curve))
+                role, note = ("measured", "with growth") if grown else ("control", "without growth")
+                series.append(points(label, x, y, role=role, note=note, filled=grown, **curve))
                 style: Literal["solid", "dotted"] = "solid" if grown else "dotted"
-                series += parabola(
-                    label,
-                    vertex,
-                    min(x),
-                    max(x),
-                    log_x=True,
-                    log_loss=True,
-                    level=curve["level"],
-                    style=style,
-                )
+                ends = (min(x), max(x))
+                series += parabola(label, vertex, *ends, log_x=True, log_loss=True, style=style, **curve)
                 if grown:
-                    series.append(optimum_star(label, vertex, level=curve["level"]))
+                    series.append(optimum_star(label, vertex, **curve))
             if finite_or_none(fit.mean):
                 means[arm] = fit.mean
-        # The two means are close: their values are in the caption.
-        marks = tuple[tuple[Literal["x", "y"], float, str], ...](("x", mean, "") for mean in means.values())
+        marks = tuple[tuple[Literal["x", "y"], float, str], ...](
+            ("x", mean, f"{arm} {mean:.2f}") for arm, mean in means.items()
+        )
         words = " and ".join(f"{mean:.2f} for {arm}" for arm, mean in means.items())
         panels.append(
             Panel(
                 f"{name}: loss against 6·T²/C",
-                Axis("6·T²/C (tokens per mean compute-active parameter)", "log"),
+                Axis("6·T²/C", "log"),
                 Axis("validation loss", "log"), tuple(series), marks,
-                f"Filled: {name}; hollow: {own.start}, without growth, at the same compute. Mean optima "
-                f"(vertical lines): {words}.",
+                f"6·T²/C is tokens per mean compute-active parameter. Filled: {name}; hollow: {own.start}, "
+                f"without growth, at the same compute. Mean optima (vertical lines): {words}.",
             )
         )  # fmt: skip
     return panels
