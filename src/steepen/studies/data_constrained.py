@@ -314,10 +314,13 @@ def _grid(context: StudyContext, found: PartResults) -> RunGenerator:
         )
     frontier = _frontier_factor(tuned, fixed)
     if frontier is not None:
+        noise = context.preset.grids.chain.threshold
+        ends = [_frontier_factor(tuned, fixed, change) for change in (-noise, noise)]
+        known = " and ".join(_cost(end) for end in ends if end is not None)
         found.findings.insert(
             1,
             f"The lower convex envelope of all runs at decay {grid.decay:g} reaches that loss with "
-            f"{_cost(frontier)}.",
+            f"{_cost(frontier)}; were it {noise:g} nats lower or higher, with {known}.",
         )
     retuned = _cheapest_depth_by_passes(tuned, tuned)
     lowered = frontier_gap(fixed, tuned)
@@ -595,12 +598,17 @@ def frontier_gap(fixed: Sequence[PassRun], tuned: Sequence[PassRun]) -> float | 
     return max(0.0, float((first - second).max()))
 
 
-def _frontier_factor(tuned: Sequence[PassRun], fixed: Sequence[PassRun]) -> float | None:
-    """Compute of the best tuned one-pass run over that of the frontier of all passes at the same loss."""
+def _frontier_factor(tuned: Sequence[PassRun], fixed: Sequence[PassRun], change: float = 0.0) -> float | None:
+    """Compute of the best tuned one-pass run over that of the frontier of all passes at the same loss.
+
+    `change` is added to that loss.
+    """
     sizes = [cell for cell in tuned if cell.passes == 1 and np.isfinite(cell.loss)]
     runs = [cell for cell in fixed if np.isfinite(cell.loss)]
     if not sizes or len(runs) < 2:
         return None
     best = min(sizes, key=lambda cell: cell.loss)
-    needed = envelope_compute(np.array([c.flops for c in runs]), np.array([c.loss for c in runs]), best.loss)
+    needed = envelope_compute(
+        np.array([c.flops for c in runs]), np.array([c.loss for c in runs]), best.loss + change
+    )
     return best.flops / needed if np.isfinite(needed) else None

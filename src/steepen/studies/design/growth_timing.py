@@ -175,8 +175,9 @@ def _sentence(name: str, anchors: Sequence[RhoSweep], law: AffineLaw | None) -> 
     if law is None:
         return f"{sentence}; too few of them for the affine law."
     return (
-        f"{sentence}; TPP at ρ* = {law.a:.3f}·TPP + {law.b:.3f} (R² = {law.r_squared:.4f}), so the expansion "
-        f"levels off at {1 / law.a:.3f}."
+        f"{sentence}; TPP at ρ* = {law.a:.3f}·TPP {law.b:+.3f} (90%: {law.a_interval[0]:.3f} to "
+        f"{law.a_interval[1]:.3f}, and {law.b_interval[0]:+.3f} to {law.b_interval[1]:+.3f}; R² = "
+        f"{law.r_squared:.4f}), so the expansion levels off at {1 / law.a:.3f}."
     )
 
 

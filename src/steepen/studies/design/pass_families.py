@@ -135,6 +135,8 @@ def range_sentence(name: str, slices: Sequence[ComputeSlice]) -> str:
 
 def _optimum(best: Vertex) -> str:
     """An optimum with its interval, where the sweep gives a bounded one."""
-    if best.censored or best.interval is None or not all(map(math.isfinite, best.interval)):
+    if best.censored:
         return f"{best.x:.2g}"
+    if best.interval is None or not all(map(math.isfinite, best.interval)):
+        return f"{best.x:.2g} (without an interval)"
     return f"{best.x:.2g} ({best.interval[0]:.2g} to {best.interval[1]:.2g})"

@@ -224,8 +224,8 @@ def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict
         ]
         e, t = laws["expansion"], laws["tpp"]
         part.found.append(
-            f"{family}, fixed anchor: expansion at K* = {e.coefficient:.2f}·TPP^{e.exponent:.2f} and "
-            f"TPP at K* = {t.coefficient:.2f}·TPP^{t.exponent:.2f} over "
+            f"{family}, fixed anchor: expansion at K* = {e.coefficient:.2f}·TPP^{_with_error(e)} and "
+            f"TPP at K* = {t.coefficient:.2f}·TPP^{_with_error(t)} over "
             f"{len(inside)} of {len(anchors)} optima; K* runs from {min(a.vertex.x for a in inside):.2f} to "
             f"{max(a.vertex.x for a in inside):.2f}."
         )
@@ -253,6 +253,12 @@ def _report(part: PartResult, family: str, anchors: Sequence[PassSweep]) -> dict
             for a in anchors
         ],
     }
+
+
+def _with_error(law: PowerLawFit) -> str:
+    """An exponent with its standard error, where there are points for one."""
+    error = f" ± {law.standard_error:.2f}" if law.degrees_of_freedom > 0 else ""
+    return f"({law.exponent:.2f}{error})"
 
 
 def _relative_to_one_pass(series: Sequence[Series], base: float | None) -> list[Series]:

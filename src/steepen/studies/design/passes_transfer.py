@@ -117,9 +117,10 @@ def _sentence(family: str, sweeps: Sequence[PassesSweep], tokens: int) -> str:
         name = paper_code(one.name) or one.name
         if len(inside) >= 2:
             first, last = inside[0], inside[-1]
-            words.append(
-                f"{name} ×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
-            )
+            law = one.drift.law
+            error = f", p = {law.p_value:.2g}" if law is not None and law.degrees_of_freedom > 0 else ""
+            ends = f"×{first.x:.2f} at K = {first.budget:g} to ×{last.x:.2f} at K = {last.budget:g}"
+            words.append(f"{name} {ends}{error}")
         else:
             words.append(f"{name}: fewer than two optima inside")
     return f"{family}, {tokens:,} tokens at every K: the best values go from {'; '.join(words)}."

@@ -284,7 +284,8 @@ def chain_answer(context: StudyContext, chains: Sequence[Chain]) -> Answer:
         names = [name for step in chain.steps for name in step.adopted]
         found.append(
             f"{chain.arm.name}: tuning takes the loss from {first:.4f} to {chain.loss:.4f} "
-            f"({first - chain.loss:.4f} better); changed: {', '.join(dict.fromkeys(names)) or 'nothing'}."
+            f"({first - chain.loss:.4f} better); changed: {', '.join(dict.fromkeys(names)) or 'nothing'}; "
+            f"settings less than {grid.threshold:g} apart are ties, which change nothing."
         )
         rows += [
             (chain.arm.name, step.round, step.sweep, step.baseline, _words(step.adopted) or "none", step.best)
