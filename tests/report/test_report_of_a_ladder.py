@@ -71,7 +71,7 @@ def test_first_screen_is_cautions_then_answers_then_multipliers_then_cards(page:
         'class="caution"',
         ">Answers<",
         "multiplier over Vanilla",
-        'class="verdicts"',
+        '<article class="verdict',
         ">Laws<",
         ">Runs<",
     ]

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
 from steepen.report.contents import FigureContent, StudyContent
-from steepen.report.figure import figure_curves
+from steepen.report.figure import figure_curves, is_wide
 from steepen.report.groups import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
@@ -109,6 +109,7 @@ class _Page:
             "measure": judged.measure,
             "growth": judged.verdict.growth,
             "by_what": judged.verdict.by_what,
+            "by_what_short": (judged.verdict.by_what or "").partition(":")[0],
             "fragile": bool(judged.verdict.fragile),
             "by_what_fragile": bool(judged.verdict.by_what_fragile),
             "sentence": self.prose(judged.verdict.sentence),
@@ -204,7 +205,9 @@ class _Page:
             "lead": figure.lead,
             "title": figure.title,
             "dense": len(figure.panels) >= MANY_PANELS,
-            "panels": [{"title": one.panel.title, "svg": svg} for svg, one in drawn],
+            "panels": [
+                {"title": one.panel.title, "svg": svg, "wide": is_wide(one.panel)} for svg, one in drawn
+            ],
             "legend": legend,
             "caption": self.prose(" ".join(captions)),
             "files": self.links.get(figure.id, ()),

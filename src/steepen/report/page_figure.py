@@ -28,7 +28,7 @@ SVG, LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 INCHES = (3.6, 2.5)  # 259 × 180 units: about 1.4 pixels each on a phone, 2 on a desktop
 DENSE_INCHES = (2.7, 2.0)  # of the panels of a large grid
 WIDE_INCHES = 7.2  # of a panel with many names under it
-MANY_PANELS = 7
+MANY_PANELS = 4
 PAGE_STYLE = {"font.family": ["DejaVu Sans"], "mathtext.fontset": "dejavusans", "svg.fonttype": "none"}
 ColourClass = Callable[[Colour], str]
 
