@@ -30,7 +30,7 @@ def simulated() -> ModuleType:
 def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with studies/ and runs/: two ladders (3 and 8 arms), vertices, slices and a hold-out."""
     folder = tmp_path_factory.mktemp("workshop")
-    simulated.main(folder)
+    simulated.main(folder, draws=100)
     return folder
 
 

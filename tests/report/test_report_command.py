@@ -32,8 +32,18 @@ def test_report_writes_page_figures_and_tables(
     said = json.loads(capsys.readouterr().out)
     there = {str(file) for file in out.rglob("*") if file.is_file()}
     assert set(said["files"]) == there and said["page"] in there
-    figures = ("tpp-sweeps-at-fixed-compute", "tpp-optima", "tpp-all", "extrapolate-forecast-and-hold-out")
-    tables = ("tpp-optima", "extrapolate-hold-out")
+    figures = (
+        "tpp-vanilla-loss-against-tokens-per-parameter",
+        "tpp-untied-2-loss-against-tokens-per-parameter",
+        "tpp-optimal-tokens-per-parameter-against-compute",
+        "tpp-loss-at-the-optimum",
+        "tpp-all",
+        "extrapolate-laws",
+        "extrapolate-compute-multiplier-over-vanilla-projected",
+        "extrapolate-all",
+    )
+    found = ("answers", "the-held-out-run", "verdicts-against-vanilla", "runs")
+    tables = ("tpp-compute-optimal-tpp", *(f"extrapolate-{name}" for name in found))
     assert {Path(file).relative_to(out).as_posix() for file in there} == {
         "report.html",
         *(f"figures/{name}.{kind}" for name in figures for kind in ("pdf", "svg", "csv")),
@@ -42,7 +52,9 @@ def test_report_writes_page_figures_and_tables(
     page = (out / "report.html").read_text()
     links = re.findall(r'<a href="((?:figures|tables)/[^"]+)">', page)
     assert {str(out / link) for link in links} == there - {said["page"]} - {
-        str(out / f"figures/tpp-all.{kind}") for kind in ("pdf", "svg", "csv")
+        str(out / f"figures/{name}-all.{kind}")
+        for name in ("tpp", "extrapolate")
+        for kind in ("pdf", "svg", "csv")
     }
 
 
@@ -53,7 +65,7 @@ def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path)
             "-m",
             "steepen",
             "report",
-            "ladder",
+            "extrapolate",
             "--out",
             str(tmp_path / seed),
             "--format",
@@ -69,7 +81,7 @@ def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path)
         }
         for seed in ("1", "2")
     )
-    assert first.keys() == second.keys() and len(first) == 1 + 4 * 3 + 2 * 3
+    assert first.keys() == second.keys() and len(first) == 1 + 3 * 3 + 4 * 3
     assert [name for name in first if first[name] != second[name]] == []
 
 
@@ -101,7 +113,7 @@ def test_invalid_input_gives_a_one_sentence_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(workshop / "studies" / "ladder", tmp_path / "studies" / "ladder")
-    answer = simulated.hold_out()
+    answer = simulated.simulate("tpp")
 
     def write(name: str, **journal: object) -> None:
         file = simulated.write_study(tmp_path, name, answer) / "study.json"
@@ -134,7 +146,7 @@ def test_runs_option_finds_moved_runs(
 
 def test_failed_run_is_listed_with_its_reason(workshop: Path, simulated: ModuleType, tmp_path: Path) -> None:
     store = RunStore(tmp_path / "runs")
-    answer = simulated.ladder(("vanilla", "untied-grow"), store)
+    answer = simulated.simulate("ladder", store, arms=("vanilla", "untied-grow"))
     run = store.root / answer.runs[0]
     (run / "record.json").unlink()
     write_json(run / "failure.json", {"kind": "diverged", "message": "the loss became NaN at step 7."})
