@@ -71,7 +71,7 @@ def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float
     found = np.inf
     for e in (0.0, 0.3, 0.6, 0.9, 1.0):
         for slope in (0.02, 0.1, 0.4):
-            for gap in (-0.15, 0.0, 0.05):
+            for gap in (-0.15, 0.0, 0.05) if shift is None else (0.0,):
                 start = np.array([e * y.min(), slope, gap])[: 3 if shift is None else 2]
                 options: Any = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
                 r = optimize.minimize(

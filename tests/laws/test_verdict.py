@@ -128,7 +128,7 @@ def test_e_and_gamma_that_cancel_are_not_a_constant_gain() -> None:
     """The multiplier is 17 at the lowest rung and 34 at 1e23, though with one E the slopes seem equal."""
     arm = law(FLOPS, 1.83 - 0.235, 1.35, GAMMA - 0.02)
     pair, rule = pair_of(FLOPS), DecisionRule()
-    y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (2000, 1)), 1e-3, 2)
+    y = noisy(np.tile(np.concatenate([law(FLOPS), arm]), (500, 1)), 1e-3, 2)
     words = verdict_words(f_test_hypotheses(fit_hypotheses(pair, y, rule), rule), rule)
     assert np.mean(words == "constant") < 0.05
     found = verdict(arm)
@@ -210,12 +210,12 @@ def lack(ladders: dict[str, Ladder], method: Method = "paper") -> float:
 
 def test_lack_of_fit_test_holds_its_level() -> None:
     rng = np.random.default_rng(3)
-    drawn = [three_arms(rng=rng) for _ in range(300)]
+    drawn = [three_arms(rng=rng) for _ in range(160)]
     values = np.array([lack(ladders) for ladders in drawn])
-    # ± three standard errors; around the paper's laws it would be 12%.
-    assert 0.0125 <= np.mean(values < 0.05) <= 0.0875
+    # 5% + three standard errors; around the paper's laws it would be 12%.
+    assert 0 < np.mean(values < 0.05) <= 0.102
     assert stats.kstest(values, "uniform").pvalue > 0.01
-    assert [lack(ladders, "joint") for ladders in drawn[:20]] == pytest.approx(values[:20], rel=1e-6)
+    assert [lack(ladders, "joint") for ladders in drawn[:10]] == pytest.approx(values[:10], rel=1e-6)
 
 
 def test_lack_of_fit_test_has_the_power_of_the_noncentral_f() -> None:
