@@ -234,7 +234,7 @@ ITEMS = (
         "fig:hp-slice",
         "four hyperparameters, constant and scaled recipes",
         "steepen study lr-rule --arms …",
-        "ARM, RECIPE: one hyperparameter at a time",
+        "ARM: one hyperparameter at a time, constant and scaled recipes",
         lambda b: [p for p in b.panels("lr_rule") if "one hyperparameter" in p.group],
     ),
     PaperItem(
