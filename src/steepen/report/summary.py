@@ -49,7 +49,8 @@ def summary_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str
         caption=(
             "The multiplier is the reference's cost over the arm's for the same loss, at the reference's "
             "highest rung that the arm covers, with its interval; p is that of a gain that does not change "
-            "with compute. FLOPs and hours are the sums over the arm's runs in this study."
+            "with compute. By either: the data allow a larger exponent as well as a lower irreducible loss. "
+            "FLOPs and hours are the sums over the arm's runs in this study."
         ),
         arm_column=0,
     )
