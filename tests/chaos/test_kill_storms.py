@@ -33,6 +33,7 @@ from steepen.utils.codec import to_builtins
 from steepen.utils.json_io import write_json
 from training_fixtures import WORDS
 
+LONG = "STEEPEN_CHAOS" in os.environ
 KILLS = int(os.environ.get("STEEPEN_CHAOS", "0")) or 7
 SEED = int(os.environ.get("STEEPEN_CHAOS_SEED", "0"))
 REPORT = os.environ.get("STEEPEN_CHAOS_REPORT")  # a file to which each storm adds a line
@@ -206,7 +207,7 @@ def same_runs(one: Path, two: Path) -> None:
         same_run(one / name, two / name)
 
 
-@pytest.mark.parametrize("name", ["train", "clipped", *(["ranks"] if "STEEPEN_CHAOS" in os.environ else [])])
+@pytest.mark.parametrize("name", ["clipped", *(["train", "ranks"] if LONG else [])])
 def test_training_survives_kills(
     name: str, server: ForkServer, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
@@ -243,6 +244,7 @@ def test_preparation_survives_kills(server: ForkServer, tmp_path: Path) -> None:
     Storm("prepare", server, tmp_path, commands, check, once=("data/*",)).run()
 
 
+@pytest.mark.skipif(not LONG, reason="20 s; tests/studies/test_kill_and_resume.py kills a study too")
 def test_study_survives_kills(server: ForkServer, tiny_data: Dataset, tmp_path: Path) -> None:
     preset = to_builtins(load_preset("tiny"))
     preset |= {"context": 16, "batch_tokens": 64, "validation_tokens": 512, "rungs": [1, 2, 3, 4]}
