@@ -57,8 +57,8 @@ def answers() -> None:
         e = analysis.fits["paper"].arms["vanilla"].e.value
         print(f"\n{name}: this package | the paper's method, E = {e:.4f} taken as known")
         print(
-            f"{'arm':<18} {'gain':<10} {'by what':<17} {'×/decade':>8} {'p':>8} {'fragile':>7} |"
-            f" {'γ':>6} {'Δγ':>7} {'p':>8} {'× d8':>5} {'× top':>5}"
+            f"{'arm':<18} {'gain':<10} {'by what':<17} {'mult./decade':>12} {'p':>8} {'fragile':>7} |"
+            f" {'γ':>6} {'Δγ':>7} {'p':>8} {'m(d8)':>6} {'m(top)':>6}"
         )
         for arm, verdict in analysis.verdicts.items():
             delta, p = known_e_p(ladders["vanilla"], ladders[arm], e)
@@ -68,9 +68,9 @@ def answers() -> None:
             fragile = "yes" if verdict.fragile or verdict.by_what_fragile else ""
             print(
                 f"{arm:<18} {verdict.growth:<10} {(verdict.by_what or '').split(':')[0]:<17}"
-                f" {verdict.growth_per_decade:8.3f} {verdict.p_slope:8.1g} {fragile:>7} |"
+                f" {verdict.growth_per_decade:12.3f} {verdict.p_slope:8.1g} {fragile:>7} |"
                 f" {straight_line(ladders[arm], e)[0]:6.4f} {delta:+7.4f} {p:8.1g}"
-                f" {m[0].value:5.2f} {m[-1].value:5.2f}"
+                f" {m[0].value:6.2f} {m[-1].value:6.2f}"
             )
 
 
@@ -78,7 +78,7 @@ def largest_run() -> None:
     analysis, _ = analysed("fineweb-edu")
     (out,) = analysis.hold_out
     print(f"\nd26 (untied-grow, {out.flops:.3g} FLOPs), observed {out.observed:.4f}")
-    print(f"{'forecast by':<36} {'loss':>7} {'miss':>8}")
+    print(f"{'forecast by':<36} {'loss':>7} {'error':>8}")
     forecasts = {"joint fit": out.forecast}
     forecasts |= {f"{name} hypothesis": loss for name, loss in out.forecast_by_hypothesis.items()}
     paper = analysis.fits["paper"].arms["untied-grow"]

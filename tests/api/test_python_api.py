@@ -45,7 +45,7 @@ NAMES: dict[str, Any] = {"arm": "method", "flops": "train_flop", "loss": "ppl_na
 
 @pytest.fixture(scope="module")
 def judged() -> Any:
-    return steepen.fit(pd.DataFrame(ladders()), reference="plain", draws=100, at=1e22, **NAMES)
+    return steepen.fit(pd.DataFrame(ladders()), reference="plain", draws=100, budget=1e22, **NAMES)
 
 
 def test_import_loads_neither_numpy_nor_torch_and_lists_its_names() -> None:
@@ -140,7 +140,7 @@ def test_fit_finds_the_steeper_law(judged: Any) -> None:
     frame = judged.to_frame().set_index("arm")
     assert frame.loc["steep", "gamma"] == pytest.approx(0.13, abs=0.01)
     assert frame.loc["plain", "verdict"] == "reference"
-    assert repr(judged).startswith("<against plain: steep") and len(repr(judged)) < 120
+    assert repr(judged).startswith("<fit against plain: steep") and len(repr(judged)) < 120
     assert judged["steep"].sentence in " ".join(judged.summary().split())
 
 

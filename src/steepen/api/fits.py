@@ -35,7 +35,7 @@ def fit(
     reference: str | None = None,
     where: Sequence[str] | str = (),
     hold_out: Sequence[str | float] | str | float = (),
-    at: float | None = None,
+    budget: float | None = None,
     **settings: Any,
 ) -> ComputeResult | ChinchillaResult | IsoflopResult:
     """Fit a scaling law to a table of runs, and judge every arm against a reference.
@@ -47,8 +47,8 @@ def fit(
 
     `law` is `"compute"` (arm, flops, loss: laws with verdicts), `"chinchilla"` (parameters, tokens, loss) or
     `"isoflop"` (flops, x, loss). `where` keeps rows (`"dataset=c4"`), `hold_out` scores the prediction of
-    others (`1e20`, `"vanilla:1e20"`), `at` is a compute in FLOPs to predict at. Further settings are those of
-    `AnalysisRequest`, `ChinchillaSettings` or `fit_isoflop_table`, as `margin`, `level`, `noise`, `draws`,
+    others (`1e20`, `"vanilla:1e20"`), `budget` is a compute in FLOPs to predict at. Further settings are
+    those of `AnalysisRequest`, `ChinchillaSettings` or `fit_isoflop_table`, as `margin`, `level`, `noise`, `draws`,
     `confidence` and `objective` (the loss of the fit: `"huber"`, `"mse"`, …).
     """
     from steepen.laws.paper_ladders import PREFIX, paper_ladders
@@ -79,10 +79,10 @@ def fit(
         settings.setdefault("c0", published.c0)
     try:
         if law == "compute":
-            return _fit_compute(table, reference, held, at, settings)
+            return _fit_compute(table, reference, held, budget, settings)
         if law == "chinchilla":
-            return _fit_chinchilla(table, reference, held, at, settings)
-        return _fit_isoflop(table, held, at, settings)
+            return _fit_chinchilla(table, reference, held, budget, settings)
+        return _fit_isoflop(table, held, budget, settings)
     except TypeError as error:
         if "unexpected keyword" not in str(error):
             raise
@@ -91,7 +91,7 @@ def fit(
 
 
 def _fit_compute(
-    table: Any, reference: str | None, held: list[str], at: float | None, settings: dict[str, Any]
+    table: Any, reference: str | None, held: list[str], budget: float | None, settings: dict[str, Any]
 ) -> ComputeResult:
     from steepen.laws.analysis import AnalysisRequest
     from steepen.laws.ladder import read_ladders
@@ -101,12 +101,12 @@ def _fit_compute(
     if reference is None and len(ladders) > 1:
         raise UsageError(f"name the arm to judge against: reference={next(iter(ladders))!r}, for one of "
                          f"{', '.join(ladders)}.")  # fmt: skip
-    request = AnalysisRequest(reference=choose_reference(ladders, reference), budget=at, **settings)
+    request = AnalysisRequest(reference=choose_reference(ladders, reference), budget=budget, **settings)
     return ComputeResult(*analyse_table(table, request, held))
 
 
 def _fit_chinchilla(
-    table: Any, reference: str | None, held: list[str], at: float | None, settings: dict[str, Any]
+    table: Any, reference: str | None, held: list[str], budget: float | None, settings: dict[str, Any]
 ) -> ChinchillaResult:
     from steepen.api.size_laws import ChinchillaResult
     from steepen.laws.chinchilla_table import fit_chinchilla_table
@@ -116,16 +116,18 @@ def _fit_chinchilla(
         settings["bootstrap"] = settings.pop("draws")
     return ChinchillaResult(
         fit_chinchilla_table(
-            table, ChinchillaSettings(**settings), reference=reference, budget=at, hold_out=held
+            table, ChinchillaSettings(**settings), reference=reference, budget=budget, hold_out=held
         )
     )
 
 
-def _fit_isoflop(table: Any, held: list[str], at: float | None, settings: dict[str, Any]) -> IsoflopResult:
+def _fit_isoflop(
+    table: Any, held: list[str], budget: float | None, settings: dict[str, Any]
+) -> IsoflopResult:
     from steepen.api.size_laws import IsoflopResult
     from steepen.laws.table_fits import fit_isoflop_table
 
-    return IsoflopResult(fit_isoflop_table(table, budget=at, hold_out=held, **settings))
+    return IsoflopResult(fit_isoflop_table(table, budget=budget, hold_out=held, **settings))
 
 
 def verdict_words(verdicts: dict[str, Verdict], most: int = 4) -> str:
@@ -161,7 +163,7 @@ class ComputeResult(Result):
         if not self.verdicts:
             gamma = self.analysis.primary_fit.arms[reference].gamma.value
             return f"compute law of {reference}: γ = {gamma:.4f}"
-        return f"against {reference}: {verdict_words(self.verdicts)}"
+        return f"fit against {reference}: {verdict_words(self.verdicts)}"
 
     def summary(self) -> str:
         """Verdicts, laws, hold-outs and warnings as text of 80 columns."""

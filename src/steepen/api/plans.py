@@ -28,7 +28,7 @@ def arms(depth: int = 8) -> ArmsResult:
 def best_passes(
     depth: int, tpp: Sequence[float], *, family: str = "both", laws: Sequence[PassesLaw] | None = None
 ) -> list[BestPasses]:
-    """K*, E_K* and tokens per parameter at K* for a depth, at the compute of `tpp` with one pass.
+    """K*, its expansion and tokens per parameter at K* for a depth, at the compute of `tpp` with one pass.
 
     `family` is tied, untied or both; `laws` are the paper's unless given.
     """

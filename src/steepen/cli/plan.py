@@ -338,10 +338,10 @@ def _show(plan: Plan) -> None:
     for kind, exchange in cluster["communication_per_step"].items():
         rows.append(
             (
-                f"traffic, {kind}",
+                f"communication, {kind}",
                 f"{exchange['gradient_gib']:.1f} GiB of gradients and {exchange['weight_gib']:.1f} GiB of "
-                f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s not hidden: "
-                f"{exchange['efficiency']:.0%} of the speed without it, {_hours(exchange['hours'])}",
+                f"weights per GPU and step, {exchange['exposed_seconds']:.2f} s exposed (not "
+                f"overlapped): {exchange['efficiency']:.0%} efficiency, {_hours(exchange['hours'])}",
             )
         )
     where = f"On {cluster['gpus']} × {cluster['gpu']} at {cluster['mfu']:.0%} MFU"

@@ -19,7 +19,7 @@ class GrowthLaw:
     measured_tpp: tuple[float, float] | None = None  # TPP without growth of the optima it was fitted to
 
     def expansion(self, tpp: float) -> float:
-        """E_ρ*/E_2: the compute per token of the best transition over that without growth."""
+        """X_ρ*/X_2 (paper: E): the compute per token of the best transition over that without growth."""
         return tpp / (self.a * tpp + self.b)
 
     def tpp_without_growth(self, tpp: float) -> float:

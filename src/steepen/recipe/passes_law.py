@@ -1,8 +1,9 @@
 """The best number of passes at a fixed size: expansion against tokens per parameter (Appendix "TPP…").
 
-E_K is the compute-active parameters at K passes over those at one. At the best K the paper fits
-E_K* = c·TPP^p, with TPP the tokens per stored parameter that the same compute buys at one pass. K* and the
-tokens per parameter at K* follow, because E_K and the stored parameters are straight lines in K.
+The expansion X_K (E_K in the paper) is the compute-active parameters at K passes over those at one. At the
+best K the paper fits X_K* = c·TPP^p, with TPP the tokens per stored parameter that the same compute buys at
+one pass. K* and the tokens per parameter at K* follow, because X_K and the stored parameters are straight
+lines in K.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from steepen.recipe.flops import compute_active_parameters, stored_parameters
 
 @dataclass(frozen=True)
 class PassesLaw:
-    """E_K* = coefficient · TPP^exponent, for tied or untied cores."""
+    """X_K* = coefficient · TPP^exponent, for tied or untied cores."""
 
     tied: bool
     coefficient: float
     exponent: float
 
     def expansion(self, tpp: float) -> float:
-        """E_K* at these tokens per parameter of one pass; at least 1, which is one pass."""
+        """X_K* at these tokens per parameter of one pass; at least 1, which is one pass."""
         return max(1.0, self.coefficient * tpp**self.exponent)
 
     def at(self, depth: int, tpp: float, size_rule: SizeRule | None = None) -> BestPasses:
-        """K*, E_K* and TPP at K* for a depth; `tpp` is of one pass at the same compute."""
+        """K*, X_K* and TPP at K* for a depth; `tpp` is of one pass at the same compute."""
         if tpp <= 0:
             raise UsageError(f"tokens per parameter are {tpp:g}; they must be positive.")
         arm = loop(2) if self.tied else untied(2)
@@ -51,7 +52,7 @@ class BestPasses:
     depth: int
     tpp: float
     passes: float  # K*, a mean: whole numbers on both sides are within its error
-    expansion: float  # E_K*
+    expansion: float  # X_K*
     tpp_at_best: float  # tokens per stored parameter at K*
     tokens: float  # at K*, at the same compute
 

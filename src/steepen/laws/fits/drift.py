@@ -96,11 +96,11 @@ class AffineLaw:
     degrees_of_freedom: int
 
     def expansion(self, tpp: float) -> float:
-        """E_ρ*/E_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
+        """X_ρ*/X_2 = TPP/(a·TPP + b): FLOPs per token at the best transition ÷ without growth."""
         return tpp / (self.a * tpp + self.b)
 
     def growth_fraction(self, tpp: float, full_expansion: float) -> float:
-        """ρ* = (E_ρ/E_2 − 1)/(E_4/E_2 − 1), with `full_expansion` = E_4/E_2."""
+        """ρ* = (X_ρ/X_2 − 1)/(X_4/X_2 − 1), with `full_expansion` = X_4/X_2."""
         return (self.expansion(tpp) - 1) / (full_expansion - 1)
 
 
