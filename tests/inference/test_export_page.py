@@ -1,4 +1,4 @@
-"""The commands of docs/handoff.md run, in the order of the page, with a shorter training."""
+"""The commands of docs/export.md run, in the order of the page, with a shorter training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from steepen.cli.app import main
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "handoff.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
 RUN = re.compile(r"runs/[0-9a-f]{16}")
 SHORTER = {"3e5": "8192", "bpe:1024": "bpe:512", "40": "6", "20000": "1024"}  # tokens, vocabulary
 
