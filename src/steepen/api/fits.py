@@ -48,8 +48,8 @@ def fit(
     `law` is `"compute"` (arm, flops, loss: laws with verdicts), `"chinchilla"` (parameters, tokens, loss) or
     `"isoflop"` (flops, x, loss). `where` keeps rows (`"dataset=c4"`), `hold_out` scores the prediction of
     others (`1e20`, `"vanilla:1e20"`), `budget` is a compute in FLOPs to predict at. Further settings are
-    those of `AnalysisRequest`, `ChinchillaSettings` or `fit_isoflop_table`, as `margin`, `level`, `noise`, `draws`,
-    `confidence` and `objective` (the loss of the fit: `"huber"`, `"mse"`, …).
+    those of `AnalysisRequest`, `ChinchillaSettings` or `fit_isoflop_table`, as `margin`, `level`, `noise`,
+    `draws`, `confidence` and `objective` (the loss of the fit: `"huber"`, `"mse"`, …).
     """
     from steepen.laws.paper_ladders import PREFIX, paper_ladders
 

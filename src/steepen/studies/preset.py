@@ -158,12 +158,12 @@ class Preset:
         return replace(recipe, batch_tokens=self.batch_tokens, base_depth=self.base_depth, measured=None)
 
     def recipe(self, arm: Arm) -> Recipe:
-        """The paper's recipe for an arm, at this preset's batch and base, with its adjustments."""
+        """The paper's recipe for an arm, at this preset's batch and base, with its overrides."""
         recipe = self.at_own_scale(recipe_of(arm))
         for name in (ALL_ARMS, arm.recipe, arm.name):  # an ablation follows its parent's
-            for adjustment in self.recipes:
-                if adjustment.arm == name:
-                    recipe = adjustment.apply(recipe)
+            for override in self.recipes:
+                if override.arm == name:
+                    recipe = override.apply(recipe)
         return recipe
 
     def depths(self, arm: Arm) -> tuple[int, ...]:
