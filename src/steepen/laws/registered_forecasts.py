@@ -27,6 +27,7 @@ from steepen.utils.codec import from_builtins
 from steepen.utils.files import read_file, write_atomically
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import parse_json
+from steepen.utils.lock import file_lock
 from steepen.utils.validate import require
 
 RANGES = {  # of a forecast's numbers: wide enough for any law, and narrow enough for its powers
@@ -163,8 +164,11 @@ def register_forecasts(
             " forecast; choose another compute with --budget."
         )
     lines = [json.dumps(asdict(one)) + "\n" for one in found]
-    # As a whole: a full disk must not leave half a line, which nobody could read or add to.
-    write_atomically(file, (read_file(file) if file.exists() else b"") + "".join(lines).encode())
+    lock = file.with_name(f".{file.name}.lock")
+    with file_lock(lock, wait=True, poll_seconds=0.05):  # another process may add to the file, too
+        # As a whole: a full disk must not leave half a line, which nobody could read or add to.
+        write_atomically(file, (read_file(file) if file.exists() else b"") + "".join(lines).encode())
+        lock.unlink(missing_ok=True)
     return found
 
 
