@@ -15,9 +15,9 @@ Phases
    what the paper's rule gives at this size with base depth 8 (what `steepen train --depth 3` uses).
 
 Settings
-  authors  OptimizerConfig.named("authors"), LearningRateConfig(decay_to_zero=True, rewarm_steps=40)
+  authors  OptimizerConfig.named("authors"), LRScheduleConfig(decay_to_zero=True, rewarm_steps=40)
   muon     OptimizerConfig.named("muon") (momentum 0.95, Newton–Schulz, plain decay, growth copies state),
-           LearningRateConfig(decay_to_zero=False, rewarm_steps=0): the default of steepen 0.1, except that
+           LRScheduleConfig(decay_to_zero=False, rewarm_steps=0): the default of steepen 0.1, except that
            the growth step is now floor((1 − ρ)·steps), at most one step earlier.
 """
 
@@ -37,7 +37,7 @@ from typing import Any
 
 from steepen.data import Dataset
 from steepen.model.arms import find_arm
-from steepen.optim.config import LearningRateConfig, OptimizerConfig
+from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
@@ -48,8 +48,8 @@ from steepen.training.train_options import TrainOptions
 from steepen.training.trainer import train
 
 SETTINGS = {
-    "authors": (OptimizerConfig.named("authors"), LearningRateConfig(decay_to_zero=True, rewarm_steps=40)),
-    "muon": (OptimizerConfig.named("muon"), LearningRateConfig(decay_to_zero=False, rewarm_steps=0)),
+    "authors": (OptimizerConfig.named("authors"), LRScheduleConfig(decay_to_zero=True, rewarm_steps=40)),
+    "muon": (OptimizerConfig.named("muon"), LRScheduleConfig(decay_to_zero=False, rewarm_steps=0)),
 }
 MAX_EXTENSIONS = 3
 

@@ -595,7 +595,7 @@ class PaperStudies:
             )
         columns = (
             "depth",
-            "P/C/D",
+            "prelude/core/coda",
             "executed, K = 2",
             "executed, K = 4",
             "width",

@@ -100,7 +100,7 @@ KINDS = {
         "runs/{run}/checkpoints/00000006/checkpoint.json",
         ("generate {root}/runs/{run} --prompt a --max-tokens 1 --device cpu",),
         with_new_checksum,
-        lambda file: Checkpoint(file.parent).training_state(),
+        lambda file: Checkpoint(file.parent).training_progress(),
     ),
     "tokenizers of runs": Kind(
         "runs/{run}/tokenizer.json", ("generate {root}/runs/{run} --prompt a --max-tokens 1 --device cpu",)

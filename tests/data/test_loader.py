@@ -210,11 +210,11 @@ def test_seed_changes_the_batches(dataset: Dataset, windows: Windows) -> None:
     assert not np.array_equal(one.at(0)[0], other.at(0)[0])
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8])
-def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_world_size_does_not_change_the_global_batch(dataset: Dataset, world_size: int) -> None:
     batches = BatchLoader(dataset, CONTEXT, CONTEXT * 8, seed=3)
     for step in (0, 5):
-        pieces = [batches.rank_batch(step, rank, world) for rank in range(world)]
+        pieces = [batches.rank_batch(step, rank, world_size) for rank in range(world_size)]
         assert np.array_equal(np.concatenate([p[0] for p in pieces]), batches.at(step)[0])
         assert np.array_equal(np.concatenate([p[1] for p in pieces]), batches.at(step)[1])
 
@@ -311,7 +311,7 @@ def test_resuming_with_another_world_size_continues_the_same_batches(
     whole = {step: inputs.numpy() for step, inputs, _ in Prefetcher(batches, 0, "cpu", stop_step=12)}
     again = BatchLoader(Dataset.open(dataset.directory), CONTEXT, CONTEXT * 8, seed=8, **options)
     ranks = [
-        {s: i.numpy() for s, i, _ in Prefetcher(again, 5, "cpu", stop_step=12, rank=rank, world=2)}
+        {s: i.numpy() for s, i, _ in Prefetcher(again, 5, "cpu", stop_step=12, rank=rank, world_size=2)}
         for rank in range(2)
     ]
     for step in range(5, 12):

@@ -17,10 +17,10 @@ CONTEXT = 31
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 1000])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: int, world: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_any_batch_and_world_size_sees_each_token_once(dataset: Dataset, rows: int, world_size: int) -> None:
     validation = ValidationSet(dataset, CONTEXT, 20 * CONTEXT)
-    seen = [pair for rank in range(world) for pair in validation.batches(rows, rank, world)]
+    seen = [pair for rank in range(world_size) for pair in validation.batches(rows, rank, world_size)]
     inputs = np.concatenate([pair[0] for pair in seen])
     targets = np.concatenate([pair[1] for pair in seen])
     flat = dataset.tokens("val").read(0, 20 * (CONTEXT + 1)).reshape(20, CONTEXT + 1)

@@ -1,4 +1,4 @@
-"""ZeRO-2: owners' steps equal those of one process, to the bit given equal gradients."""
+"""ZeRO-1: owners' steps equal those of one process, to the bit given equal gradients."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def step_with_equal_gradients(world: World, config: OptimizerConfig, steps: int)
         "norms": norms,
         "orthogonalized": 0 if local.muon is None else local.muon.orthogonalized,
         "owned": [] if world.size == 1 else sorted(optimizer.owned),
-        "bytes": 0 if world.size == 1 else optimizer.bytes_gathered,
+        "bytes": 0 if world.size == 1 else optimizer.bytes_broadcast,
     }
 
 
@@ -129,7 +129,7 @@ def fused_losses(
         copies = fused.compute_copies()
         named = {name: copies[p] for name, p in network.named_parameters() if p in copies}
         optimizer = ShardedOptimizer(
-            network.named_parameters(), hyper, config, world, copies=named, after_gather=fused.requantize
+            network.named_parameters(), hyper, config, world, copies=named, after_broadcast=fused.requantize
         )
         fused.signal.listener = optimizer.gradient_ready if overlap else None
         released = {name for name, p in network.named_parameters() if is_released(p)}
@@ -144,7 +144,7 @@ def fused_losses(
             loss = network(mine[:, :-1], mine[:, 1:], loss_weight=rows / 4)
             loss.backward()
         waiting += sum(p.grad is not None for p in network.parameters())
-        losses.append(world.sum_(loss.detach().double()).item())
+        losses.append(world.all_reduce_(loss.detach().double()).item())
         optimizer.step(1.0, step)
         optimizer.zero_grad()
     # The reference, which generates text, reads the parameters that are released here.
@@ -217,7 +217,7 @@ def steps_with_few_parameters(world: World, full: bool) -> dict[str, Any]:
         with optimizer.micro_batch(last=True) if world.size > 1 else torch.enable_grad():
             loss = network(mine[:, :-1], mine[:, 1:], loss_weight=1 / world.size)
             loss.backward()
-        losses.append(world.sum_(loss.detach().double()).item())
+        losses.append(world.all_reduce_(loss.detach().double()).item())
         optimizer.step(1.0, step)
         optimizer.zero_grad()
     muon = optimizer.muon if world.size == 1 else optimizer.local.muon

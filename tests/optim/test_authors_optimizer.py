@@ -18,7 +18,7 @@ from steepen.model.growth import grow
 from steepen.model.init import build_on_meta, materialize
 from steepen.model.network import Network
 from steepen.model.shape import SizeRule
-from steepen.optim.config import LearningRateConfig, OptimizerConfig
+from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.optim.optimizer import Optimizer
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec, override
@@ -49,7 +49,7 @@ def make_spec(name: str) -> RunSpec:
         hyperparameters=hyper,
         schedule=schedule,
         steps=STEPS,
-        lr_schedule=LearningRateConfig(rewarm_steps=REWARM),
+        lr_schedule=LRScheduleConfig(rewarm_steps=REWARM),
     )
 
 
@@ -139,14 +139,14 @@ def test_the_default_is_the_authors_optimizer_and_schedule() -> None:
     assert (config.variance_reduction, config.variance_beta2) == ("row-or-column", 0.95)
     assert config.cautious_decay == "matrices" and config.shape_scaled_decay
     assert config.growth_state == "fresh"
-    assert LearningRateConfig() == LearningRateConfig(decay_to_zero=True, rewarm_steps=40)
+    assert LRScheduleConfig() == LRScheduleConfig(decay_to_zero=True, rewarm_steps=40)
 
 
 def test_presets_state_a_rewarm_other_than_the_authors() -> None:
     """In `tiny` growth phases are shorter than 40 steps; every spec of a study has the preset's schedule."""
     for name, vocabulary, steps in (("tiny", 512, 5), ("mini", 8192, 40), ("paper", 50_304, 40)):
         preset = load_preset(name)
-        assert preset.lr_schedule == LearningRateConfig(rewarm_steps=steps)
+        assert preset.lr_schedule == LRScheduleConfig(rewarm_steps=steps)
         arm = find_arm("untied-grow")
         context = StudyContext(preset, DatasetInfo("d" * 64, vocabulary, 10**13, 10**9))
         rung = context.recipe(arm).at(arm, preset.depths(arm)[0], context.size_rule)
@@ -158,7 +158,7 @@ def test_the_settings_of_version_2_are_reachable() -> None:
     """The line in docs/training.md that gives plain Muon, its schedule and its growth."""
     settings = ["optimizer=muon", "lr_schedule.decay_to_zero=false", "lr_schedule.rewarm_steps=0"]
     spec = override(make_default("untied-grow"), settings)
-    assert spec.lr_schedule == LearningRateConfig(decay_to_zero=False, rewarm_steps=0)
+    assert spec.lr_schedule == LRScheduleConfig(decay_to_zero=False, rewarm_steps=0)
     assert spec.optimizer == OptimizerConfig(
         kind="muon", momentum=0.95, momentum_start=None, nesterov=True, row_normalize=False,
         orthogonalization="newton-schulz", variance_reduction="none", cautious_decay="none",

@@ -420,7 +420,7 @@ def test_captured_step_replays_at_the_latest_learning_rates(
         before = [[p.detach().clone() for p in network.parameters()] for network in networks]
         plain.step(factor, step + 1)
         captured.set_lr_factor(factor)
-        captured.set_step(step + 1)
+        captured.set_momentum(step + 1)
         graph.replay()
         for index, (name, parameter) in enumerate(networks[0].named_parameters()):
             moved = parameter - before[0][index]

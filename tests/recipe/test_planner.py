@@ -185,7 +185,7 @@ def test_time_cost_and_memory_estimates_follow_the_inputs(capsys: pytest.Capture
     assert cluster["dollars"] == pytest.approx(2 * 16 * cluster["hours"])
     memory = cluster["memory_gib_per_gpu"]
     parameters = plan["stored_parameters"]
-    # ZeRO-2: fp32 gradients on every GPU, a sixteenth of fp32 weights and Muon's momentum.
+    # ZeRO-1: fp32 gradients on every GPU, a sixteenth of fp32 weights and Muon's momentum.
     least = (4 + 8 / 16) * parameters / 2**30
     assert least < memory["shard optimizer"]["state"] < 1.05 * least
     assert memory["shard full"]["state"] < memory["shard optimizer"]["state"] / 3

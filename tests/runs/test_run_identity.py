@@ -16,7 +16,7 @@ from steepen.model.arm import Arm
 from steepen.model.arms import ARMS, find_arm
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
-from steepen.optim.config import LearningRateConfig, OptimizerConfig
+from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.hyperparameters import Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.runs.spec import DataConfig, RunSpec, hash_content
@@ -103,8 +103,8 @@ DEFAULTS: dict[str, Any] = {
     "OptimizerConfig.clip": None,
     "OptimizerConfig.growth_state": "fresh",
     "OptimizerConfig.embedding_precision": "fp32",
-    "LearningRateConfig.decay_to_zero": True,
-    "LearningRateConfig.rewarm_steps": 40,
+    "LRScheduleConfig.decay_to_zero": True,
+    "LRScheduleConfig.rewarm_steps": 40,
     "ModelOptions.norm_eps": 1.1920929e-07,
     "ModelOptions.rope_base": 10000,
     "ModelOptions.qk_scale": 1,
@@ -202,7 +202,7 @@ def test_every_field_that_decides_the_result_changes_the_hash() -> None:
         "schedule": find_arm("untied-grow").passes.resolve(0.31), "data": DataConfig("e" * 64),
         "hyperparameters": replace(spec.hyperparameters, beta1=0.77), "steps": spec.steps + 1,
         "batch_tokens": 2 * spec.batch_tokens, "seed": 1, "optimizer": OptimizerConfig("adamw"),
-        "lr_schedule": LearningRateConfig(rewarm_steps=7),
+        "lr_schedule": LRScheduleConfig(rewarm_steps=7),
         "options": ModelOptions(rope_base=1e5), "precision": "fp32", "validation_tokens": 4096,
         "code": "c" * 64,
     }  # fmt: skip

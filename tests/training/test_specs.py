@@ -49,7 +49,7 @@ def test_int_in_a_float_field_gives_the_same_hash(make_spec: MakeSpec) -> None:
 def test_settings_change_any_field(make_spec: MakeSpec) -> None:
     spec = override(
         make_spec("vanilla"),
-        ["optimizer.learning_rate=0.03", "hyperparameters.wd=1e-3", "options.softcap=15", "seed=4", "wu=3",
+        ["optimizer.learning_rate=0.03", "hyperparameters.wd=1e-3", "model.softcap=15", "seed=4", "wu=3",
          "cautious_decay=all", "optimizer.orthogonalization=polar-express", "options.softcap=null"],
     )  # fmt: skip
     assert (spec.hyperparameters.learning_rate, spec.hyperparameters.weight_decay, spec.seed) == (

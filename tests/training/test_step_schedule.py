@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from steepen.model.arm import PassSchedule
 from steepen.model.arms import ARMS
-from steepen.optim.config import LearningRateConfig
+from steepen.optim.config import LRScheduleConfig
 from steepen.recipe.flops import flops_per_token
 from steepen.runs.spec import RunSpec
 from steepen.training.step_schedule import build_schedule, learning_rate_factors
@@ -52,8 +52,8 @@ def test_the_rate_is_one_twice_where_the_whole_run_decays() -> None:
 def test_every_rate_rises_from_zero_again_after_growth(make_spec: Callable[..., RunSpec]) -> None:
     for arm in ("untied-grow", "loop-grow"):
         spec = make_spec(arm, steps=20)
-        before = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=0))).lr_factor
-        after = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=4))).lr_factor
+        before = build_schedule(replace(spec, lr_schedule=LRScheduleConfig(rewarm_steps=0))).lr_factor
+        after = build_schedule(replace(spec, lr_schedule=LRScheduleConfig(rewarm_steps=4))).lr_factor
         assert (after[:10] == before[:10]).all() and (after[14:] == before[14:]).all()
         np.testing.assert_allclose(after[10:14], before[10:14] * [0, 0.25, 0.5, 0.75], rtol=1e-15)
     assert (build_schedule(make_spec("untied-2", steps=20)).lr_factor[:-1] > 0).all()  # nothing grows
@@ -63,7 +63,7 @@ def test_a_growth_phase_shorter_than_the_default_rewarm_never_reaches_the_schedu
     make_spec: Callable[..., RunSpec],
 ) -> None:
     spec = make_spec("untied-grow", steps=20)
-    before = build_schedule(replace(spec, lr_schedule=LearningRateConfig(rewarm_steps=0))).lr_factor
+    before = build_schedule(replace(spec, lr_schedule=LRScheduleConfig(rewarm_steps=0))).lr_factor
     after = build_schedule(spec).lr_factor
     np.testing.assert_allclose(after[10:], before[10:] * np.arange(10) / 40, rtol=1e-15)
 

@@ -156,7 +156,7 @@ def test_checkpoints_are_retained_by_policy(make_spec: MakeSpec, tiny_data: Data
     spec = make_spec()
     train(spec, tiny_data, RunStore(tmp_path), replace(QUIET, checkpoint_every=1, keep_every=4))
     kept = {
-        c.step: c.training_state().kind
+        c.step: c.training_progress().kind
         for c in checkpoints.list_checkpoints(RunStore(tmp_path).run(spec).checkpoints)
     }
     assert kept == {4: "regular", 6: "growth", 8: "regular", 12: "final"}

@@ -114,21 +114,21 @@ class BatchLoader:
         """One global batch: (inputs, targets), int64 (rows, context); targets are inputs shifted by one."""
         return self.batch_rows(step, 0, self.rows)
 
-    def rank_batch(self, step: int, rank: int, world: int) -> Batch:
-        """The rows of a global batch for rank `rank` of `world`."""
-        first, last = self.row_range(rank, world)
+    def rank_batch(self, step: int, rank: int, world_size: int) -> Batch:
+        """The rows of a global batch for rank `rank` of `world_size`."""
+        first, last = self.row_range(rank, world_size)
         return self.batch_rows(step, first, last)
 
-    def row_range(self, rank: int, world: int) -> tuple[int, int]:
-        """The range [first, last) of rows that rank `rank` of `world` reads in every batch."""
-        if not 0 <= rank < world:
-            raise UsageError(f"rank {rank} is not in a world of {world} processes.")
-        if self.rows % world:
+    def row_range(self, rank: int, world_size: int) -> tuple[int, int]:
+        """The range [first, last) of rows that rank `rank` of `world_size` reads in every batch."""
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is not in a world of {world_size} processes.")
+        if self.rows % world_size:
             raise UsageError(
                 f"a batch of {self.rows:,} rows ({self.batch_tokens:,} tokens of context {self.context:,}) "
-                f"cannot be divided evenly among {world} processes."
+                f"cannot be divided evenly among {world_size} processes."
             )
-        rows_per_rank = self.rows // world
+        rows_per_rank = self.rows // world_size
         return rank * rows_per_rank, (rank + 1) * rows_per_rank
 
     def batch_rows(self, step: int, first: int, last: int) -> Batch:

@@ -31,7 +31,7 @@ class Prefetcher:
         *,
         stop_step: int | None = None,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         queue_size: int = 4,
     ) -> None:
         import torch
@@ -40,7 +40,7 @@ class Prefetcher:
         self._device = torch.device(device)
         self._stop_step = batches.steps if stop_step is None else stop_step
         batches.require_steps(self._stop_step)
-        self._first, self._last = batches.row_range(rank, world)
+        self._first, self._last = batches.row_range(rank, world_size)
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=max(1, queue_size))
         self._closing = threading.Event()
         self._thread = threading.Thread(

@@ -17,7 +17,7 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 class ValidationSet:
-    """The first `tokens` predictions of the validation split, in flat chunks of context+1.
+    """The first `tokens` predictions of the validation split, in windows of context+1 tokens.
 
     `tokens` is rounded down to full chunks (see `.tokens`); None takes all of them. `identity` hashes the
     ids, the tokenizer and the context, so runs with equal identities were validated on the same tokens.
@@ -75,16 +75,16 @@ class ValidationSet:
         ids = self._ids[first:last]
         return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
 
-    def batches(self, rows: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Batches of at most `rows` chunks for rank `rank` of `world`; no chunk is dropped.
+    def batches(self, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """Batches of at most `rows` chunks for rank `rank` of `world_size`; no chunk is dropped.
 
         Each rank gets a contiguous range, of equal length up to one chunk.
         """
         if rows < 1:
             raise UsageError(f"validation batches of {rows} rows; it must be 1 or more.")
-        if not 0 <= rank < world:
-            raise UsageError(f"rank {rank} is not in a world of {world} processes.")
-        first, last = self.chunks * rank // world, self.chunks * (rank + 1) // world
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} is not in a world of {world_size} processes.")
+        first, last = self.chunks * rank // world_size, self.chunks * (rank + 1) // world_size
         for start in range(first, last, rows):
             yield self.rows(start, min(start + rows, last))
 

@@ -17,7 +17,7 @@ from steepen.data.permutation import Permutation
 from steepen.errors import UsageError
 
 # prefix: the first tokens of the data; sample: a pseudo-random part that is the same for every seed.
-# In both, a smaller pool is part of a larger one.
+# In both, a smaller pool is part of a larger one. `runs/spec.py` has both types too (see there).
 Pool = Literal["prefix", "sample"]
 Windows = Literal["recut", "fixed"]
 
@@ -72,13 +72,14 @@ class RecutWindows:
         self._seed, self._epochs = seed, epochs
         total = int(ends[-1]) if len(ends) else 0
         self.tokens = total if pool_tokens is None else pool_tokens
-        self._numbers: Int64s | None = None  # of the pool's documents; None is the first `_documents`
-        self._documents = len(ends)
+        # Ids of the pool's documents; None: the first `_document_count`.
+        self._pool_documents: Int64s | None = None
+        self._document_count = len(ends)
         if pool_tokens is not None and pool == "prefix":
-            self._documents = int(np.searchsorted(ends, pool_tokens, side="left")) + 1
+            self._document_count = int(np.searchsorted(ends, pool_tokens, side="left")) + 1
         elif pool_tokens is not None:
-            self._numbers = _sample_documents(ends, pool_tokens)
-            self._documents = len(self._numbers)
+            self._pool_documents = _sample_documents(ends, pool_tokens)
+            self._document_count = len(self._pool_documents)
         # The pool may end inside its last document: that many tokens of it are left out.
         self._surplus = 0 if pool_tokens is None else self._documents_tokens() - self.tokens
         self.windows = self.tokens // length
@@ -115,16 +116,16 @@ class RecutWindows:
         current = self._current
         if current is None or current[0] != epoch:
             current = self._current = None  # frees the previous epoch's order before the next is made
-            order = Permutation(self._documents, f"steepen documents {self._seed} {epoch}")
-            positions = np.empty(self._documents, np.int64)
-            ends = np.empty(self._documents, np.int64)
-            for start in range(0, self._documents, DOCUMENT_BLOCK):
-                block = slice(start, min(start + DOCUMENT_BLOCK, self._documents))
-                places = order(np.arange(block.start, block.stop))
-                positions[block] = self._positions(places)
-                ends[block] = self._lengths(places)
+            order = Permutation(self._document_count, f"steepen documents {self._seed} {epoch}")
+            positions = np.empty(self._document_count, np.int64)
+            ends = np.empty(self._document_count, np.int64)
+            for start in range(0, self._document_count, DOCUMENT_BLOCK):
+                block = slice(start, min(start + DOCUMENT_BLOCK, self._document_count))
+                pool_indices = order(np.arange(block.start, block.stop))
+                positions[block] = self._positions(pool_indices)
+                ends[block] = self._lengths(pool_indices)
                 if self._surplus:
-                    ends[block] -= self._surplus * (places == self._documents - 1)
+                    ends[block] -= self._surplus * (pool_indices == self._document_count - 1)
             np.cumsum(ends, out=ends)
             windows = Permutation(self.windows, f"steepen windows {self._seed} {epoch}")
             current = self._current = (epoch, positions, ends, windows)
@@ -132,19 +133,19 @@ class RecutWindows:
 
     def _documents_tokens(self) -> int:
         """Tokens of the pool's documents, the last one in full."""
-        if self._numbers is None:
-            return int(self._ends[self._documents - 1])
-        return int(self._lengths(np.arange(self._documents)).sum())
+        if self._pool_documents is None:
+            return int(self._ends[self._document_count - 1])
+        return int(self._lengths(np.arange(self._document_count)).sum())
 
-    def _positions(self, places: Int64s) -> Int64s:
-        """Where the documents at some places of the pool begin in the stream."""
-        numbers = places if self._numbers is None else self._numbers[places]
+    def _positions(self, pool_indices: Int64s) -> Int64s:
+        """Where documents of the pool, by their indices in it, begin in the stream."""
+        numbers = pool_indices if self._pool_documents is None else self._pool_documents[pool_indices]
         return np.where(numbers > 0, self._ends[numbers - 1], 0)
 
-    def _lengths(self, places: Int64s) -> Int64s:
-        """Tokens of the documents at some places of the pool."""
-        numbers = places if self._numbers is None else self._numbers[places]
-        return self._ends[numbers] - self._positions(places)
+    def _lengths(self, pool_indices: Int64s) -> Int64s:
+        """Tokens of documents of the pool, by their indices in it."""
+        numbers = pool_indices if self._pool_documents is None else self._pool_documents[pool_indices]
+        return self._ends[numbers] - self._positions(pool_indices)
 
 
 def _sample_documents(ends: Int64s, tokens: int) -> Int64s:

@@ -63,10 +63,10 @@ def shard_network(
     depend on the number of ranks.
     """
     mesh = mesh or init_device_mesh(world.device.type, (world.size,))
-    wide = torch.float64 if world.device.type == "cpu" else torch.float32
+    accumulate_dtype = torch.float64 if world.device.type == "cpu" else torch.float32
     # Inputs of blocks keep their dtype: the residual stream may be wider than the weights.
     policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=reduce_dtype or wide, cast_forward_inputs=False
+        param_dtype=compute_dtype, reduce_dtype=reduce_dtype or accumulate_dtype, cast_forward_inputs=False
     )
 
     def dimension(parameter: nn.Parameter) -> Shard:

@@ -56,19 +56,19 @@ def orthogonalization_cost(shape: Sequence[int]) -> float:
     return math.prod(shape[:-2]) * (4.0 * rows * rows * columns + 2.0 * rows**3)
 
 
-def share_out_rows(rows: int, world: int) -> list[tuple[int, int]]:
+def share_out_rows(rows: int, world_size: int) -> list[tuple[int, int]]:
     """Contiguous ranges of rows, one per rank, equal up to one row; empty if there are too few."""
-    return [(rows * rank // world, rows * (rank + 1) // world) for rank in range(world)]
+    return [(rows * rank // world_size, rows * (rank + 1) // world_size) for rank in range(world_size)]
 
 
-def assign_owners(shapes: Mapping[str, Sequence[int]], world: int) -> list[Piece]:
+def assign_owners(shapes: Mapping[str, Sequence[int]], world_size: int) -> list[Piece]:
     """Pieces of all parameters, in the order of `shapes`: each element has exactly one owner.
 
     Greedy: the most expensive parameter goes to the rank with the least work so far. The result depends on
     names and shapes only, so that every process computes the same one.
     """
     owner_of: dict[str, int] = {}
-    loads = [(0.0, rank) for rank in range(world)]
+    loads = [(0.0, rank) for rank in range(world_size)]
     whole = [name for name in shapes if name not in ROW_SHARDED]
     for name in sorted(whole, key=lambda name: (-orthogonalization_cost(shapes[name]), name)):
         load, rank = heapq.heappop(loads)
@@ -80,7 +80,7 @@ def assign_owners(shapes: Mapping[str, Sequence[int]], world: int) -> list[Piece
         if name in owner_of:
             pieces.append(Piece(name, owner_of[name], 0, size[0] if size else 0, size))
             continue
-        ranges = share_out_rows(size[0], world)
+        ranges = share_out_rows(size[0], world_size)
         pieces += [
             Piece(name, rank, first, last, size) for rank, (first, last) in enumerate(ranges) if last > first
         ]

@@ -1,5 +1,6 @@
-"""ZeRO-2: every rank has the compute weights; the owner of a matrix has its fp32 weight and optimizer state.
+"""ZeRO-1: every rank has the compute weights; the owner of a matrix has its fp32 weight and optimizer state.
 
+Gradients accumulate whole on every rank and are reduced to owners once per step, in the last micro-batch.
 A step: gradients are reduced to their owners (during the backward where the execution says when they are
 ready), each owner steps its own parameters with the optimizer of a single process, and the new compute
 weights are broadcast. The fused execution computes with bf16 copies, and its fp32 parameters are released on
@@ -122,11 +123,11 @@ class DistributedOptimizer(ABC):
     def _total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Norm over all ranks of the gradients that each owns."""
         device = self.world.device
-        wide = torch.float64 if device.type == "cpu" else torch.float32
-        total = torch.zeros((), dtype=wide, device=device)
-        for norm in torch._foreach_norm(gradients, 2, dtype=wide) if gradients else ():
-            total += norm.to(wide).square()
-        return self.world.sum_(total).sqrt_().float()
+        accumulate_dtype = torch.float64 if device.type == "cpu" else torch.float32
+        total = torch.zeros((), dtype=accumulate_dtype, device=device)
+        for norm in torch._foreach_norm(gradients, 2, dtype=accumulate_dtype) if gradients else ():
+            total += norm.to(accumulate_dtype).square()
+        return self.world.all_reduce_(total).sqrt_().float()
 
     def warm_up(self) -> None:
         """Compile the kernels of a Muon step."""
@@ -150,10 +151,10 @@ class DistributedOptimizer(ABC):
 
 
 class ShardedOptimizer(DistributedOptimizer):
-    """ZeRO-2: steps the parameters that this rank owns and keeps all ranks' compute weights equal.
+    """ZeRO-1: steps the parameters that this rank owns and keeps all ranks' compute weights equal.
 
-    Build it when the weights are in place. `copies` are the compute copies by parameter name; `after_gather`
-    is called when they have changed.
+    Build it when the weights are in place. `copies` are the compute copies by parameter name;
+    `after_broadcast` is called when they have changed.
     """
 
     gradients_capturable = True
@@ -166,15 +167,15 @@ class ShardedOptimizer(DistributedOptimizer):
         world: World,
         *,
         copies: Mapping[str, ComputeCopy] | None = None,
-        after_gather: Callable[[Collection[nn.Parameter]], None] | None = None,
+        after_broadcast: Callable[[Collection[nn.Parameter]], None] | None = None,
     ) -> None:
         self.parameters = dict(named_parameters)
-        self.copies, self.after_gather = dict(copies or {}), after_gather
+        self.copies, self.after_broadcast = dict(copies or {}), after_broadcast
         pieces = assign_owners({name: p.shape for name, p in self.parameters.items()}, world.size)
         masters = {name: self._master(piece) for name, piece in owned_by(pieces, world.rank).items()}
         super().__init__(pieces, masters, hyperparameters, config, world)
         self.reducer = GradientReducer(world, pieces)
-        self.bytes_gathered = 0  # broadcast since the start, over all owners
+        self.bytes_broadcast = 0  # since the start, over all owners
         self._arriving: list[_Broadcast] = []
         self._waits_in_forward = False
         self.released = [name for name in self.copies if name not in self.owned or not self.owned[name].whole]
@@ -225,7 +226,7 @@ class ShardedOptimizer(DistributedOptimizer):
         self.wait_for_weights()  # of cores that the last forward did not use
         norm = self.local.step(factor, step)
         self.local.zero_grad()
-        self._gather()
+        self._broadcast_weights()
         if not self._waits_in_forward:
             self.wait_for_weights()
         return norm
@@ -256,14 +257,14 @@ class ShardedOptimizer(DistributedOptimizer):
             if len(item.tensors) > 1:
                 parts = item.flat.split([tensor.numel() for tensor in item.tensors])
                 torch._foreach_copy_(item.tensors, list(parts))
-        if self.after_gather is not None and ready:
+        if self.after_broadcast is not None and ready:
             arrived = {name for item in ready for name in item.names}
             # A table whose rows come from several ranks is complete when the last of them is.
             late = {name for item in self._arriving for name in item.names}
-            self.after_gather([self.parameters[name] for name in sorted(arrived - late)])
+            self.after_broadcast([self.parameters[name] for name in sorted(arrived - late)])
 
     @torch.no_grad()
-    def _gather(self) -> None:
+    def _broadcast_weights(self) -> None:
         """Start to broadcast the new compute weights from their owners, small ones of one owner together."""
         for name, piece in self.owned.items():
             if name in self.copies:
@@ -274,7 +275,7 @@ class ShardedOptimizer(DistributedOptimizer):
         def launch(key: tuple[int, torch.dtype]) -> None:
             names, tensors = zip(*buckets.pop(key), strict=True)
             flat = flatten(tensors)
-            self.bytes_gathered += flat.numel() * flat.element_size()
+            self.bytes_broadcast += flat.numel() * flat.element_size()
             work = self.world.broadcast_(flat, key[0])
             self._arriving.append(_Broadcast(work, frozenset(names), list(tensors), flat))
 

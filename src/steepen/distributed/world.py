@@ -118,8 +118,8 @@ class World:
         if self.size > 1:
             dist.all_reduce(torch.zeros(1), group=self._host_group)
 
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Add a tensor over all ranks, in place; every rank gets the sum."""
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place; every rank gets the sum."""
         if self.size > 1:
             if tensor.is_cuda and self.backend == "gloo":
                 host = tensor.cpu()
@@ -161,7 +161,7 @@ class World:
         """The smallest of a value over all ranks."""
         return -self.maximum(-value)[0]
 
-    def gather_objects(self, value: Any, *, background: bool = False) -> list[Any]:
+    def all_gather_objects(self, value: Any, *, background: bool = False) -> list[Any]:
         """Every rank's JSON value, by rank; `background` for calls outside the main thread."""
         if self.size == 1:
             return [value]
@@ -180,13 +180,13 @@ class World:
             for data, size in zip(gathered, lengths, strict=True)
         ]
 
-    def from_main(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's JSON value, on every rank."""
-        return self.gather_objects(value if self.is_main else None)[0]
+        return self.all_gather_objects(value if self.is_main else None)[0]
 
-    def require_agreement(self, facts: Mapping[str, str]) -> None:
-        """Raise RanksDiffer on every rank if a fact (data, code, spec, …) differs between ranks."""
-        everywhere = self.gather_objects(dict(facts))
+    def require_agreement(self, digests: Mapping[str, str]) -> None:
+        """Raise RanksDiffer on every rank if a digest (of data, code, spec, …) differs between ranks."""
+        everywhere = self.all_gather_objects(dict(digests))
         for rank, there in enumerate(everywhere):
             for name, value in everywhere[0].items():
                 if there[name] != value:

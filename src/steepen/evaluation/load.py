@@ -160,7 +160,7 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
     from steepen.model.load_weights import allocate, copy_weights
     from steepen.training.checkpoint import CorruptCheckpoint
 
-    state, spec = checkpoint.checkpoint.training_state(), checkpoint.spec
+    state, spec = checkpoint.checkpoint.training_progress(), checkpoint.spec
     path = checkpoint.checkpoint.path
     if state.run != spec.hash:
         raise SteepenError(f"{path} belongs to another run ({state.run}).")

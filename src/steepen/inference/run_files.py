@@ -17,7 +17,7 @@ from steepen.model.network import Network
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory
-from steepen.training.checkpoint import TrainingState, write_checkpoint
+from steepen.training.checkpoint import TrainingProgress, write_checkpoint
 from steepen.training.state_files import tensor_key
 from steepen.utils.json_io import write_json
 
@@ -53,7 +53,7 @@ def write_run(
         write_json(files.spec_file, spec.to_dict())
         if tokenizer is not None:
             write_run_tokenizer(tokenizer, files.tokenizer_file)
-        state = TrainingState(run=spec.hash, step=step, passes=stored_passes, kind="final")
+        state = TrainingProgress(run=spec.hash, step=step, passes=stored_passes, kind="final")
         tensors = {tensor_key("model", name): value.float().contiguous() for name, value in weights.items()}
         write_checkpoint(files.checkpoints, state, tensors)
         if record is not None:

@@ -179,7 +179,7 @@ class Arm:
     name: str
     title: str = ""
     core_boundary: str = "identity"  # φ, between two core passes
-    coda_boundary: str = "identity"  # ρ, before the coda
+    coda_boundary: str = "identity"  # before the coda; ρ in the paper's equation
     tied: bool = True
     passes: PassSchedule = field(default_factory=PassSchedule)
     allocation: AllocationRule = field(default_factory=AllocationRule)
@@ -228,6 +228,6 @@ class Arm:
         """Cores stored to run this many passes."""
         return 1 if self.tied else passes
 
-    def stored_blocks(self, split: BlockAllocation, passes: int) -> int:
+    def stored_blocks(self, allocation: BlockAllocation, passes: int) -> int:
         """Blocks stored to run this many passes."""
-        return split.executed(self.stored_cores(passes))
+        return allocation.executed(self.stored_cores(passes))

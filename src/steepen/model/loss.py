@@ -64,16 +64,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
     ) -> Tensor:
         width, count = hidden.shape
-        wide = torch.promote_types(hidden.dtype, torch.float32)
+        accumulate_dtype = torch.promote_types(hidden.dtype, torch.float32)
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         d_hidden = torch.empty(width, count, dtype=hidden.dtype, device=hidden.device) if wanted else None
-        d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device)
-        losses = torch.empty(count, dtype=wide, device=hidden.device)
+        d_weight = torch.zeros(weight.shape, dtype=accumulate_dtype, device=hidden.device)
+        losses = torch.empty(count, dtype=accumulate_dtype, device=hidden.device)
         real = weight[:vocabulary]  # the other rows are padding
         for first in range(0, count, chunk):
             part = slice(first, first + chunk)
             x, answers = hidden[:, part], targets[part].unsqueeze(0)
-            logits = torch.mm(real, x).to(wide)
+            logits = torch.mm(real, x).to(accumulate_dtype)
             slope: Tensor | None = None
             # exp2 is several times faster than exp on a CPU.
             if softcap is None:

@@ -92,11 +92,13 @@ class Network(nn.Module):
         self.core_boundary = find_boundary(arm.core_boundary)
         self.coda_boundary = find_boundary(arm.coda_boundary)
 
-        split = shape.allocation
+        allocation = shape.allocation
         self.embedding = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
-        self.prelude = self.new_blocks(split.prelude)
-        self.cores = nn.ModuleList(self.new_blocks(split.core) for _ in range(arm.stored_cores(self.passes)))
-        self.coda = self.new_blocks(split.coda)
+        self.prelude = self.new_blocks(allocation.prelude)
+        self.cores = nn.ModuleList(
+            self.new_blocks(allocation.core) for _ in range(arm.stored_cores(self.passes))
+        )
+        self.coda = self.new_blocks(allocation.coda)
         self.head = nn.Parameter(torch.empty(shape.vocabulary, shape.width))
         self.rotary: Tensor
         self.register_buffer("rotary", rotary_table(shape, self.options), persistent=False)
@@ -121,8 +123,8 @@ class Network(nn.Module):
     @property
     def stream_dtype(self) -> torch.dtype:
         """Dtype of the residual stream (the hidden states): that of the branches, or fp32 if it is wider."""
-        wide = self.options.residual_stream == "fp32"
-        return torch.promote_types(self.branch_dtype, torch.float32) if wide else self.branch_dtype
+        in_fp32 = self.options.residual_stream == "fp32"
+        return torch.promote_types(self.branch_dtype, torch.float32) if in_fp32 else self.branch_dtype
 
     def refresh(self) -> None:
         """Update the fused path's copies of the weights; call it whenever the weights have changed."""
@@ -132,14 +134,14 @@ class Network(nn.Module):
     def new_blocks(self, blocks: int) -> nn.ModuleList:
         """Build a list of blocks of this arm's class."""
         block = find_block(self.arm.block)
-        stage = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
-        buffers = [name for name, _ in stage.named_buffers()]
+        made = nn.ModuleList(block(self.shape, self.multipliers, self.options) for _ in range(blocks))
+        buffers = [name for name, _ in made.named_buffers()]
         if buffers:  # empty after building on the meta device, and checkpoints hold parameters only
             raise UsageError(
                 f"the block {self.arm.block!r} has a buffer ({buffers[0].split('.')[-1]}), which is not "
                 "supported: compute it in forward, or make it a parameter."
             )
-        return stage
+        return made
 
     def forward(
         self,

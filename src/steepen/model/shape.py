@@ -22,7 +22,7 @@ MAX_MATRIX = 10**13  # entries of one matrix
 
 @dataclass(frozen=True)
 class BlockAllocation:
-    """Blocks in the prelude, the core (one pass of it) and the coda; written P/C/D."""
+    """Blocks in the prelude, the core (one pass of it) and the coda; written prelude/core/coda, as 2/3/3."""
 
     prelude: int
     core: int
@@ -129,7 +129,7 @@ class Shape:
         return self.width // self.heads
 
     @staticmethod
-    def at(depth: int, split: BlockAllocation, size_rule: SizeRule | None = None) -> Shape:
+    def at(depth: int, allocation: BlockAllocation, size_rule: SizeRule | None = None) -> Shape:
         """The shape at nominal depth `depth` by a size rule."""
         size_rule = size_rule or SizeRule()
         require(
@@ -150,6 +150,6 @@ class Shape:
             mlp_width=size_rule.mlp_width(width),
             context=size_rule.context,
             vocabulary=size_rule.vocabulary,
-            allocation=split,
+            allocation=allocation,
             real_vocabulary=size_rule.real_vocabulary or GPT2_PADDING.get(size_rule.vocabulary),
         )

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Orthogonalization = Literal["newton-schulz", "polar-express"]
+# Optimizer state of cores that growth adds. Specs store these values, so their names stay:
+# "copy": all state of the core they are a copy of; "zero": momentum zero, second moment copied;
+# "fresh": no state, as before a parameter's first step.
 GrowthState = Literal["copy", "zero", "fresh"]
 VarianceReduction = Literal["none", "row", "row-or-column"]
 CautiousDecay = Literal["none", "matrices", "all"]
@@ -183,8 +186,8 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {
 
 
 @dataclass(frozen=True)
-class LearningRateConfig:
-    """The ends of the learning-rate schedule; warm-up and warm-down lengths are tuned hyperparameters.
+class LRScheduleConfig:
+    """Decay to zero and re-warm after growth; warm-up and warm-down lengths are tuned hyperparameters.
 
     The defaults are those of the paper's authors. With `decay_to_zero` the warm-down falls from exactly 1 at
     its first step to exactly 0 at the last step; without, the last step has 1/(warm-down steps) of the peak.

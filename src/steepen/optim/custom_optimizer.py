@@ -8,8 +8,9 @@ that returns a `torch.optim.Optimizer`.
 - `config` is the run's `OptimizerConfig`, `hyperparameters` its tuned numbers (learning_rate, weight_decay…).
 - The learning rate given to each parameter group is its peak: before a step, `group["lr"]` is set to the
   peak times the schedule's factor. The optimizer applies weight decay; gradients arrive clipped.
-- `optimizer.state[parameter]` holds tensors. It is saved in checkpoints, and copied to new cores at growth,
-  after which the factory is called again with all parameters. State outside of it is not saved.
+- `optimizer.state[parameter]` holds tensors. It is saved in checkpoints; state outside of it is not. At
+  growth the factory is called again with all parameters: new cores start without state or, under
+  `growth_state="copy"`, with a copy.
 
 Embedding, head and vectors stay with AdamW.
 """

@@ -118,11 +118,11 @@ class Optimizer:
         """
         self.set_lr_factor(factor)
         if step is not None:
-            self.set_step(step)
+            self.set_momentum(step)
         return self.step_at_current_lr()
 
-    def set_step(self, step: int) -> None:
-        """Set Muon's momentum to that of a step, counted from 0; until then it is the final one."""
+    def set_momentum(self, step: int) -> None:
+        """Set Muon's momentum for step `step` (from 0); before the first call it is `config.momentum`."""
         if self.config.momentum_start is None:
             return
         value = self.config.momentum_at(step)

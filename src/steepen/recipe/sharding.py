@@ -1,6 +1,6 @@
 """Estimates for one run on several GPUs: what each holds, what a step communicates, and how long that takes.
 
-`--shard optimizer` (ZeRO-2) keeps compute weights and accumulated gradients on every GPU; `--shard full`
+`--shard optimizer` (ZeRO-1) keeps compute weights and accumulated gradients on every GPU; `--shard full`
 (FSDP2) gathers the weights of a block when they are needed. No time here is measured.
 """
 
@@ -78,7 +78,7 @@ class StateMemory:
 def state_memory(planned: PlannedRun, gpus: int, shard: Shard, matrix_state_bytes: int) -> StateMemory:
     """Weights, gradients and optimizer state of the busiest rank.
 
-    ZeRO-2: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32),
+    ZeRO-1: fp32 gradients and bf16 compute weights of everything (the embedding is computed from fp32),
     fp32 weights and state of what the rank owns. FSDP2: fp32 weights and gradients divided by the ranks,
     fp32 copies and state of the matrices it owns, and the most that is whole at a time: in the backward of
     a block (in bf16 embedding, head, a tied core, their gradients so far, two blocks and a block's gradient,
@@ -136,7 +136,7 @@ def communication(
 ) -> Communication:
     """Communication of one step at the end of the run; `step_seconds` is the computation of a step.
 
-    ZeRO-2 reduces fp32 gradients once per step, hidden behind the last micro-batch's backward (two thirds
+    ZeRO-1 reduces fp32 gradients once per step, hidden behind the last micro-batch's backward (two thirds
     of its time), and broadcasts compute weights after the step, hidden behind the next forward. FSDP2
     gathers the weights of a block in bf16 for every application, forward and backward, and reduces
     gradients in fp32, for every micro-batch; the next block's transfer is hidden behind a block's

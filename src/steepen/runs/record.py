@@ -65,7 +65,8 @@ class RunRecord:
     git: dict[str, Any] | None
     finished: str  # UTC, ISO 8601
     resumed: int = 0  # how often the run was resumed
-    evaluation: dict[str, Any] = field(default_factory=dict[str, Any])  # scores added by `steepen eval`
+    # Scores added by `steepen eval --update-record`.
+    evaluation: dict[str, Any] = field(default_factory=dict[str, Any])
     version: int = RECORD_VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from steepen.errors import UsageError, nearest
 from steepen.model.arm import Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
-from steepen.optim.config import LearningRateConfig, OptimizerConfig
+from steepen.optim.config import LRScheduleConfig, OptimizerConfig
 from steepen.recipe.flops import FlopCount, run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
@@ -36,6 +36,8 @@ SPEC_VERSION = 3  # part of every hash
 # Precision of the GEMMs; weights, optimizer state and sums are fp32 in all. fp8 is bf16 with fp8 GEMMs,
 # except for the LM head's wgrad.
 Precision = Literal["fp32", "bf16", "fp8"]
+# The same as in `data/windows.py`, which `runs` may not import; the type checker compares them where the
+# trainer passes one to the other.
 Pool = Literal["prefix", "sample"]
 Windows = Literal["recut", "fixed"]
 UNKNOWN_DATA = "0" * 64  # identity of data that is not prepared yet, in a dry run
@@ -49,7 +51,7 @@ class DataConfig:
 
     identity: str  # content hash of the prepared data set
     pool_tokens: int | None = None  # unique tokens to use; None: what the run needs (prefix), or all (sample)
-    epochs: int = 1  # max passes over the data, or over the pool
+    epochs: int = 1  # max epochs over the pool, or over all data where it has no size
     pool: Pool = "prefix"  # the data's first tokens, or a pseudo-random sample of it
     windows: Windows = "recut"  # documents shuffled and cut anew every epoch, or windows cut once
 
@@ -90,7 +92,7 @@ class RunSpec:
     batch_tokens: int
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
+    lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     options: ModelOptions = field(default_factory=ModelOptions)
     precision: Precision = "fp32"
     validation_tokens: int = 1_048_576
@@ -229,10 +231,11 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def override(spec: RunSpec, settings: list[str]) -> RunSpec:
-    """Apply `field=value` or `section.field=value` settings: learning_rate=0.03, options.softcap=15, seed=2.
+    """Apply `field=value` or `section.field=value` settings: learning_rate=0.03, model.softcap=15, seed=2.
 
     `optimizer=NAME` chooses one of `OptimizerConfig.named`; later settings may change its fields. The tuned
-    hyperparameters may be named under `optimizer` or `hyperparameters`, or bare where unambiguous.
+    hyperparameters may be named under `optimizer` or `hyperparameters`, the model's options under `model` or
+    `options` (the field of the spec), and all of them bare where unambiguous.
     """
     kind = spec.optimizer.kind
     for setting in settings:
@@ -261,7 +264,7 @@ def override(spec: RunSpec, settings: list[str]) -> RunSpec:
 _SECTIONS: dict[str, type] = {
     "hyperparameters": Hyperparameters,
     "optimizer": OptimizerConfig,
-    "lr_schedule": LearningRateConfig,
+    "lr_schedule": LRScheduleConfig,
     "options": ModelOptions,
     "data": DataConfig,
 }
@@ -271,7 +274,7 @@ _TOP_LEVEL = ("steps", "batch_tokens", "seed", "precision", "validation_tokens")
 def _locate(key: str) -> tuple[str | None, str]:
     """The section (None for the spec itself) and field that a dotted or bare key names."""
     section, _, name = key.rpartition(".")
-    name = full_name(name)
+    section, name = "options" if section == "model" else section, full_name(name)
     sections = [other for other, kind in _SECTIONS.items() if name in {f.name for f in fields(kind)}]
     if not section and name in _TOP_LEVEL:
         return None, name
@@ -281,6 +284,6 @@ def _locate(key: str) -> tuple[str | None, str]:
         return "hyperparameters", name
     choices = list(_TOP_LEVEL)
     for other, kind in _SECTIONS.items():  # suggest hyperparameters under `optimizer`, the shorter prefix
-        prefix = "optimizer" if kind is Hyperparameters else other
+        prefix = {"hyperparameters": "optimizer", "options": "model"}.get(other, other)
         choices += [f"{prefix}.{f.name}" for f in fields(kind)]
     raise UsageError(f"--set {key!r} is not known; the nearest are {nearest(key, choices)}.")

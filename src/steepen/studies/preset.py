@@ -13,7 +13,7 @@ from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.model.shape import SizeRule
-from steepen.optim.config import LearningRateConfig
+from steepen.optim.config import LRScheduleConfig
 from steepen.recipe.flops import FlopCount
 from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
@@ -111,7 +111,7 @@ class Preset:
     seeds: tuple[int, ...] = (0,)
     validation_tokens: int = 1_048_576
     precision: Precision = "bf16"
-    lr_schedule: LearningRateConfig = field(default_factory=LearningRateConfig)
+    lr_schedule: LRScheduleConfig = field(default_factory=LRScheduleConfig)
     sweep_flops: FlopCount = "total"  # what budgets of sweeps count; the paper's leave attention out
     recipes: tuple[RecipeOverride, ...] = ()
     arm_rungs: tuple[ArmRungs, ...] = ()

@@ -52,7 +52,7 @@ class CorruptCheckpoint(SteepenError):
 
 
 @dataclass(frozen=True)
-class TrainingState:
+class TrainingProgress:
     """Progress of a run at a checkpoint: everything that is not a tensor."""
 
     run: str  # the spec's hash
@@ -84,26 +84,26 @@ class Checkpoint:
         """Steps completed when it was saved."""
         return int(self.path.name)
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Read checkpoint.json."""
         try:
-            facts = without_checksum(read_json(self.path / META_FILE))
+            metadata = without_checksum(read_json(self.path / META_FILE))
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
-        if not isinstance(facts, dict):
+        if not isinstance(metadata, dict):
             raise self._unreadable("it is not an object with fields")
-        return cast("dict[str, Any]", facts)
+        return cast("dict[str, Any]", metadata)
 
     def _unreadable(self, reason: object) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"checkpoint {self.path} has no readable {META_FILE} ({reason}).")
 
-    def training_state(self) -> TrainingState:
+    def training_progress(self) -> TrainingProgress:
         """The progress of the run when it was saved."""
-        facts = self.facts()
-        facts.pop("files", None)
-        facts.pop("sha256", None)
+        metadata = self.metadata()
+        metadata.pop("files", None)
+        metadata.pop("sha256", None)
         try:
-            state = from_builtins(TrainingState, facts, META_FILE)
+            state = from_builtins(TrainingProgress, metadata, META_FILE)
             for score in state.scores:
                 from_builtins(ValidationScore, score, "score")
         except UsageError as error:
@@ -114,9 +114,9 @@ class Checkpoint:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of each file of tensors, by file name."""
-        facts = self.facts()
+        metadata = self.metadata()
         # Before runs on several ranks there was one file, and its checksum.
-        found: Any = facts.get("files") or {STATE_FILE: facts.get("sha256")}
+        found: Any = metadata.get("files") or {STATE_FILE: metadata.get("sha256")}
         if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
             raise self._unreadable("it has no checksums of the files")
         return cast("dict[str, str]", found)
@@ -146,7 +146,7 @@ class Checkpoint:
                     problem = f"checkpoint {self.path} is corrupt: checksum mismatch of {name}."
             except OSError as error:
                 problem = f"checkpoint {self.path} is incomplete ({error})."
-        found = [text for text in world.gather_objects(problem) if text]
+        found = [text for text in world.all_gather_objects(problem) if text]
         if found:
             raise CorruptCheckpoint(found[0])
 
@@ -156,14 +156,14 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    folder: Path, training_state: TrainingState, tensors: dict[str, Tensor], world: World | None = None
+    folder: Path, training_progress: TrainingProgress, tensors: dict[str, Tensor], world: World | None = None
 ) -> Checkpoint:
     """Write a checkpoint, one file per rank; it gets its name only once all files are on disk.
 
     `tensors` are what this rank owns. Runs in a background thread, on the world's background group.
     """
     world = world or World()
-    target = folder / f"{training_state.step:08d}"
+    target = folder / f"{training_progress.step:08d}"
     partial = folder / f".writing-{target.name}"
     name = file_name(world.rank, world.size)
     checksums: dict[str, str] = {}
@@ -182,7 +182,7 @@ def write_checkpoint(
     def complete() -> None:
         if not world.is_main:
             return
-        write_json(partial / META_FILE, with_checksum({**asdict(training_state), "files": checksums}))
+        write_json(partial / META_FILE, with_checksum({**asdict(training_progress), "files": checksums}))
         sync(partial)
         if target.exists():  # the same step saved again (as growth or final): the newer kind replaces it
             _remove(target)
@@ -199,7 +199,7 @@ def write_checkpoint(
             shutil.rmtree(partial, ignore_errors=True)
             raise
         # Every rank learns whether every rank has done this stage.
-        outcomes = world.gather_objects([name, result, problem], background=True)
+        outcomes = world.all_gather_objects([name, result, problem], background=True)
         problems = [text for _, _, text in outcomes if text]
         if problems:
             if world.is_main:
@@ -234,7 +234,7 @@ def prune(folder: Path, keep_last: int, keep_every: int | None) -> None:
     """Delete regular checkpoints, except the last `keep_last` and those at multiples of `keep_every`."""
     for checkpoint in list_checkpoints(folder)[:-keep_last]:
         try:
-            kind = checkpoint.training_state().kind
+            kind = checkpoint.training_progress().kind
         except CorruptCheckpoint:
             rename_corrupt(checkpoint)
             continue
@@ -288,7 +288,7 @@ class CheckpointWriter:
         self._error: BaseException | None = None
 
     def save(
-        self, training_state: TrainingState, network: Network, optimizer: AnyOptimizer, *, wait: bool
+        self, training_progress: TrainingProgress, network: Network, optimizer: AnyOptimizer, *, wait: bool
     ) -> None:
         """Copy the state to host memory and write it; with `wait`, return only when it is on disk."""
         self.wait()
@@ -297,7 +297,7 @@ class CheckpointWriter:
 
         def write() -> None:
             try:
-                write_checkpoint(self.folder, training_state, tensors, self.world)
+                write_checkpoint(self.folder, training_progress, tensors, self.world)
                 if self.world.is_main:
                     prune(self.folder, self.keep_last, self.keep_every)
             except BaseException as error:  # raised in the trainer's thread

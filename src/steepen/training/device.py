@@ -1,4 +1,4 @@
-"""The device of a run: selection, process-wide settings, and the facts its record states."""
+"""The device of a run: selection, process-wide settings, and what its record says of the hardware."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def process_age() -> float | None:
 
 
 def hardware(device: torch.device, ranks: int = 1) -> dict[str, Any]:
-    """Hardware facts for the record; `ranks` is the number of processes, one per GPU."""
-    facts: dict[str, Any] = {
+    """Description of the hardware for the record; `ranks` is the number of processes, one per GPU."""
+    description: dict[str, Any] = {
         "device": device.type,
         "name": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
@@ -122,11 +122,11 @@ def hardware(device: torch.device, ranks: int = 1) -> dict[str, Any]:
         "host": platform.node(),
     }
     if ranks > 1:
-        facts["ranks"] = ranks
+        description["ranks"] = ranks
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts |= {"name": properties.name, "gpus": ranks, "gpu_memory_bytes": properties.total_memory}
-    return facts
+        description |= {"name": properties.name, "gpus": ranks, "gpu_memory_bytes": properties.total_memory}
+    return description
 
 
 def versions() -> dict[str, str]:

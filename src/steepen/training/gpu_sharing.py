@@ -2,8 +2,8 @@
 
 Small runs spend as long on kernels, validation and files as on training, with the GPU mostly idle. The local
 launcher therefore starts a second run on each GPU and names their lock files in `GPU_LOCKS_VARIABLE`. A run
-waits for its turn before its first step, so only one run trains at a time and its timing stays honest. A run
-that needs much memory has the GPU for itself from start to end.
+waits for its turn before its first step, so only one run trains at a time and the other does not disturb its
+timing. A run that needs much memory has the GPU for itself from start to end.
 """
 
 from __future__ import annotations

@@ -55,18 +55,18 @@ def accumulate(
     rows = len(inputs)
     whole = global_rows or rows
     on_cpu = inputs.device.type == "cpu"
-    wide = on_cpu and micro_batch < whole and not (sink is not None and sink.sums_gradients)
+    sum_in_fp64 = on_cpu and micro_batch < whole and not (sink is not None and sink.sums_gradients)
     total = torch.zeros((), dtype=torch.float64 if on_cpu else torch.float32, device=inputs.device)
     sums: dict[str, Tensor] = {}
     for first in range(0, rows, micro_batch):
         rows_slice = slice(first, first + micro_batch)
         loss_weight = len(inputs[rows_slice]) / whole
         last = first + micro_batch >= rows
-        with contextlib.nullcontext() if sink is None else sink.micro_batch(last=last and not wide):
+        with contextlib.nullcontext() if sink is None else sink.micro_batch(last=last and not sum_in_fp64):
             loss = network(inputs[rows_slice], targets[rows_slice], passes=passes, loss_weight=loss_weight)
             loss.backward()
         total += loss.detach()
-        if wide:
+        if sum_in_fp64:
             _move_gradients(network, sums)
     for name, gradient in reversed(sums.items()):
         if sink is not None:

@@ -128,7 +128,7 @@ class MetricBuffer:
         steps = [step for step, _, _ in self.pending]
         self.world.progress(steps[-1] + 1, "reading the losses")
         own_losses = torch.stack([loss.double() for _, loss, _ in self.pending])
-        losses = self.world.sum_(own_losses.clone()).tolist()  # each rank has its part of the mean
+        losses = self.world.all_reduce_(own_losses.clone()).tolist()  # each rank has its part of the mean
         norms = torch.stack([norm.double() for _, _, norm in self.pending]).tolist()
         self.pending.clear()
         seconds = max(self.timer.lap(), 1e-9)
@@ -136,7 +136,7 @@ class MetricBuffer:
         data_wait, self.data_seconds = self.data_seconds / seconds, 0.0
         for step, loss, norm in zip(steps, losses, norms, strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                where = self._guilty_rank(own_losses, steps.index(step))
+                where = self._nonfinite_rank(own_losses, steps.index(step))
                 what = f"the loss is {loss}, the gradient norm {norm}{where}"
                 raise diverged(self.spec, self.checkpoints, step, what)
             values = {
@@ -154,11 +154,11 @@ class MetricBuffer:
             self.trackers.log(step + 1, values)
         self._show(steps, losses[-1], rate, seconds)
 
-    def _guilty_rank(self, own_losses: Tensor, index: int) -> str:
+    def _nonfinite_rank(self, own_losses: Tensor, index: int) -> str:
         """Which rank's part of a step's loss is not finite first, for the error."""
         if self.world.size == 1:
             return ""
-        finite = self.world.gather_objects(math.isfinite(own_losses[index].item()))
+        finite = self.world.all_gather_objects(math.isfinite(own_losses[index].item()))
         return f" (on rank {finite.index(False)})" if False in finite else ""
 
     def _show(self, steps: list[int], loss: float, rate: float, seconds: float) -> None:

@@ -25,7 +25,7 @@ from steepen.training.checkpoint import (
     AnyOptimizer,
     Checkpoint,
     CorruptCheckpoint,
-    TrainingState,
+    TrainingProgress,
     list_checkpoints,
     owned_pieces,
     random_name,
@@ -34,7 +34,7 @@ from steepen.training.checkpoint import (
 )
 from steepen.training.state_files import StateReader, UnreadableState
 
-RunState = tuple[Network, AnyOptimizer, TrainingState]
+RunState = tuple[Network, AnyOptimizer, TrainingProgress]
 
 
 def load_or_init(
@@ -53,19 +53,19 @@ def load_or_init(
         if folder.exists() and not folder.is_dir():
             print_message(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
         remove_partial(folder)
-    steps: list[int] = world.from_main([saved.step for saved in list_checkpoints(folder)])
+    steps: list[int] = world.broadcast_object([saved.step for saved in list_checkpoints(folder)])
     while steps:
         saved = Checkpoint(folder / f"{steps.pop():08d}")
         try:
-            run_state = _load(saved, spec, device, mode, world, shard)
+            network, optimizer, training_progress = _load(saved, spec, device, mode, world, shard)
         except (CorruptCheckpoint, UnreadableState, WeightsMismatch) as error:
             then = "Trying the one before it." if steps else "None is left: the run starts over."
             print_message(f"{error} {then}")
             if world.is_main:
                 rename_corrupt(saved)
             continue
-        print_message(f"resuming from step {run_state[2].step:,} of {spec.steps:,}.")
-        return run_state
+        print_message(f"resuming from step {training_progress.step:,} of {spec.steps:,}.")
+        return network, optimizer, training_progress
     return _init(spec, device, mode, world, shard)
 
 
@@ -92,13 +92,13 @@ def _load(
     shard: str,
     grow_to: int | None = None,
 ) -> RunState:
-    training_state = saved.training_state()
-    if training_state.run != spec.hash:
-        raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_state.run}).")
-    if not 1 <= training_state.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
+    training_progress = saved.training_progress()
+    if training_progress.run != spec.hash:
+        raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_progress.run}).")
+    if not 1 <= training_progress.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
         raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
     saved.verify(world)
-    network, sources = _build(spec, training_state.passes, grow_to)
+    network, sources = _build(spec, training_progress.passes, grow_to)
     with saved.reader() as reader:
         names = [name for name, _ in network.named_parameters()]
         stored = _LazyWeights(reader, {name: sources.get(name, name) for name in names})
@@ -112,8 +112,8 @@ def _load(
             elif found := reader.read_state(name, owned.piece):
                 state[name] = found
         optimizer.load_state(state)
-        _restore_random_state(reader, spec, training_state.step, device, world.rank)
-    return network, optimizer, replace(training_state, resumed=training_state.resumed + 1)
+        _restore_random_state(reader, spec, training_progress.step, device, world.rank)
+    return network, optimizer, replace(training_progress, resumed=training_progress.resumed + 1)
 
 
 def _restore_random_state(
@@ -176,7 +176,7 @@ def _init(spec: RunSpec, device: torch.device, mode: ExecutionMode, world: World
             round_to_bf16_(tensor)
 
     optimizer = _place_on_device(spec, network, device, mode, world, shard, fill)
-    return network, optimizer, TrainingState(run=spec.hash, step=0, passes=network.passes)
+    return network, optimizer, TrainingProgress(run=spec.hash, step=0, passes=network.passes)
 
 
 def _build(spec: RunSpec, passes: int, grow_to: int | None = None) -> tuple[Network, dict[str, str]]:
@@ -231,7 +231,7 @@ def _place_on_device(
         spec.optimizer,
         world,
         copies={name: copies[p] for name, p in network.named_parameters() if p in copies},
-        after_gather=None if fused is None else fused.requantize,
+        after_broadcast=None if fused is None else fused.requantize,
     )
     if fused is not None:
         fused.signal.listener = optimizer.gradient_ready

@@ -28,7 +28,7 @@ class TrainOptions:
     trackers: tuple[str, ...] = ()  # "wandb", "tensorboard", "mlflow", "trackio"
     sample_every: int | None = None  # steps between texts that are generated to samples.jsonl; None: none
     sample_prompts: tuple[str, ...] = ("",)  # what they continue; "": the start of a document
-    shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-2) or "full" (FSDP2)
+    shard: str = "optimizer"  # with several ranks: "optimizer" (ZeRO-1) or "full" (FSDP2)
     rank_timeout: float = 600.0  # seconds without progress after which a rank counts as hung
 
     def __post_init__(self) -> None:

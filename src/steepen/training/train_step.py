@@ -63,7 +63,7 @@ class TrainStep:
             assert isinstance(self.optimizer, Optimizer)
             self.optimizer.set_lr_factor(factor)
             if step is not None:
-                self.optimizer.set_step(step)
+                self.optimizer.set_momentum(step)
             loss, norm = captured.replay(inputs, targets)
             return loss, norm
         loss = self.accumulator(inputs, targets, passes)

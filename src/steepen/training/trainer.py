@@ -31,7 +31,7 @@ from steepen.runs.spec import RunSpec, code_digest
 from steepen.runs.store import RunDirectory, RunLost, RunStore
 from steepen.training import checkpoint as checkpoints
 from steepen.training import device as device_info
-from steepen.training.checkpoint import TrainingState
+from steepen.training.checkpoint import TrainingProgress
 from steepen.training.divergence import Diverged, diverged
 from steepen.training.gpu_sharing import GpuSharing
 from steepen.training.gradient_accumulation import GradientAccumulator, OutOfMemory
@@ -149,7 +149,7 @@ def _record_of(directory: RunDirectory, world: World) -> RunRecord | None:
     record = directory.record() if world.is_main else None
     if world.size == 1:
         return record
-    value = world.from_main(None if record is None else record.to_dict())
+    value = world.broadcast_object(None if record is None else record.to_dict())
     return None if value is None else RunRecord.from_dict(value)
 
 
@@ -219,7 +219,9 @@ class Trainer:
         self.peak = None if peak is None else peak * world.size
         self.scores: list[ValidationScore] = []
         self.stop_signals = StopSignals()
-        self.flags: FlagExchange | None = None  # wishes of all ranks at the step before
+        self.flags: FlagExchange | None = (
+            None  # stop and checkpoint flags of all ranks, exchanged one step late
+        )
         self.writer = checkpoints.CheckpointWriter(
             directory.checkpoints, world, keep_last=options.keep_last, keep_every=options.keep_every
         )
@@ -311,7 +313,7 @@ class Trainer:
             self._validate()  # a signal had interrupted this validation
         world = self.world
         with Prefetcher(
-            self.batches, self.step, self.device, stop_step=spec.steps, rank=world.rank, world=world.size
+            self.batches, self.step, self.device, stop_step=spec.steps, rank=world.rank, world_size=world.size
         ) as batches:
             requested = time.perf_counter()
             for step, inputs, targets in batches:
@@ -406,7 +408,7 @@ class Trainer:
         self.buffer.drain()
         self.timer.pause()
         passes = int(self.schedule.eval_passes[max(0, self.step - 1)])
-        reduce = self.world.sum_ if self.world.size > 1 else None
+        reduce = self.world.all_reduce_ if self.world.size > 1 else None
         loss = mean_loss(self.network, self._validation_batches(), passes, sum_over_ranks=reduce)
         if not math.isfinite(loss):
             raise Diverged(
@@ -473,7 +475,7 @@ class Trainer:
             raise diverged(self.spec, self.directory.checkpoints, self.step - 1, what)
         self.metrics.sync()
         started = time.monotonic()
-        self.writer.save(self._training_state(kind), self.network, self.optimizer, wait=wait)
+        self.writer.save(self._training_progress(kind), self.network, self.optimizer, wait=wait)
         self.saved_at = time.monotonic()
         self.buffer.checkpoint_seconds += self.saved_at - started
 
@@ -485,11 +487,11 @@ class Trainer:
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         for each in owned:
             square += torch.linalg.vector_norm(each.weight).double().square()
-        return self.world.sum_(square).sqrt().item()
+        return self.world.all_reduce_(square).sqrt().item()
 
-    def _training_state(self, kind: str) -> TrainingState:
+    def _training_progress(self, kind: str) -> TrainingProgress:
         """The current progress, as a checkpoint stores it."""
-        return TrainingState(
+        return TrainingProgress(
             run=self.spec.hash,
             step=self.step,
             passes=self.network.passes,
@@ -510,11 +512,11 @@ class Trainer:
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         peak = int(self.world.maximum(peak)[0])
         if not self.world.is_main:
-            return RunRecord.from_dict(self.world.from_main(None))
+            return RunRecord.from_dict(self.world.broadcast_object(None))
         record = make_record(
             self.spec,
             self.schedule,
-            self._training_state("final"),
+            self._training_progress("final"),
             scores=self.scores,
             losses=self.metrics.losses,
             validation_identity=self.validation.identity,
@@ -526,7 +528,7 @@ class Trainer:
         self.metrics.sync()
         write_json(self.directory.record_file, record.to_dict())
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
-        self.world.from_main(record.to_dict())
+        self.world.broadcast_object(record.to_dict())
         return record
 
 
@@ -555,7 +557,7 @@ def make_loaders(spec: RunSpec, dataset: Dataset) -> tuple[BatchLoader, Validati
 def make_record(
     spec: RunSpec,
     schedule: StepSchedule,
-    training_state: TrainingState,
+    training_progress: TrainingProgress,
     *,
     scores: Sequence[ValidationScore],
     losses: Sequence[float],
@@ -568,7 +570,7 @@ def make_record(
     arm, shape = spec.arm, spec.shape
     last = scores[-1]
     flops = schedule.flops(arm, shape, spec.batch_tokens)
-    seconds, peak = training_state.seconds_training, device_info.peak_flops(device)
+    seconds, peak = training_progress.seconds_training, device_info.peak_flops(device)
     tail = losses[-max(10, spec.steps // 100) :]
     return RunRecord(
         spec=spec,
@@ -583,7 +585,7 @@ def make_record(
         flops_by_term=flops.to_dict(),
         parameters=schedule.parameters(arm, shape),
         seconds_training=seconds,
-        seconds_total=training_state.seconds_total,
+        seconds_total=training_progress.seconds_total,
         tokens_per_second=spec.tokens / max(seconds, 1e-9),
         mfu=flops.total / seconds / (peak * ranks) if peak and seconds > 0 else None,
         peak_memory_bytes=peak_memory,
@@ -591,5 +593,5 @@ def make_record(
         versions=device_info.versions(),
         git=device_info.git_state(),
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        resumed=training_state.resumed,
+        resumed=training_progress.resumed,
     )

@@ -152,7 +152,7 @@ def _outcomes_of_all(outcomes: list[Outcome], world: World) -> list[Outcome]:
     """Every rank's outcomes of a job, by example: rank r has examples r, r + ranks, …"""
     if world.size == 1:
         return outcomes
-    parts = world.gather_objects([asdict(outcome) for outcome in outcomes])
+    parts = world.all_gather_objects([asdict(outcome) for outcome in outcomes])
     together = [_outcome(value) for part in parts for value in part]
     return sorted(together, key=lambda outcome: outcome.index)
 
@@ -161,7 +161,7 @@ def _outcomes_of_main(found: dict[str, list[Outcome]], world: World) -> dict[str
     """The saved outcomes that rank 0 has found, on every rank."""
     if world.size == 1:
         return found
-    values = world.from_main({name: [asdict(each) for each in found[name]] for name in found})
+    values = world.broadcast_object({name: [asdict(each) for each in found[name]] for name in found})
     return {name: [_outcome(value) for value in each] for name, each in values.items()}
 
 
