@@ -115,3 +115,26 @@ def test_a_file_in_the_working_directory_can_be_named_and_shadows_no_module(tmp_
     )
     done = run_python("-P", "-m", "steepen", "plan", "--arm", "custom_arms:ARM", "--depth", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "former", "present", "value"),
+    [
+        (["fit", "no.csv"], "--loss", "--objective", ["mse"]),
+        (["fit", "no.csv"], "--tied", "--equal-exponents", []),
+        (["fit", "no.csv"], "--table", "--write-table", ["laws.csv"]),
+        (["power", "--delta-gamma", "7"], "--arms", "--comparisons", ["2"]),
+        (["eval", "no"], "--shard", "--split-runs", ["0/2"]),
+    ],
+)
+def test_former_option_is_accepted_and_not_listed(
+    command: list[str], former: str, present: str, value: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors: list[str] = []
+    for option in (former, present):
+        assert main([*command, option, *value]) != 0
+        errors.append(capsys.readouterr().err)
+    assert errors[0] == errors[1] and "No such option" not in errors[0]  # the table or run does not exist
+    assert main([command[0], "--help"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert present in listed and former not in listed

@@ -117,7 +117,7 @@ def test_absurd_preparation_is_rejected(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--method=x", "--reference-law=x", "--interpolate=x", "--vertex=x", "--loss=x"]
+    "option", ["--method=x", "--reference-law=x", "--interpolate=x", "--vertex=x", "--objective=x"]
 )
 @pytest.mark.parametrize("law", ["compute", "chinchilla", "isoflop"])
 def test_wrong_value_is_rejected_by_laws_that_ignore_the_option(law: str, option: str) -> None:

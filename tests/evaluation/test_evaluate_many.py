@@ -16,7 +16,7 @@ from steepen.data import Dataset
 from steepen.errors import UsageError
 from steepen.evaluation.core.bundle import Bundle
 from steepen.evaluation.core.run_suite import CoreOptions
-from steepen.evaluation.evaluate_many import choose_shard
+from steepen.evaluation.evaluate_many import choose_part
 from steepen.evaluation.evaluate_run import EvaluationRequest
 from steepen.launch.base import Failure, Job, evaluation_result
 from steepen.launch.evaluate_entry import eval_arguments
@@ -121,13 +121,13 @@ def test_request_travels_to_a_job_as_the_options_of_eval(
         assert (got.core is None) == (asked.core is None)
 
 
-def test_shards_share_out_all_runs() -> None:
+def test_split_runs_covers_all_runs() -> None:
     runs = [Path(str(i)) for i in range(7)]
-    parts = [choose_shard(runs, f"{i}/3") for i in range(3)]
-    assert sorted(run for part in parts for run in part) == runs and choose_shard(runs, None) == runs
+    parts = [choose_part(runs, f"{i}/3") for i in range(3)]
+    assert sorted(run for part in parts for run in part) == runs and choose_part(runs, None) == runs
     for wrong in ("3/3", "1", "a/2", "1/0"):
-        with pytest.raises(UsageError, match="--shard"):
-            choose_shard(runs, wrong)
+        with pytest.raises(UsageError, match="--split-runs"):
+            choose_part(runs, wrong)
 
 
 def test_study_asks_for_scores_and_answers_with_them(

@@ -55,7 +55,9 @@ def test_ranks_of_a_run_get_gpus_of_one_node_or_whole_nodes(
 ) -> None:
     monkeypatch.setattr(submitit, "AutoExecutor", FakeExecutor)
     FakeExecutor.submitted = []
-    launcher = SlurmLauncher(replace(context, gpus_per_run=GpusPerRun(gpus)), gpus_on_node=4, partition="gpu")
+    launcher = SlurmLauncher(
+        replace(context, gpus_per_run=GpusPerRun(gpus)), max_gpus_per_node=4, partition="gpu"
+    )
     launcher.start([Job(one, context.store.run(one)) for one in (spec(1), spec(2))])
     ((parameters, tasks),) = FakeExecutor.submitted
     assert parameters == {"timeout_min": 1440, "slurm_partition": "gpu", **layout}

@@ -66,7 +66,7 @@ def test_solution_at_a_bound_is_flagged() -> None:
 
 def test_too_few_points_or_values_are_rejected() -> None:
     n, d, y = grid()
-    with pytest.raises(UsageError, match=r"at least 6, or fit one exponent \(α = β\) with --tied"):
+    with pytest.raises(UsageError, match=r"at least 6, or fit one exponent \(α = β\) with --equal-exponents"):
         fit_chinchilla(n[:5], d[:5], y[:5])
     with pytest.raises(UsageError, match="tokens takes only 1"):
         fit_chinchilla(n[:8], np.full(8, 1e9), y[:8])

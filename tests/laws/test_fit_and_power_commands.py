@@ -178,7 +178,7 @@ def test_compute_in_another_unit_is_warned_of_and_changes_no_law(
         ([], "--reference"),
         (["--reference", "vanila"], "vanilla"),
         (["--reference", "vanilla", "--law", "cubic"], "compute, chinchilla, isoflop"),
-        (["--reference", "vanilla", "--loss", "l2"], "huber, mse, log-mse"),
+        (["--reference", "vanilla", "--objective", "l2"], "huber, mse, log-mse"),
         (["--reference", "vanilla", "--figure", "x.doc"], ".pdf"),
         (["--reference", "vanilla", "--hold-out", "lots"], "FLOPS"),
         (["--reference", "vanilla", "--hold-out", "9e30"], "no rung"),
@@ -310,7 +310,7 @@ def test_isoflop_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     figure = tmp_path / "fit.svg"
     assert run(capsys, *words, "--figure", str(figure))[0] == 0
     assert figure.stat().st_size > 10_000
-    assert run(capsys, "fit", path, "--law", "isoflop", "--loss", "huber")[0] == 2
+    assert run(capsys, "fit", path, "--law", "isoflop", "--objective", "huber")[0] == 2
 
 
 def test_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -249,7 +249,7 @@ def spec(
 
     The options are those of `steepen train`. `arm` is a name, an `Arm`, or the class of a block;
     `optimizer` a name or a factory; `changes` are values to set, as
-    `{"learning_rate": 0.03, "options.softcap": 15}`. `precision="auto"` is bf16 on a GPU and fp32 on a CPU.
+    `{"learning_rate": 0.03, "model.softcap": 15}`. `precision="auto"` is bf16 on a GPU and fp32 on a CPU.
     """
     from steepen.api.make_spec import choose_precision, make_spec
     from steepen.data import Dataset

@@ -31,6 +31,7 @@ from steepen.cli import (
     study,
     train,
 )
+from steepen.cli.former_options import former_options
 from steepen.cli.short_types import shorten_types
 from steepen.errors import SteepenError, is_out_of_memory, shorten
 from steepen.utils.imports import code_from
@@ -79,7 +80,12 @@ app.command("plan", rich_help_panel=PLAN, short_help="Plan one run: size, tokens
 app.command("best-passes", rich_help_panel=PLAN, short_help="The best number of core passes at a size.")(
     best_passes.best_passes
 )
-app.command("power", rich_help_panel=PLAN, short_help="Statistical power of a planned ladder.")(power.power)
+app.command(
+    "power",
+    rich_help_panel=PLAN,
+    short_help="Statistical power of a planned ladder.",
+    context_settings=former_options({"arms": "comparisons"}),
+)(power.power)
 app.add_typer(
     data.app, name="data", rich_help_panel=RUN, short_help="Prepare, show and verify tokenized text."
 )
@@ -104,9 +110,12 @@ app.add_typer(
     rich_help_panel=ANALYSE,
     short_help="Score a checkpoint: loss, CORE, KL depth, passes.",
 )
-app.command("fit", rich_help_panel=ANALYSE, short_help="Fit scaling laws to a table and judge the arms.")(
-    fit.fit
-)
+app.command(
+    "fit",
+    rich_help_panel=ANALYSE,
+    short_help="Fit scaling laws to a table and judge the arms.",
+    context_settings=former_options({"loss": "objective", "tied": "equal-exponents", "table": "write-table"}),
+)(fit.fit)
 app.command("forecast", rich_help_panel=ANALYSE, short_help="Forecast CORE at a larger compute budget.")(
     forecast.forecast
 )

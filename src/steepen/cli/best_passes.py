@@ -58,7 +58,7 @@ def best_passes(
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     table = Table(box=None, header_style="bold")
-    for name in ("family", "TPP at K = 1", "E_K*", "K*", "TPP at K*", "tokens"):
+    for name in ("family", "TPP at K = 1", "expansion", "K*", "TPP at K*", "tokens"):
         table.add_column(name, justify="left" if name == "family" else "right")
     for row in rows:
         table.add_row(

@@ -67,8 +67,8 @@ def prepare(
     dedup_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Leave out training documents whose first so many tokens are those of a document of "
-            "--val-source.",
+            help="Drop training documents whose first so many tokens equal those of a validation document "
+            "(needs --val-source).",
             show_default="off; whole documents are compared",
             min=1,
             max=10**9,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from steepen.cli.former_options import former_options
 from steepen.cli.score_options import make_request
 from steepen.cli.score_tables import print_core, print_scores
 from steepen.errors import SteepenError, UsageError
@@ -39,7 +40,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command(
-    "checkpoint", epilog="See also: steepen eval filter --help (selecting tasks), steepen forecast --help."
+    "checkpoint",
+    epilog="The word checkpoint may be left out. Other commands of eval: filter (selects tasks), fetch-core"
+    " (downloads the CORE bundle). See also: steepen forecast --help.",
+    context_settings=former_options({"shard": "split-runs"}),
 )
 def checkpoint(
     paths: Annotated[
@@ -74,10 +78,11 @@ def checkpoint(
     studies: Annotated[Path, typer.Option(help="Directory of the studies.", rich_help_panel=MANY)] = Path(
         "studies"
     ),
-    shard: Annotated[
+    split_runs: Annotated[
         str | None,
         typer.Option(
-            help="Only every N-th run from the I-th, as I/N from 0/N, to share many runs out among jobs.",
+            metavar="I/N",
+            help="Evaluate part I of N of the runs, with I from 0 to N − 1: one job each.",
             rich_help_panel=MANY,
         ),
     ] = None,
@@ -229,12 +234,12 @@ def checkpoint(
         )
     runs = _runs(paths or [], study, studies)
     launched = launcher is not None or jobs is not None or bool(launcher_options)
-    if len(runs) != 1 or study is not None or shard is not None or launched:
+    if len(runs) != 1 or study is not None or split_runs is not None or launched:
         if figures is not None:
             raise UsageError("--figures draws one run; evaluate the runs first, then draw each.")
         where = {"launcher": launcher or "local", "jobs": jobs, "launcher_options": launcher_options or ()}
         _evaluate_many(
-            runs, data, request, shard, as_json=as_json, update_record=update_record, device=device,
+            runs, data, request, split_runs, as_json=as_json, update_record=update_record, device=device,
             precision=precision, where=where if launched else None,
         )  # fmt: skip
         return
@@ -356,19 +361,19 @@ def _evaluate_many(
     runs: list[Path],
     data: Path,
     request: EvaluationRequest,
-    shard: str | None,
+    split: str | None,
     *,
     as_json: bool,
     where: dict[str, Any] | None,
     **options: Any,
 ) -> None:
     from steepen.api.launched_scores import evaluate_on_launcher
-    from steepen.evaluation.evaluate_many import choose_shard, evaluate_many
+    from steepen.evaluation.evaluate_many import choose_part, evaluate_many
 
     def print_message(text: str) -> None:
         typer.echo(text, err=True)
 
-    chosen = choose_shard(runs, shard)
+    chosen = choose_part(runs, split)
     if where is None:
         found = evaluate_many(chosen, data, request, report=print_message, quiet=True, **options)
     else:

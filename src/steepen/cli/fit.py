@@ -61,12 +61,12 @@ def fit(
             show_default=False,
         ),
     ] = None,
-    loss: Annotated[
+    objective: Annotated[
         str | None,
         typer.Option(
-            help="Objective: huber (of log losses), mse or log-mse; for compute also raw-huber. For compute"
-            " it is how the paper's method fits E: its authors took raw-huber, of the losses themselves."
-            " Default: raw-huber; huber for chinchilla, log-mse for isoflop.",
+            help="Objective of the fit: huber (of log losses), mse or log-mse; for compute also raw-huber."
+            " For compute it is how the paper's method fits E: its authors took raw-huber, of the losses"
+            " themselves. Default: raw-huber; huber for chinchilla, log-mse for isoflop.",
             show_default=False,
         ),
     ] = None,
@@ -88,8 +88,8 @@ def fit(
     interpolate: Annotated[
         str,
         typer.Option(
-            help="What is linear in log compute between rungs in interpolated multipliers: raw-loss (the"
-            " paper's printed values) or log-loss (the paper's words).",
+            help="What is linear in log compute between rungs in interpolated multipliers: raw-loss"
+            " (reproduces the paper's numbers) or log-loss (what its text says).",
             rich_help_panel=COMPUTE,
         ),
     ] = "raw-loss",
@@ -121,7 +121,8 @@ def fit(
     c0: Annotated[
         float | None,
         typer.Option(
-            help="C0 in FLOPs. Default: geometric mean of the reference; paper:… its tuned size.",
+            help="C0 in FLOPs. Default: geometric mean of the reference's FLOPs; for paper:…, the FLOPs of"
+            " its d8 run.",
             show_default=False,
             rich_help_panel=COMPUTE,
             min=1,
@@ -147,7 +148,10 @@ def fit(
     level: Annotated[
         float,
         typer.Option(
-            help="Probability of any wrong word in the table.", rich_help_panel=COMPUTE, min=1e-06, max=0.5
+            help="Family-wise significance level of the verdicts.",
+            rich_help_panel=COMPUTE,
+            min=1e-06,
+            max=0.5,
         ),
     ] = 0.05,
     adjust: Annotated[
@@ -161,7 +165,8 @@ def fit(
     lr_regret: Annotated[
         float | None,
         typer.Option(
-            help="Loss penalty of a learning rate off by 2×, from a sweep: gives penalties as factors too.",
+            help="Regret of a learning rate off by 2×, measured in a sweep: mistuning that would change a"
+            " verdict is then also given as a factor in the learning rate.",
             show_default=False,
             rich_help_panel=COMPUTE,
             min=0,
@@ -192,12 +197,17 @@ def fit(
     ] = 0,
     delta: Annotated[
         float,
-        typer.Option(help="Huber width of log losses.", rich_help_panel=CHINCHILLA, min=1e-09, max=1_000),
+        typer.Option(
+            help="Delta of the Huber objective, in log loss.",
+            rich_help_panel=CHINCHILLA,
+            min=1e-09,
+            max=1_000,
+        ),
     ] = 1e-3,
-    tied: Annotated[
+    equal_exponents: Annotated[
         bool,
         typer.Option(
-            "--tied",
+            "--equal-exponents",
             help="One exponent, α = β: four parameters, so five runs are enough.",
             rich_help_panel=CHINCHILLA,
         ),
@@ -244,7 +254,7 @@ def fit(
     tables: Annotated[
         list[Path] | None,
         typer.Option(
-            "--table",
+            "--write-table",
             help="Write laws and verdicts to this .tex (booktabs), .csv (every digit) or .md. Repeatable.",
             show_default=False,
             rich_help_panel=OUTPUT,
@@ -271,7 +281,7 @@ def fit(
         ("--reference-law", reference_law, ("regression", "free-fit")),
         ("--interpolate", interpolate, ("raw-loss", "log-loss")),
         ("--vertex", vertex, ("quadratic", "akima")),
-        ("--loss", loss or "mse", ("raw-huber", "huber", "mse", "log-mse")),
+        ("--objective", objective or "mse", ("raw-huber", "huber", "mse", "log-mse")),
     ):  # also where the law at hand does not use them
         if value not in choices:
             raise UsageError(f"{option} {value!r} is not valid: choose one of {', '.join(choices)}.")
@@ -302,7 +312,7 @@ def fit(
     options: dict[str, Any] = {"budget": budget, "hold_out": hold_out or [], "confidence": confidence}
     if law == "compute":
         run = _fit_compute
-        options |= {"reference": reference, "method": method, "loss": loss or "raw-huber", "c0": c0}
+        options |= {"reference": reference, "method": method, "loss": objective or "raw-huber", "c0": c0}
         options |= {"reference_law": reference_law, "interpolate": interpolate}
         options |= {
             "noise": noise,
@@ -316,11 +326,11 @@ def fit(
         options |= {"lr_regret": lr_regret}
     elif law == "chinchilla":
         run = _fit_chinchilla
-        options |= {"loss": loss or "huber", "draws": draws, "seed": seed, "reference": reference}
-        options |= {"delta": delta, "tied": tied}
+        options |= {"loss": objective or "huber", "draws": draws, "seed": seed, "reference": reference}
+        options |= {"delta": delta, "tied": equal_exponents}
     else:
         run = _fit_isoflop
-        options |= {"loss": loss or "log-mse", "vertex": vertex, "nearest": nearest}
+        options |= {"loss": objective or "log-mse", "vertex": vertex, "nearest": nearest}
     result = run(data, as_json=as_json, figure=figure, **options)
     for path in tables or ():
         result.write_table(path)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from steepen.laws.hypotheses.nested_models import Growth
     from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
     from steepen.laws.registered_forecasts import ScoredForecast
-    from steepen.laws.verdict.evidence import Prediction
+    from steepen.laws.verdict.evidence import Prediction, Verdict
 
 STYLES: dict[Growth, str] = {
     "grows": "bold green",
@@ -139,9 +139,16 @@ def _verdicts(analysis: LadderAnalysis, width: int) -> Table:
             escape(v.arm), f"[{STYLES[v.growth]}]{v.growth}[/]" + ("?" if v.fragile else ""),
             (v.by_what or "–").split(":")[0] + ("?" if v.by_what_fragile else ""),
             "–" if math.isnan(v.growth_per_decade) else f"{v.growth_per_decade:.3f} ({low:.2f}–{high:.2f})",
-            f"{v.p_slope:.1g}", *(tests if hypotheses else ()),
+            _p_growth(v), *(tests if hypotheses else ()),
         )  # fmt: skip
     return table
+
+
+def _p_growth(v: Verdict) -> str:
+    """p-value of the test of no growth that decided: starred if repeated with the noise of the residuals."""
+    if v.demoted is not None and v.demoted.growth in ("grows", "shrinks"):
+        return f"{v.p_demoted:.1g}*"
+    return f"{v.p_slope:.1g}"
 
 
 def _legend(analysis: LadderAnalysis, hypotheses: bool) -> str:
@@ -155,6 +162,8 @@ def _legend(analysis: LadderAnalysis, hypotheses: bool) -> str:
     if any(v.fragile or v.by_what_fragile for v in verdicts):
         lines.append("?: fragile, not a claim")
     lines.append("×/decade: growth of the multiplier; p: test of no growth")
+    if any(_p_growth(v).endswith("*") for v in verdicts):
+        lines.append("*: with the correlated or unequal noise that the residuals show")
     if hypotheses:
         lines.append("p exp, p irr: tests of a larger exponent alone, of a lower E alone")
     return "\n".join(lines)
@@ -167,7 +176,7 @@ def _shared_level(analysis: LadderAnalysis) -> str:
         return ""
     low, high = min(levels), max(levels)
     each = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    return f"\nProbability of any wrong word here: {analysis.request.level:.0%} (Holm: arms at {each})"
+    return f"\nFamily-wise error rate {analysis.request.level:.0%} (Holm; level of each arm: {each})"
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:

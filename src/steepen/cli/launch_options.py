@@ -48,8 +48,8 @@ LauncherOptions = Annotated[
         "--launcher-option",
         metavar="KEY=VALUE",
         help="Option of the launcher (repeatable). local: runs_per_gpu, threads. slurm: partition, "
-        "timeout_min, gpus_per_node, runs_per_job, account and any other of submitit. ray: address, "
-        "num_cpus, num_gpus, gpus_on_node, threads.",
+        "timeout_min, gpus_per_node, max_gpus_per_node, runs_per_job, account and any other of submitit. "
+        "ray: address, num_cpus, num_gpus, max_gpus_per_node, threads.",
         rich_help_panel=LAUNCH,
     ),
 ]
@@ -101,7 +101,8 @@ GpusPerRunText = Annotated[
     str,
     typer.Option(
         "--gpus-per-run",
-        help="GPUs of each run, or auto: the fewest on which it fits in memory and a day, by the planner.",
+        help="GPUs of each run, or auto: the fewest on which the planner expects it to fit in memory and"
+        " to finish within a day.",
         rich_help_panel=LAUNCH,
     ),
 ]
@@ -109,7 +110,8 @@ ShardText = Annotated[
     str,
     typer.Option(
         "--shard",
-        help="What the GPUs of a run divide among them: optimizer, or full (weights too).",
+        help="Sharding of a run on several GPUs: optimizer (state and fp32 weights, ZeRO-1), or full"
+        " (weights and gradients too, FSDP2).",
         rich_help_panel=LAUNCH,
     ),
 ]
@@ -118,7 +120,7 @@ SampleEvery = Annotated[
     int | None,
     typer.Option(
         "--sample-every",
-        help="Steps between texts that every run generates to samples.jsonl.",
+        help="Every run generates sample text every so many steps into samples.jsonl.",
         show_default="the preset's, else none",
         min=1,
         max=10**12,

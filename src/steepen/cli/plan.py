@@ -78,12 +78,16 @@ def arms(
 
     from steepen.utils.console import SafeConsole
 
-    table = Table(title=f"Arms at d{depth} (width {128 * depth})", box=None, header_style="bold")
+    table = Table(
+        title=f"Arms at d{depth} (width {128 * depth}); blocks: prelude/core/coda",
+        box=None,
+        header_style="bold",
+    )
     for column in ("arm", "what it is"):
         table.add_column(column, no_wrap=column == "arm")
     console = SafeConsole(markup=False)
     wide = console.width >= WIDE  # otherwise descriptions would be cut
-    for column in ("passes", "P/C/D", "executed", *(("stored", "compute-active") if wide else ())):
+    for column in ("passes", "blocks", "executed", *(("stored", "compute-active") if wide else ())):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         cells = [

@@ -79,7 +79,9 @@ def power(
     ] = 1.1,
     level: Annotated[
         float,
-        typer.Option(help="Significance level of the F-tests.", rich_help_panel=TESTS, min=1e-06, max=0.5),
+        typer.Option(
+            help="Family-wise significance level of the F-tests.", rich_help_panel=TESTS, min=1e-06, max=0.5
+        ),
     ] = 0.05,
     margin: Annotated[
         float,
@@ -87,10 +89,13 @@ def power(
             help="Largest |Δγ|/γ that still counts as a constant gain.", rich_help_panel=TESTS, min=0, max=10
         ),
     ] = 0.025,
-    arms: Annotated[
+    comparisons: Annotated[
         int,
         typer.Option(
-            help="Arms of the table, which share the level (Holm).", min=1, max=10_000, rich_help_panel=TESTS
+            help="Arms that are compared with the reference and share the level (Holm).",
+            min=1,
+            max=10_000,
+            rich_help_panel=TESTS,
         ),
     ] = 1,
     goal: Annotated[
@@ -137,7 +142,7 @@ def power(
         multiplier=multiplier,
         level=level,
         margin=margin,
-        arms=arms,
+        arms=comparisons,
     )
     with spinner("simulating ladders", as_json):
         result = simulate_power(plan, draws)

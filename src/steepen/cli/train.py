@@ -226,7 +226,7 @@ def train(
     shard: Annotated[
         str,
         typer.Option(
-            help="With several GPUs: optimizer (each matrix has one owner, ZeRO-2), or full (weights and "
+            help="With several GPUs: optimizer (state and fp32 weights, ZeRO-1), or full (weights and "
             "gradients too, FSDP2, without fused kernels).",
             rich_help_panel=EXECUTION,
         ),
@@ -298,7 +298,7 @@ def train(
     sample_every: Annotated[
         int | None,
         typer.Option(
-            help="Steps between texts that the network generates to samples.jsonl, also at the end.",
+            help="Generate sample text every so many steps, and at the end, into samples.jsonl.",
             show_default="none",
             rich_help_panel=CHECKPOINTS,
             min=1,
@@ -308,7 +308,7 @@ def train(
     sample_prompt: Annotated[
         list[str] | None,
         typer.Option(
-            help="What they continue (repeatable).",
+            help="Prompt of the samples (repeatable).",
             show_default="the start of a document",
             rich_help_panel=CHECKPOINTS,
         ),

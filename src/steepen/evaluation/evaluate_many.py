@@ -41,14 +41,14 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def choose_shard(runs: Sequence[Path], shard: str | None) -> list[Path]:
-    """Every N-th run from the I-th, for `I/N` counted from 0; all without a shard."""
-    if shard is None:
+def choose_part(runs: Sequence[Path], part: str | None) -> list[Path]:
+    """Every N-th run from the I-th, for `I/N` counted from 0; all without `part`."""
+    if part is None:
         return list(runs)
-    first, slash, count = shard.partition("/")
+    first, slash, count = part.partition("/")
     numbers = all(word.isdecimal() and len(word) < 10 for word in (first, count))
     if not (slash and numbers and int(first) < int(count)):
-        raise UsageError(f"--shard {shard!r} is not valid: write I/N with I from 0 to N − 1, e.g. 0/8.")
+        raise UsageError(f"--split-runs {part!r} is not valid: write I/N with I from 0 to N − 1, e.g. 0/8.")
     return list(runs)[int(first) :: int(count)]
 
 

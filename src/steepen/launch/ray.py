@@ -53,8 +53,8 @@ def run_on_node(command: TrainCommand, node: int, nodes: int, address: str) -> A
 class RayLauncher(LauncherBase):
     """Ray tasks of `num_cpus` and `num_gpus` each (half a GPU means two runs on one).
 
-    A run on several GPUs has a placement group: all GPUs on one node or, beyond `gpus_on_node`, as many on
-    each of several nodes, reserved together. `num_cpus` and `num_gpus` are then per rank.
+    A run on several GPUs has a placement group: all GPUs on one node or, beyond `max_gpus_per_node`, that
+    many on each of several nodes, reserved together. `num_cpus` and `num_gpus` are then per rank.
 
     With an address ("auto", "ray-head:6379") it connects to that cluster, whose nodes must see data and runs
     under the same paths. Without one it starts Ray on this machine and stops it in the end.
@@ -69,7 +69,8 @@ class RayLauncher(LauncherBase):
         num_cpus: float = 1,
         num_gpus: float | None = None,
         threads: int = 1,
-        gpus_on_node: int = 8,
+        max_gpus_per_node: int = 8,
+        gpus_on_node: int | None = None,  # former name
     ) -> None:
         try:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: it is read there
@@ -78,18 +79,19 @@ class RayLauncher(LauncherBase):
             raise SteepenError(
                 "--launcher ray needs the package ray; install it with `pip install 'steepen[ray]'`."
             ) from error
+        max_gpus_per_node = max_gpus_per_node if gpus_on_node is None else gpus_on_node
         sizes = (num_cpus, num_gpus or 0)
         good = all(is_number(value) and 0 <= value <= MAX_PER_MACHINE for value in sizes)
-        counts = (threads, gpus_on_node, jobs or 1)
+        counts = (threads, max_gpus_per_node, jobs or 1)
         if not (good and all(is_whole(value) and 1 <= value <= MAX_PER_MACHINE for value in counts)):
             raise UsageError(
-                f"jobs, threads and gpus_on_node must be whole numbers from 1 to {MAX_PER_MACHINE:,}, "
+                f"jobs, threads and max_gpus_per_node must be whole numbers from 1 to {MAX_PER_MACHINE:,}, "
                 f"num_cpus and num_gpus numbers from 0 to {MAX_PER_MACHINE:,}."
             )
         self.ray: Any = ray
         self.address, self.threads = address, threads
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
-        self.jobs, self.gpus_on_node = jobs, gpus_on_node
+        self.jobs, self.max_gpus_per_node = jobs, max_gpus_per_node
         self.started_here = False
         super().__init__(context, jobs or 0)
 
@@ -161,12 +163,12 @@ class RayLauncher(LauncherBase):
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        on_node = min(gpus, self.gpus_on_node)
+        on_node = min(gpus, self.max_gpus_per_node)
         nodes = gpus // on_node
         if nodes * on_node != gpus:
             raise UsageError(
                 f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {on_node} GPUs of a "
-                "node (--launcher-option gpus_on_node=N)."
+                "node (--launcher-option max_gpus_per_node=N)."
             )
         need = {"CPU": self.num_cpus * on_node, "GPU": self._gpus * on_node}
         need = {name: amount for name, amount in need.items() if amount}

@@ -115,7 +115,7 @@ class _Place:
 class SlurmLauncher(LauncherBase):
     """Slurm jobs. Options are submitit's: partition, timeout_min, gpus_per_node, account, qos, …
 
-    A run of more GPUs than a node has (`gpus_on_node`, 8) gets several nodes, and srun starts its ranks.
+    A run of more GPUs than a node has (`max_gpus_per_node`, 8) gets several nodes, and srun starts its ranks.
     If there are more runs than `jobs`, a job makes up to `runs_per_job` of them, one after another in one
     worker process: small runs then do not wait for the queue, imports and kernels each.
 
@@ -132,7 +132,8 @@ class SlurmLauncher(LauncherBase):
             ) from error
         self.cluster = options.pop("cluster", "slurm")
         self.threads = _whole("threads", options.pop("threads", 1))
-        self.gpus_on_node = _whole("gpus_on_node", options.pop("gpus_on_node", 8))
+        former = options.pop("gpus_on_node", 8)  # former name
+        self.max_gpus_per_node = _whole("max_gpus_per_node", options.pop("max_gpus_per_node", former))
         self.runs_per_job = _whole("runs_per_job", options.pop("runs_per_job", _RUNS_PER_JOB))
         folder = self.folder = Path(options.pop("folder", context.store.root / ".slurm")).absolute()
         _make_private(folder)
@@ -176,11 +177,11 @@ class SlurmLauncher(LauncherBase):
         One task starts the ranks of a node, and srun those of several nodes.
         """
         environment = {"OMP_NUM_THREADS": str(self.threads)}
-        several = gpus > self.gpus_on_node
-        if several and gpus % self.gpus_on_node:
+        several = gpus > self.max_gpus_per_node
+        if several and gpus % self.max_gpus_per_node:
             raise UsageError(
-                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the {self.gpus_on_node} "
-                "GPUs of a node (--launcher-option gpus_on_node=N)."
+                f"--gpus-per-run {gpus} is not possible: it must be a multiple of the "
+                f"{self.max_gpus_per_node} GPUs of a node (--launcher-option max_gpus_per_node=N)."
             )
         ranks = 1 if several else gpus
         results = [self.folder / f"result-{uuid.uuid4().hex}.json" for _ in groups]
@@ -192,7 +193,7 @@ class SlurmLauncher(LauncherBase):
         ]
         try:
             if not self.context.gpus_per_run.single:
-                on_node = self.gpus_on_node if several else gpus
+                on_node = self.max_gpus_per_node if several else gpus
                 layout = {"nodes": gpus // on_node, "tasks_per_node": on_node if several else 1}
                 if self.cluster != "local":
                     layout["gpus_per_node"] = on_node

@@ -53,8 +53,8 @@ class AnalysisRequest:
 
     `method` is how the compute law is fitted: `joint`, `paper`, or `both` (the joint fit comes first).
     `loss` and `reference_law` are settings of the paper's method (`FitSettings`), `interpolate` of measured
-    multipliers. `level` is the probability of any wrong word, in the whole table with `adjust` (Holm) and for
-    each arm without it; `margin` is the largest |Δγ|/γ of a constant gain, `draws` the number of bootstrap
+    multipliers. `level` is the family-wise error rate, of the whole table with `adjust` (Holm) and of each
+    arm without it; `margin` is the largest |Δγ|/γ of a constant gain, `draws` the number of bootstrap
     draws, `budget` a further compute to predict at. `lr_regret` is the loss penalty of a learning rate off by
     a factor of 2 (`regret` of a sweep), with which tolerated penalties are also given as factors.
     """

@@ -237,7 +237,7 @@ def _check(n: Array, d: Array, y: Array, settings: ChinchillaSettings) -> None:
             raise UsageError(f"{name} must be finite and greater than zero in every row.")
     parameters, least = ("four", 5) if settings.tied else ("five", 6)
     if len(y) < least:
-        hint = "" if settings.tied or len(y) < 5 else ", or fit one exponent (α = β) with --tied"
+        hint = "" if settings.tied or len(y) < 5 else ", or fit one exponent (α = β) with --equal-exponents"
         raise UsageError(
             f"the law has {parameters} parameters and the table {len(y)} rows; give at least {least}{hint}."
         )

@@ -367,7 +367,7 @@ def answer_questions(tests: FTests, rule: DecisionRule) -> Answers:
     """Does the gain grow with compute, and by what? One pair of answers per data set.
 
     Tests are taken in a fixed order, each at `rule.level`, and none without the ones before it, so that the
-    probability of any wrong word is at most the level.
+    family-wise error rate is at most the level.
 
     1. One law for both is not rejected (`p_difference`): *undecided*.
     2. Slopes differ, given one E (`p_slope`): the gain *grows* or *shrinks*.
@@ -422,8 +422,7 @@ def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
 
 
 def holm_levels(tests: Sequence[FTests], rule: DecisionRule) -> list[float]:
-    """The level at which each arm of a table is judged, so that any wrong word in the table is as rare as
-    `rule.level`.
+    """The level at which each arm of a table is judged, for a family-wise error rate of `rule.level`.
 
     `tests` holds the results of one arm each. Every arm starts with an equal share of the level. An arm that
     has both answers at its share has nothing left to claim, and its share goes to the others (Holm's

@@ -180,6 +180,15 @@ class Evidence:
         return f"{marked}: {by_what}{'?' * bool(self.by_what_fragile)}" if by_what else marked
 
     @property
+    def p_demoted(self) -> float | None:
+        """p-value of the demoted answer with the noise that the residuals show; None if none was demoted."""
+        if self.demoted is None:
+            return None
+        check = next(check for check in self.noise_checks if check.kind == self.demoted.kind)
+        sloped = self.demoted.growth in ("grows", "shrinks")
+        return max(check.p_slope if sloped else check.p_shift, check.p_difference)
+
+    @property
     def claim(self) -> bool:
         """Whether the first answer is a claim: shown, and not fragile."""
         return self.growth != "undecided" and not self.fragile

@@ -101,13 +101,13 @@ def _demoted(v: Evidence) -> str:
         return ""
     found = v.demoted.growth
     check = next(check for check in v.noise_checks if check.kind == v.demoted.kind)
-    p = max(check.p_slope if found in ("grows", "shrinks") else check.p_shift, check.p_difference)
     what = (
         f"the noise changes along the ladders (SD ×{check.estimate:g} at the lowest compute;"
         if check.kind == "trend"
         else f"errors along the ladders are correlated ({check.estimate:g};"
     )
-    return f"; {what} p = {check.p_value:.2g}), and with such noise {found!r} is not shown (p = {p:.2g})"
+    shown = f"with such noise {found!r} is not shown (p = {v.p_demoted:.2g})"
+    return f"; {what} p = {check.p_value:.2g}), and {shown}"
 
 
 def _left_out(v: Evidence) -> str:

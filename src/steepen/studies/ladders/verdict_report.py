@@ -121,8 +121,8 @@ def _levels(analysis: LadderAnalysis) -> str:
     if not analysis.request.adjust or len(levels) == 1:
         return f"Tests of each arm at {analysis.request.level:.0%}, Δγ with intervals to match."
     return (
-        f"Any wrong word in this table has a probability of {analysis.request.level:.0%} (Holm: arms are "
-        f"tested at {levels[0]:.2g} to {levels[-1]:.2g}, with intervals of Δγ to match)."
+        f"Family-wise error rate {analysis.request.level:.0%} (Holm: arms are tested at {levels[0]:.2g} to "
+        f"{levels[-1]:.2g}, with intervals of Δγ to match)."
     )
 
 
