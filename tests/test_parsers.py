@@ -28,7 +28,7 @@ from steepen.data.tokenizer import MAX_BPE, Tokenizer, parse_tokenizer
 from steepen.distributed.environment import first_host, process_environment
 from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.core.bundle import Bundle
-from steepen.evaluation.evaluate_many import choose_shard
+from steepen.evaluation.evaluate_many import choose_part
 from steepen.launch.budget import MAX_FLOPS, MAX_SECONDS, Budget
 from steepen.launch.gpus_per_run import MAX_GPUS, GpusPerRun
 from steepen.launch.registry import _parse_option as parse_launcher_option
@@ -115,7 +115,7 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         parse_launcher_option,
         lambda found: found[0] and not isinstance(found[1], list | dict),
     ),
-    "shard of runs": (lambda text: choose_shard([Path("a"), Path("b")], text), lambda found: len(found) <= 2),
+    "part of the runs": (lambda text: choose_part([Path("a"), Path("b")], text), lambda found: len(found) <= 2),
     "FLOPs of a hold-out": (lambda text: parse_flops(text, text), between(0, math.inf)),
     "columns of a table": (parse_columns, lambda found: all(map(all, found.items()))),
     "--where of a table": (lambda text: TABLE.where([text]), lambda found: 1 <= len(found) <= 2),
