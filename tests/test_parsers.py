@@ -115,7 +115,10 @@ PARSERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool]]] = {
         parse_launcher_option,
         lambda found: found[0] and not isinstance(found[1], list | dict),
     ),
-    "part of the runs": (lambda text: choose_part([Path("a"), Path("b")], text), lambda found: len(found) <= 2),
+    "part of the runs": (
+        lambda text: choose_part([Path("a"), Path("b")], text),
+        lambda found: len(found) <= 2,
+    ),
     "FLOPs of a hold-out": (lambda text: parse_flops(text, text), between(0, math.inf)),
     "columns of a table": (parse_columns, lambda found: all(map(all, found.items()))),
     "--where of a table": (lambda text: TABLE.where([text]), lambda found: 1 <= len(found) <= 2),

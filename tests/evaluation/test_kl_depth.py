@@ -73,7 +73,7 @@ def test_every_executed_block_is_decoded(
     assert found.curve[-1] == pytest.approx(0, abs=1e-9) and found.curve[0] > 0.1
     assert found.convention == "authors"
     # Divergences before and after the first block again, token by token in double precision.
-    inputs, _ = validation.rows(0, validation.chunks)
+    inputs, _ = validation.rows(0, validation.windows)
     first: list[torch.Tensor] = []
     with torch.no_grad():
         final = network(torch.from_numpy(inputs), passes=passes).double().log_softmax(-1)
@@ -131,7 +131,7 @@ def test_pass_curve_has_the_losses_of_validation(make_network: Make, validation:
 def test_validation_loss_equals_a_direct_computation(make_network: Make, validation: ValidationSet) -> None:
     network = make_network("vanilla")
     found = validate(network, validation)
-    inputs, targets = validation.rows(0, validation.chunks)
+    inputs, targets = validation.rows(0, validation.windows)
     with torch.no_grad():
         logs = network(torch.from_numpy(inputs)).double().log_softmax(-1)
     loss = -float(logs.gather(-1, torch.from_numpy(targets)[..., None]).mean())

@@ -19,7 +19,7 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class ValidationSet:
     """The first `tokens` predictions of the validation split, in windows of context+1 tokens.
 
-    `tokens` is rounded down to full chunks (see `.tokens`); None takes all of them. `identity` hashes the
+    `tokens` is rounded down to full windows (see `.tokens`); None takes all of them. `identity` hashes the
     ids, the tokenizer and the context, so runs with equal identities were validated on the same tokens.
     """
 
@@ -29,40 +29,40 @@ class ValidationSet:
         stream = dataset.tokens("val")
         available = len(stream) // (context + 1)
         self.context = context
-        self.chunks = available if tokens is None else tokens // context
+        self.windows = available if tokens is None else tokens // context
         if not available:
             raise UsageError(
-                f"the {len(stream):,} validation tokens of {dataset.directory} do not fill one chunk of "
+                f"the {len(stream):,} validation tokens of {dataset.directory} do not fill one window of "
                 f"context+1 = {context + 1:,} tokens; prepare it with a larger --val-tokens or "
                 "a --val-source, or use a shorter context."
             )
-        if self.chunks < 1:
+        if self.windows < 1:
             raise UsageError(
                 f"cannot validate on {tokens:,} tokens at context {context:,}: at least one context is "
                 f"needed; give --validation-tokens {context} or more."
             )
-        if self.chunks > available:
+        if self.windows > available:
             raise UsageError(
                 f"cannot take {tokens:,} validation tokens at context {context:,}: {dataset.directory} has "
                 f"{available * context:,} to predict; ask for no more, or prepare it with a larger "
                 "--val-tokens."
             )
-        ids = stream.read(0, self.chunks * (context + 1))
+        ids = stream.read(0, self.windows * (context + 1))
         if int(ids.max()) >= dataset.vocabulary:
             raise stream.invalid_id_error(0, ids)
-        self._ids = ids.reshape(self.chunks, context + 1)
+        self._ids = ids.reshape(self.windows, context + 1)
         self._lengths = dataset.tokenizer().lengths
         self._tokenizer = dataset.manifest.tokenizer.sha256
 
     @property
     def tokens(self) -> int:
         """Number of predicted tokens."""
-        return self.chunks * self.context
+        return self.windows * self.context
 
     @cached_property
     def identity(self) -> str:
         """Hex SHA-256 of tokenizer, context and ids."""
-        head = f"steepen-validation-1 {self._tokenizer} {self.context} {self.chunks}\n".encode()
+        head = f"steepen-validation-1 {self._tokenizer} {self.context} {self.windows}\n".encode()
         return hashlib.sha256(head + self._ids.astype("<u4").tobytes()).hexdigest()
 
     @cached_property
@@ -71,20 +71,20 @@ class ValidationSet:
         return int(self._lengths[self._ids[:, 1:]].sum(dtype=np.int64))
 
     def rows(self, first: int, last: int) -> Batch:
-        """(inputs, targets) of the chunks [first, last), int64 (rows, context)."""
+        """(inputs, targets) of the windows [first, last), int64 (rows, context)."""
         ids = self._ids[first:last]
         return ids[:, :-1].astype(np.int64), ids[:, 1:].astype(np.int64)
 
     def batches(self, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """Batches of at most `rows` chunks for rank `rank` of `world_size`; no chunk is dropped.
+        """Batches of at most `rows` windows for rank `rank` of `world_size`; no window is dropped.
 
-        Each rank gets a contiguous range, of equal length up to one chunk.
+        Each rank gets a contiguous range, of equal length up to one window.
         """
         if rows < 1:
             raise UsageError(f"validation batches of {rows} rows; it must be 1 or more.")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} is not in a world of {world_size} processes.")
-        first, last = self.chunks * rank // world_size, self.chunks * (rank + 1) // world_size
+        first, last = self.windows * rank // world_size, self.windows * (rank + 1) // world_size
         for start in range(first, last, rows):
             yield self.rows(start, min(start + rows, last))
 

@@ -98,7 +98,7 @@ def measure_kl_depth(
         assert len(hidden) == 1 + len(stages)
         total += _kl_to_final(network, hidden, direction)
         if progress:
-            progress(done, validation.chunks)
+            progress(done, validation.windows)
     curve = tuple((total / validation.tokens).tolist())
     depth, peak = effective_depth(curve, threshold)
     return KLDepth(

@@ -58,7 +58,7 @@ def validate(
             yield inputs, targets
             done += len(inputs)
             if progress:
-                progress(done, validation.chunks)
+                progress(done, validation.windows)
 
     loss = mean_loss(network, batches(), passes)
     return ValidationLoss(

@@ -459,7 +459,7 @@ class Trainer:
             yield torch.from_numpy(inputs), torch.from_numpy(targets)
         # With FSDP2 every forward is collective: a rank with fewer batches takes part in the others'.
         if isinstance(self.optimizer, DistributedOptimizer) and self.optimizer.collective_forward:
-            most = math.ceil(math.ceil(self.validation.chunks / world.size) / self.accumulator.micro_batch)
+            most = math.ceil(math.ceil(self.validation.windows / world.size) / self.accumulator.micro_batch)
             ids = [torch.from_numpy(x).to(self.device) for x in self.validation.rows(0, 1)]
             for _ in range(most - done):
                 self.network(ids[0], ids[1], passes=int(self.schedule.eval_passes[max(0, self.step - 1)]))
