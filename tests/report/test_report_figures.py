@@ -30,10 +30,10 @@ from steepen.report.colours import (
     level_colour,
 )
 from steepen.report.contents import figure_csv
+from steepen.report.curves import curve_label, curves_of, legend_curves, legend_entries
 from steepen.report.draw_panel import DrawnPanel, draw_panel
 from steepen.report.figure import draw_figure, figure_curves, figure_files
 from steepen.report.figure_style import figure_style, new_figure
-from steepen.report.groups import curve_label, curves_of, legend_curves, legend_entries
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.page import render_page
 from steepen.report.page_figure import page_panels

@@ -15,7 +15,7 @@ import pytest
 
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
-from steepen.report.groups import curves_of, legend_entries
+from steepen.report.curves import curves_of, legend_entries
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.studies.answer import Answer

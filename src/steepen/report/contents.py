@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steepen.report.groups import curves_of, panel_with_titles, role_text
+from steepen.report.curves import curves_of, panel_with_titles, role_text
 from steepen.report.load_studies import LoadedStudy
 from steepen.report.run_panels import curve_panels, residual_panel, scatter_table
 from steepen.report.summary import summary_table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steepen.report.axis_limits import Limits, can_show, panel_limits, shown_points
-from steepen.report.groups import Curve
+from steepen.report.curves import Curve
 from steepen.report.reference_lines import draw_reference_lines
 from steepen.report.ticks import are_whole, set_ticks
 from steepen.studies.answer import Axis, Panel, Series

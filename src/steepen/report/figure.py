@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from steepen.report.axis_limits import Limits, panel_limits
 from steepen.report.colours import ARM_TITLES
+from steepen.report.curves import Curve, curves_of, panel_with_titles
 from steepen.report.draw_panel import DrawnPanel, draw_panel, wrapped
 from steepen.report.figure_legend import SPACING, legend_columns, legend_handles
 from steepen.report.figure_style import Format, figure_bytes, figure_format, figure_style, new_figure
-from steepen.report.groups import Curve, curves_of, panel_with_titles
 from steepen.studies.answer import Panel
 from steepen.utils.files import write_atomically
 

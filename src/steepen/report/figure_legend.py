@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from steepen.report.curves import Curve, curve_label, legend_curves, legend_entries, main_series
 from steepen.report.draw_panel import DASHES, FONT, marker_style
-from steepen.report.groups import Curve, curve_label, legend_curves, legend_entries, main_series
 from steepen.studies.answer import Series
 
 SPACING = {"columnspacing": 1.2, "handlelength": 1.8, "handletextpad": 0.6, "borderpad": 0.1}  # × the font

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 
 from steepen.report.colours import DARK_BACKGROUND, LIGHT_BACKGROUND, NEUTRAL, Colour, arm_colour, arm_key
 from steepen.report.contents import FigureContent, StudyContent
+from steepen.report.curves import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.figure import figure_curves, is_wide
-from steepen.report.groups import curve_label, ladder_title, legend_curves, legend_entries, main_series
 from steepen.report.load_studies import LoadedStudy, arm_titles
 from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title

@@ -10,7 +10,7 @@ from typing import Any
 
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.report.colours import arm_key
-from steepen.report.groups import ladder_title
+from steepen.report.curves import ladder_title
 from steepen.report.summary import runs_of_ladders
 from steepen.runs.metrics import read_metrics
 from steepen.runs.record import RunRecord

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.multipliers import Multiplier
 from steepen.report.colours import arm_key
-from steepen.report.groups import ladder_title
+from steepen.report.curves import ladder_title
 from steepen.report.select_verdicts import primary_verdicts
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Answer, StudyVerdict, Table
