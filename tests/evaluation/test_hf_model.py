@@ -35,11 +35,11 @@ MakeModel = Callable[[Path, int], None]
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    from steepen.inference.hf_tokenizer import to_hugging_face
+    from steepen.inference.hf_tokenizer import hugging_face_tokenizer
 
     special = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=to_hugging_face(tokenizer), **special
+        tokenizer_object=hugging_face_tokenizer(tokenizer), **special
     ).save_pretrained(folder)
 
 

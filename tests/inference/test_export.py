@@ -24,7 +24,7 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.decoding import continue_tokens
 from steepen.inference.export import export
-from steepen.inference.hf_tokenizer import from_hugging_face, to_hugging_face
+from steepen.inference.hf_tokenizer import from_hugging_face, hugging_face_tokenizer
 from steepen.inference.import_model import import_model
 from steepen.inference.sampling import Sampling
 from steepen.model.arms import ARMS
@@ -246,7 +246,7 @@ def test_altered_description_is_rejected(
 
 def test_gpt2_tokenizer_has_the_same_ids_in_both_formats(tmp_path: Path) -> None:
     gpt2 = Tokenizer.gpt2()
-    made = to_hugging_face(gpt2)
+    made = hugging_face_tokenizer(gpt2)
     for text in [*TEXTS, "I'll don't  \t\n x" * 3, "größer 😀 1234567 ...!!", "def f(x):\n    return x"]:
         assert made.encode(text, add_special_tokens=False).ids == gpt2.encode(text)
         assert made.decode(made.encode(text).ids) == text

@@ -22,8 +22,8 @@ from steepen.kernels.fp8 import (
     ACTIVATION_DTYPE,
     GRADIENT_DTYPE,
     LOGIT_GRADIENT_DTYPE,
+    DeferredFp8,
     RowwiseFp8,
-    ScaledTensor,
     defer_quantization_of_norm,
     fp8_max,
     quantize_activation_reference,
@@ -213,7 +213,7 @@ def test_cross_entropy_leaves_padding_out(real: int, padded: int, softcap: float
 @pytest.mark.parametrize("dtype", [GRADIENT_DTYPE, None], ids=str)
 def test_transpose_quantize_equals_reference(dtype: torch.dtype | None, shape: tuple[int, int]) -> None:
     x = draw(*shape)
-    given: RowwiseFp8 | ScaledTensor
+    given: RowwiseFp8 | DeferredFp8
     if dtype is None:
         given = defer_quantization_of_norm(REFERENCE.rms_norm(x, EPS)[0])
         scale, bound = given.scale, ROUNDING[ACTIVATION_DTYPE]

@@ -211,7 +211,7 @@ def test_drift_exponent_regret_and_range() -> None:
     assert drift.regret == pytest.approx((top[1] + top[3]) / 2 - top[2])
     assert drift.span == pytest.approx(top.max() - top.min())
     assert drift.at_parameters == 2.2e8
-    assert drift.three_standard_errors
+    assert drift.exceeds_three_standard_errors
 
 
 def test_matched_compute_slices_interpolate_and_never_extrapolate() -> None:

@@ -27,14 +27,14 @@ def simulated() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def workshop(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def simulated_studies(simulated: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with studies/ and runs/: two ladders (3 and 8 arms), vertices, slices and a hold-out."""
-    folder = tmp_path_factory.mktemp("workshop")
+    folder = tmp_path_factory.mktemp("simulated_studies")
     simulated.main(folder, draws=100)
     return folder
 
 
 @pytest.fixture
-def finished(workshop: Path) -> Callable[[str], LoadedStudy]:
+def finished(simulated_studies: Path) -> Callable[[str], LoadedStudy]:
     """A simulated study, loaded."""
-    return lambda name: load_study(name, workshop / "studies")
+    return lambda name: load_study(name, simulated_studies / "studies")

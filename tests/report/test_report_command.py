@@ -23,9 +23,12 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
 def test_report_writes_page_figures_and_tables(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    simulated_studies: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(workshop)
+    monkeypatch.chdir(simulated_studies)
     out = tmp_path / "r"
     words = ["report", "tpp", "studies/extrapolate", "--out", str(out), "--format", "svg,pdf", "--json"]
     assert main(words) == 0
@@ -58,7 +61,7 @@ def test_report_writes_page_figures_and_tables(
     }
 
 
-def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path) -> None:
+def test_report_bytes_are_equal_across_processes(simulated_studies: Path, tmp_path: Path) -> None:
     for seed in ("1", "2"):
         command = [
             sys.executable,
@@ -72,7 +75,7 @@ def test_report_bytes_are_equal_across_processes(workshop: Path, tmp_path: Path)
             "pdf,svg",
         ]
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SOURCE)}
-        subprocess.run(command, cwd=workshop, env=environment, check=True, capture_output=True)
+        subprocess.run(command, cwd=simulated_studies, env=environment, check=True, capture_output=True)
     first, second = (
         {
             file.relative_to(tmp_path / seed): file.read_bytes()
@@ -105,14 +108,14 @@ def test_invalid_input_gives_a_one_sentence_error(
     arguments: list[str],
     code: int,
     words: list[str],
-    workshop: Path,
+    simulated_studies: Path,
     tmp_path: Path,
     simulated: ModuleType,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(workshop / "studies" / "ladder", tmp_path / "studies" / "ladder")
+    shutil.copytree(simulated_studies / "studies" / "ladder", tmp_path / "studies" / "ladder")
     answer = simulated.simulate("tpp")
 
     def write(name: str, **journal: object) -> None:
@@ -133,18 +136,23 @@ def test_invalid_input_gives_a_one_sentence_error(
 
 
 def test_runs_option_finds_moved_runs(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated_studies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = json.loads((workshop / "studies" / "ladder" / "study.json").read_text())
+    journal = json.loads((simulated_studies / "studies" / "ladder" / "study.json").read_text())
     (tmp_path / "here").mkdir()
     text = json.dumps(with_checksum({**journal, "runs_directory": "/nowhere/runs"}))
     (tmp_path / "here" / "study.json").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "here", "--out", "a", "--format", "png"]) == 1
-    assert main(["report", "here", "--out", "a", "--format", "png", "--runs", str(workshop / "runs")]) == 0
+    assert (
+        main(["report", "here", "--out", "a", "--format", "png", "--runs", str(simulated_studies / "runs")])
+        == 0
+    )
 
 
-def test_failed_run_is_listed_with_its_reason(workshop: Path, simulated: ModuleType, tmp_path: Path) -> None:
+def test_failed_run_is_listed_with_its_reason(
+    simulated_studies: Path, simulated: ModuleType, tmp_path: Path
+) -> None:
     store = RunStore(tmp_path / "runs")
     answer = simulated.simulate("ladder", store, arms=("vanilla", "untied-grow"))
     run = store.root / answer.runs[0]

@@ -230,8 +230,8 @@ def test_study_without_runs_or_verdicts_has_a_page(name: str, finished: Callable
     assert "All 0 runs" not in text
 
 
-def test_simulated_figures_are_labelled_simulated(workshop: Path) -> None:
-    for file in (workshop / "studies").glob("*/study.json"):
+def test_simulated_figures_are_labelled_simulated(simulated_studies: Path) -> None:
+    for file in (simulated_studies / "studies").glob("*/study.json"):
         assert json.loads(file.read_text())["answer"]["question"].startswith("Simulated laws")
 
 

@@ -133,12 +133,12 @@ class EvaluationResult(Result):
         """Draw the KL divergence after each executed block, or the loss against passes; returns the Axes."""
         from steepen.report.colours import ARM_TITLES
         from steepen.report.figure import plot_panel
-        from steepen.report.score_panels import depth_panel, passes_panel
+        from steepen.report.score_panels import kl_depth_panel, passes_panel
 
         ax = new_axes(ax)
         depth, passes = self.scores.get("kl_depth"), self.scores.get("test_time_passes")
         if depth is not None:
-            plot_panel(ax, depth_panel({"network": depth}), ARM_TITLES)
+            plot_panel(ax, kl_depth_panel({"network": depth}), ARM_TITLES)
         elif passes is not None:
             plot_panel(ax, passes_panel({"network": passes}), ARM_TITLES)
         else:

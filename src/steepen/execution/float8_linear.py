@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from steepen.execution.linear import FusedLinear
 from steepen.kernels.dispatch import Fp8GemmKernels, GemmOperand, WgradOperand, fp8_gemm_kernels_for
-from steepen.kernels.fp8 import ACTIVATION_DTYPE, ScaledTensor, unquantized
+from steepen.kernels.fp8 import ACTIVATION_DTYPE, DeferredFp8, unquantized
 
 FP8_GEMM_MULTIPLE = 16  # both sides of a matrix in an fp8 GEMM must be multiples of 16
 
@@ -68,7 +68,7 @@ class Float8Linear(FusedLinear):
             return super().wgrad(unquantized(d), unquantized(x))
         kernels, parameter = self._kernels, self.parameter
         d_scale = kernels.tensor_scale(d)
-        x_scale = x.scale if isinstance(x, ScaledTensor) else kernels.tensor_scale(x)
+        x_scale = x.scale if isinstance(x, DeferredFp8) else kernels.tensor_scale(x)
         d_transposed, x_transposed = (
             kernels.transpose_quantize(d, d_scale),
             kernels.transpose_quantize(x, x_scale),

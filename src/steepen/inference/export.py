@@ -11,10 +11,9 @@ from typing import Any
 from steepen.data.tokenizer import END_OF_TEXT, Tokenizer
 from steepen.errors import UsageError
 from steepen.evaluation.load import LoadedRun, load
-from steepen.inference.hf_tokenizer import TOKENIZER_FILE, to_hugging_face
+from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenizer
 from steepen.inference.model_card import model_card
-from steepen.inference.weights import digest, network_weights
-from steepen.inference.weights import to_hugging_face as hugging_face_weights
+from steepen.inference.weights import digest, hugging_face_weights, network_weights
 
 FORMATS = ("hf", "safetensors")
 EXPORT_FORMAT = "steepen-export-1"
@@ -84,7 +83,7 @@ def write_hugging_face(run: LoadedRun, folder: Path, data_license: str | None = 
     source = resources.files("steepen.inference").joinpath(MODELING_FILE).read_text(encoding="utf-8")
     (folder / MODELING_FILE).write_text(source, encoding="utf-8")
     save_torch_state_dict(hugging_face_weights(weights), folder, max_shard_size=MAX_SHARD_SIZE)
-    (folder / TOKENIZER_FILE).write_text(to_hugging_face(tokenizer).to_str(), encoding="utf-8")
+    (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(tokenizer).to_str(), encoding="utf-8")
     special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
     _write(
         folder / "tokenizer_config.json",
@@ -109,7 +108,7 @@ def write_safetensors(run: LoadedRun, folder: Path) -> None:
     _write(folder / DESCRIPTION_FILE, {**described, "network": network_config(run)})
     save_torch_state_dict(weights, folder, max_shard_size=MAX_SHARD_SIZE)
     if run.tokenizer is not None:
-        (folder / TOKENIZER_FILE).write_text(to_hugging_face(run.tokenizer).to_str(), encoding="utf-8")
+        (folder / TOKENIZER_FILE).write_text(hugging_face_tokenizer(run.tokenizer).to_str(), encoding="utf-8")
 
 
 def network_config(run: LoadedRun) -> dict[str, Any]:

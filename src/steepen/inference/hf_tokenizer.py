@@ -13,7 +13,7 @@ from steepen.utils.json_io import read_json
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def to_hugging_face(tokenizer: Tokenizer) -> Any:
+def hugging_face_tokenizer(tokenizer: Tokenizer) -> Any:
     """A `tokenizers.Tokenizer` with the same ids, which puts <|endoftext|> before every text."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -56,7 +56,7 @@ def _merges(tokenizer: Tokenizer, names: list[str]) -> list[tuple[str, str]]:
 
 
 def from_hugging_face(file: Path, description: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_hugging_face` wrote; `description` has its name, pattern and hash."""
+    """The tokenizer that `hugging_face_tokenizer` wrote; `description` has its name, pattern and hash."""
     byte_of = {letter: byte for byte, letter in enumerate(bytes_to_unicode())}
     try:
         vocabulary = cast("dict[str, int]", read_json(file)["model"]["vocab"])

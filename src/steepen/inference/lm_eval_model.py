@@ -22,10 +22,9 @@ from steepen.errors import SteepenError, UsageError
 from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.decoding import check_passes
 from steepen.inference.export import network_config
-from steepen.inference.hf_tokenizer import to_hugging_face
+from steepen.inference.hf_tokenizer import hugging_face_tokenizer
 from steepen.inference.modeling_steepen import SteepenConfig, SteepenForCausalLM
-from steepen.inference.weights import network_weights
-from steepen.inference.weights import to_hugging_face as hugging_face_weights
+from steepen.inference.weights import hugging_face_weights, network_weights
 
 
 def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
@@ -44,7 +43,7 @@ def as_transformers(run: LoadedRun, passes: Any = None) -> tuple[Any, Any]:
     model.load_state_dict(hugging_face_weights(network_weights(run.network)))
     model = cast("Any", model).to(device=run.network.embedding.device, dtype=run.network.embedding.dtype)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=to_hugging_face(own),
+        tokenizer_object=hugging_face_tokenizer(own),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,

@@ -26,7 +26,7 @@ def hugging_face_name(name: str) -> str:
     return f"model.{block}.{LAYERS[matrix]}.weight"
 
 
-def to_hugging_face(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def hugging_face_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights by the names of modeling_steepen.py; stacks become one matrix."""
     return {hugging_face_name(name): value.flatten(0, -2).contiguous() for name, value in weights.items()}
 

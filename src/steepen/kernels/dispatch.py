@@ -11,12 +11,12 @@ from torch import Tensor
 
 from steepen.kernels import cross_entropy, fp8, gram, muon_update, norm, rotary, swiglu
 from steepen.kernels import fused_linear_cross_entropy as linear_cross_entropy
-from steepen.kernels.fp8 import RowwiseFp8, ScaledTensor
+from steepen.kernels.fp8 import DeferredFp8, RowwiseFp8
 from steepen.kernels.fused_linear_cross_entropy import LogitGradient
 from steepen.kernels.triton_backend import has_triton_kernels
 
 GemmOperand = Tensor | RowwiseFp8  # of a forward or dgrad GEMM
-WgradOperand = Tensor | RowwiseFp8 | ScaledTensor
+WgradOperand = Tensor | RowwiseFp8 | DeferredFp8
 
 
 class RmsNormBackward(Protocol):
@@ -148,7 +148,7 @@ class Fp8GemmKernels:
     quantize_weight_: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     gemm: Fp8Gemm
     tensor_scale: Callable[[RowwiseFp8], Tensor]
-    transpose_quantize: Callable[[RowwiseFp8 | ScaledTensor, Tensor], Tensor]
+    transpose_quantize: Callable[[RowwiseFp8 | DeferredFp8, Tensor], Tensor]
     wgrad_gemm: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

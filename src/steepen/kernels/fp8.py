@@ -54,14 +54,14 @@ class RowwiseFp8:
 
 
 @dataclass(frozen=True)
-class ScaledTensor:
+class DeferredFp8:
     """A matrix in bf16 with the tensorwise scale (fp32 scalar) by which its wgrad GEMM quantizes it."""
 
     original: Tensor
     scale: Tensor
 
 
-def unquantized(x: Tensor | RowwiseFp8 | ScaledTensor) -> Tensor:
+def unquantized(x: Tensor | RowwiseFp8 | DeferredFp8) -> Tensor:
     """The matrix before quantization, or the tensor itself."""
     if isinstance(x, Tensor):
         return x
@@ -269,15 +269,15 @@ def tensor_scale(x: RowwiseFp8) -> Tensor:
     return x.scale.amax()
 
 
-def defer_quantization(x: Tensor, scale: Tensor) -> ScaledTensor:
+def defer_quantization(x: Tensor, scale: Tensor) -> DeferredFp8:
     """Leave the quantization of an activation to its wgrad GEMM; `scale` is its `tensor_scale`."""
-    return ScaledTensor(x, scale)
+    return DeferredFp8(x, scale)
 
 
-def defer_quantization_of_norm(n: Tensor) -> ScaledTensor:
+def defer_quantization_of_norm(n: Tensor) -> DeferredFp8:
     """`defer_quantization` of an RMSNorm output, whose amax is at most √width."""
     scale = n.shape[1] ** 0.5 / fp8_max(ACTIVATION_DTYPE)
-    return ScaledTensor(n, torch.full((), scale, device=n.device))
+    return DeferredFp8(n, torch.full((), scale, device=n.device))
 
 
 def padded_tokens(tokens: int) -> int:
@@ -285,12 +285,12 @@ def padded_tokens(tokens: int) -> int:
     return math.ceil(tokens / WGRAD_TOKEN_MULTIPLE) * WGRAD_TOKEN_MULTIPLE
 
 
-def transpose_quantize_reference(x: RowwiseFp8 | ScaledTensor, scale: Tensor) -> Tensor:
+def transpose_quantize_reference(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Tensor:
     """Transpose a (tokens, features) matrix and quantize it to fp8 with one scale, as the wgrad GEMM needs.
 
     Returns (features, padded_tokens); the padding is zero.
     """
-    if isinstance(x, ScaledTensor):
+    if isinstance(x, DeferredFp8):
         wide, dtype = x.original, ACTIVATION_DTYPE
     else:
         wide, dtype = x.data.float() * x.scale, x.data.dtype
@@ -319,9 +319,9 @@ def _transpose_quantize_kernel(
     tl.store(target, tl.trans(quantized), mask=mask)
 
 
-def transpose_quantize_triton(x: RowwiseFp8 | ScaledTensor, scale: Tensor) -> Tensor:
+def transpose_quantize_triton(x: RowwiseFp8 | DeferredFp8, scale: Tensor) -> Tensor:
     """`transpose_quantize_reference` in Triton."""
-    if isinstance(x, ScaledTensor):
+    if isinstance(x, DeferredFp8):
         matrix, row_scale, dtype = x.original, scale, ACTIVATION_DTYPE
     else:
         matrix, row_scale, dtype = x.data, x.scale, x.data.dtype

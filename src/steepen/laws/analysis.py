@@ -28,12 +28,12 @@ from steepen.laws.hypotheses.diagnostics import (
     lack_of_fit,
     shared_irreducible_loss,
 )
-from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_word
+from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_label
 from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.compare import Comparison, compare
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.holdout import HoldOut, score_hold_outs
+from steepen.laws.verdict.holdout import HeldOutLoss, score_hold_outs
 from steepen.laws.verdict.judge import judge_arm
 from steepen.laws.verdict.multipliers import (
     INTERPOLATIONS,
@@ -111,7 +111,7 @@ class LadderAnalysis:
     fits: dict[str, ComputeFit]
     verdicts: dict[str, Verdict]
     multipliers: dict[str, tuple[Multiplier, ...]]
-    hold_out: tuple[HoldOut, ...]
+    hold_out: tuple[HeldOutLoss, ...]
     p_lack_of_fit: float | None
     shared_irreducible_loss: SharedIrreducibleLoss
     warnings: tuple[str, ...]
@@ -160,7 +160,8 @@ class LadderAnalysis:
                 "by_what_claim": verdict.by_what_claim if verdict else None,
                 "fragile": list(verdict.fragile) if verdict else [],
                 "demoted": verdict.demoted and asdict(verdict.demoted) if verdict else None,
-                "unadjusted": verdict and verdict_word(verdict.unadjusted_growth, verdict.unadjusted_by_what),
+                "unadjusted": verdict
+                and verdict_label(verdict.unadjusted_growth, verdict.unadjusted_by_what),
                 "sentence": verdict.sentence if verdict else "the reference",
                 "delta_gamma": verdict.delta_gamma if verdict else 0.0,
                 "delta_gamma_interval": list(verdict.delta_gamma_interval) if verdict else [0.0, 0.0],

@@ -31,7 +31,7 @@ class ComputeOptimum:
 
 
 @dataclass(frozen=True)
-class HeldOutRun:
+class HeldOutChinchillaLoss:
     """A row held out of the Chinchilla fit; `miss` is observed minus forecast.
 
     `interval` covers a run's loss: the law's own error and the noise of a run. `miss_sigma` is the miss in
@@ -55,7 +55,7 @@ class ArmChinchilla:
 
     fit: ChinchillaFit
     optimum: ComputeOptimum | None
-    hold_out: tuple[HeldOutRun, ...]
+    hold_out: tuple[HeldOutChinchillaLoss, ...]
     parameters: Array
     tokens: Array
     loss: Array
@@ -261,12 +261,12 @@ def _hold_out(rows: _Rows, arms: Sequence[str], hold_out: Sequence[str]) -> tupl
     return held, further
 
 
-def _score(fit: ChinchillaFit, rows: _Rows, i: int) -> HeldOutRun:
+def _score(fit: ChinchillaFit, rows: _Rows, i: int) -> HeldOutChinchillaLoss:
     n, d, observed = float(rows.n[i]), float(rows.d[i]), float(rows.y[i])
     forecast = float(fit.predict(n, d))
     interval, error = fit.forecast_interval(n, d)
     miss = observed - forecast
-    return HeldOutRun(
+    return HeldOutChinchillaLoss(
         row=rows.lines[i], parameters=n, tokens=d, observed=observed, forecast=forecast, interval=interval,
         miss=miss, miss_sigma=miss / max(fit.residual_sd, 1e-300),
         miss_standard_errors=miss / max(error, 1e-300),

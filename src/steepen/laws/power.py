@@ -19,9 +19,9 @@ from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     Growth,
     LadderPair,
-    VerdictWord,
+    VerdictLabel,
     fit_hypotheses,
-    verdict_word,
+    verdict_label,
 )
 from steepen.laws.verdict.sensitivity import DRIFT_SHAPES, DriftShape, alternative_rss, drift_profile
 
@@ -138,11 +138,11 @@ class Power:
     growth: float
     verdict: float
     expected_growth: Growth
-    expected_verdict: VerdictWord
+    expected_verdict: VerdictLabel
     growth_fractions: dict[Growth, float]
-    verdict_fractions: dict[VerdictWord, float]
+    verdict_fractions: dict[VerdictLabel, float]
     fragile_growth_fractions: dict[Growth, float]
-    least_squares_fractions: dict[VerdictWord, float]
+    least_squares_fractions: dict[VerdictLabel, float]
     delta_gamma_error: float
     confounding_penalty: dict[DriftShape, float]
     confounding_ladder: Literal["reference", "arm"]
@@ -194,10 +194,10 @@ def simulate_power(plan: LadderPlan, draws: int = 1000, seed: int = 0) -> Power:
     claimed = found.claimed
     words = claimed.words
     fragile = np.where(found.claim, "undecided", found.answers.growth)
-    fractions: dict[VerdictWord, float] = {word: float(np.mean(words == word)) for word in VERDICTS}
+    fractions: dict[VerdictLabel, float] = {word: float(np.mean(words == word)) for word in VERDICTS}
     growth: dict[Growth, float] = {word: float(np.mean(claimed.growth == word)) for word in GROWTH}
     expected = _expected_growth(plan)
-    right = verdict_word(expected, "exponent" if expected == "grows" else None)
+    right = verdict_label(expected, "exponent" if expected == "grows" else None)
     return Power(
         plan=plan,
         growth=growth[expected],

@@ -31,7 +31,7 @@ def draw_scores(scores: Mapping[str, Any], folder: Path, title: str = "") -> lis
     if "core" in scores:
         panels["core_tasks.png"] = task_panel(scores["core"], title)
     if "kl_depth" in scores:
-        panels["kl_depth.png"] = depth_panel({name: scores["kl_depth"]})
+        panels["kl_depth.png"] = kl_depth_panel({name: scores["kl_depth"]})
     if "test_time_passes" in scores:
         panels["test_time_passes.png"] = passes_panel({name: scores["test_time_passes"]})
     for file, panel in panels.items():
@@ -82,7 +82,7 @@ def task_panel(core: Mapping[str, Any], title: str = "") -> Panel:
     )
 
 
-def depth_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
+def kl_depth_panel(results: Mapping[str, Mapping[str, Any]]) -> Panel:
     """KL to the final prediction before the first and after every executed block; a star at the depth."""
     series: list[Series] = []
     for name, depth in results.items():

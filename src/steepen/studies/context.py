@@ -218,7 +218,7 @@ def loss_or_inf(record: RunRecord | None) -> float:
     return float("inf") if record is None else record.validation_loss
 
 
-def effective_depth(record: RunRecord | None) -> float | None:
+def kl_depth_of_record(record: RunRecord | None) -> float | None:
     """KL effective depth, where `steepen eval --kl-depth` has joined it to the record."""
     if record is None or "kl_depth" not in record.evaluation:
         return None

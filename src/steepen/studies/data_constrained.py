@@ -17,7 +17,7 @@ from steepen.model.arms import find_arm, loop, tied_vanilla, untied, untied_vani
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import DataConfig, RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import StudyContext, effective_depth, loss_or_inf
+from steepen.studies.context import StudyContext, kl_depth_of_record, loss_or_inf
 from steepen.studies.design.pass_families import (
     PassRun,
     loss_panel,
@@ -158,7 +158,9 @@ def _cells(
     specs = [_spec(context, family(count), recipe, depth, epochs, decay) for depth, count in keys]
     records = yield specs
     return [
-        PassRun(depth, count, _flops(context, spec), loss_or_inf(record), spec.hash, effective_depth(record))
+        PassRun(
+            depth, count, _flops(context, spec), loss_or_inf(record), spec.hash, kl_depth_of_record(record)
+        )
         for (depth, count), spec, record in zip(keys, specs, records, strict=True)
     ]
 

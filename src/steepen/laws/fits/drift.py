@@ -30,7 +30,7 @@ class Drift:
     """The drift exponent β of optimum ∝ N^β, and the cost of missing the optimum.
 
     `regret` is the mean loss at half and twice the base value less the loss at the base; `span` the full
-    range of losses; both at the largest size swept at half, base and twice. `three_standard_errors`
+    range of losses; both at the largest size swept at half, base and twice. `exceeds_three_standard_errors`
     (|β| at least three standard errors) marks what the paper prints in bold; with three sizes that has one
     degree of freedom and p can be as large as 0.20, so use `law.interval` and `law.p_value`.
     """
@@ -40,7 +40,7 @@ class Drift:
     regret: float | None
     span: float | None
     at_parameters: float | None
-    three_standard_errors: bool
+    exceeds_three_standard_errors: bool
 
 
 def fit_drift(sweeps: Sequence[HyperparameterSweep], confidence: float = 0.90) -> Drift:

@@ -16,11 +16,11 @@ from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     Growth,
     NestedFits,
-    VerdictWord,
+    VerdictLabel,
     answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
-    verdict_word,
+    verdict_label,
     verdict_words,
 )
 from steepen.laws.ladder import Ladder
@@ -53,9 +53,9 @@ class LeaveOneOut:
     by_what: ByWhat | None
 
     @property
-    def verdict(self) -> VerdictWord:
+    def verdict(self) -> VerdictLabel:
         """Both answers as one word."""
-        return verdict_word(self.growth, self.by_what)
+        return verdict_label(self.growth, self.by_what)
 
 
 def residual_draws(

@@ -42,7 +42,7 @@ ExtraParameter = Literal["exponent", "irreducible"]
 Growth = Literal["grows", "constant", "shrinks", "worse", "undecided"]
 ByWhat = Literal["exponent", "irreducible loss", "both", "either: not separable here"]
 # Both answers as one word, for counts of simulated and resampled ladders.
-VerdictWord = Literal[
+VerdictLabel = Literal[
     "grows: exponent",
     "grows: irreducible loss",
     "grows: both",
@@ -61,7 +61,7 @@ HYPOTHESIS_NAMES: dict[Hypothesis, str] = {  # of those that may be extrapolated
 }
 GROWTH: tuple[Growth, ...] = get_args(Growth)
 BY_WHAT: tuple[ByWhat, ...] = get_args(ByWhat)
-VERDICTS: tuple[VerdictWord, ...] = get_args(VerdictWord)
+VERDICTS: tuple[VerdictLabel, ...] = get_args(VerdictLabel)
 
 
 @dataclass(frozen=True)
@@ -190,18 +190,18 @@ class Answers:
 
     @property
     def words(self) -> NDArray[np.str_]:
-        """Both answers as one word each (`VerdictWord`)."""
+        """Both answers as one word each (`VerdictLabel`)."""
         words = self.growth.astype("<U24")
         for by_what in BY_WHAT:
-            words[self.by_what == by_what] = verdict_word("grows", by_what)
+            words[self.by_what == by_what] = verdict_label("grows", by_what)
         return words
 
 
-def verdict_word(growth: Growth, by_what: ByWhat | None) -> VerdictWord:
+def verdict_label(growth: Growth, by_what: ByWhat | None) -> VerdictLabel:
     """Both answers as one word."""
     if growth != "grows" or by_what is None:
-        return cast(VerdictWord, growth)
-    return cast(VerdictWord, f"grows: {by_what.split(':')[0]}")
+        return cast(VerdictLabel, growth)
+    return cast(VerdictLabel, f"grows: {by_what.split(':')[0]}")
 
 
 def fit_hypotheses(

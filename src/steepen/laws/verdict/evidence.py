@@ -12,8 +12,8 @@ from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     Growth,
     Hypothesis,
-    VerdictWord,
-    verdict_word,
+    VerdictLabel,
+    verdict_label,
 )
 from steepen.laws.hypotheses.noise_checks import NoiseKind
 from steepen.laws.verdict.compare import Outlier
@@ -168,9 +168,9 @@ class Evidence:
     unit: str = "FLOPs"  # of every `flops` field: what the ladders are measured along
 
     @property
-    def word(self) -> VerdictWord:
+    def word(self) -> VerdictLabel:
         """Both answers as one word."""
-        return verdict_word(self.growth, self.by_what)
+        return verdict_label(self.growth, self.by_what)
 
     @property
     def marked_word(self) -> str:

@@ -22,7 +22,7 @@ MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
 
 
 @dataclass(frozen=True)
-class HoldOut:
+class HeldOutLoss:
     """A held-out rung and its forecast; `miss` is observed minus forecast, so negative is better.
 
     `miss_sigma` is the miss in standard deviations of one run, `miss_standard_errors` in standard errors of
@@ -134,12 +134,12 @@ def score_hold_outs(
     held: dict[str, Ladder],
     verdicts: dict[str, Verdict] | None = None,
     ladders: dict[str, Ladder] | None = None,
-) -> tuple[HoldOut, ...]:
+) -> tuple[HeldOutLoss, ...]:
     """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses.
 
     With the fitted `ladders` the law is the arm's own (`own_law`), else that of the `shared` fit.
     """
-    found: list[HoldOut] = []
+    found: list[HeldOutLoss] = []
     for arm, ladder in held.items():
         if arm not in shared.arms:
             raise UsageError(
@@ -155,7 +155,7 @@ def score_hold_outs(
             miss = float(observed) - forecast
             t = miss / max(standard_error, 1e-300)
             found.append(
-                HoldOut(
+                HeldOutLoss(
                     arm=arm,
                     flops=float(flops),
                     observed=float(observed),

@@ -13,7 +13,7 @@ from steepen.laws.fits.choice import Choice, choose
 from steepen.model.arm import Arm, PassSchedule
 from steepen.runs.spec import RunSpec
 from steepen.studies.answer import Answer, Axis, Panel, Series, Study, Table
-from steepen.studies.context import Arms, StudyContext, effective_depth, find_arms, loss_or_inf
+from steepen.studies.context import Arms, StudyContext, find_arms, kl_depth_of_record, loss_or_inf
 from steepen.studies.plotting import family_curve, line, points
 from steepen.utils.formatting import format_flops
 
@@ -70,7 +70,7 @@ def growth_target(context: StudyContext, *, arms: Arms = ()) -> Study:
         plans.append((passes, context.sweep_flops(planned), 1.0, True, context.spec(planned)))
     records = yield [plan[-1] for plan in plans]
     cells = [
-        TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, effective_depth(record), fixed)
+        TargetRun(target, budget, rho, loss_or_inf(record), spec.hash, kl_depth_of_record(record), fixed)
         for (target, budget, rho, fixed, spec), record in zip(plans, records, strict=True)
     ]
     return _answer(context, arm, cells, skipped)

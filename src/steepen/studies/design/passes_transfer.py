@@ -34,7 +34,7 @@ class TransferResult:
 
 
 @dataclass(frozen=True)
-class PassesSweep:
+class HyperparameterByPasses:
     """One hyperparameter of one family: (multiple, loss, run) by passes, and the drift of the optimum."""
 
     family: str
@@ -74,7 +74,9 @@ def transfer_across_passes(context: StudyContext, families: dict[str, Callable[[
         if math.isfinite(loss):
             own = found.setdefault((family, name), {}).setdefault(passes, [])
             own.append((multiple, loss, spec.hash))
-    sweeps = [PassesSweep(family, name, rows, _drift(rows)) for (family, name), rows in found.items()]
+    sweeps = [
+        HyperparameterByPasses(family, name, rows, _drift(rows)) for (family, name), rows in found.items()
+    ]
     return TransferResult(
         findings=tuple(_sentence(family, sweeps, tokens[family]) for family in families),
         panels=tuple(_panel(one) for one in sweeps),
@@ -108,7 +110,7 @@ def _drift(rows: dict[int, list[tuple[float, float, str]]]) -> Drift | None:
     return fit_drift(slices) if slices else None
 
 
-def _sentence(family: str, sweeps: Sequence[PassesSweep], tokens: int) -> str:
+def _sentence(family: str, sweeps: Sequence[HyperparameterByPasses], tokens: int) -> str:
     words: list[str] = []
     for one in sweeps:
         if one.family != family or one.drift is None:
@@ -126,7 +128,7 @@ def _sentence(family: str, sweeps: Sequence[PassesSweep], tokens: int) -> str:
     return f"{family}, {tokens:,} tokens at every K: the best values go from {'; '.join(words)}."
 
 
-def _panel(one: PassesSweep) -> Panel:
+def _panel(one: HyperparameterByPasses) -> Panel:
     vertices = {v.budget: v for v in one.drift.vertices} if one.drift else {}
     series: list[Series] = []
     for passes, own in sorted(one.rows.items()):
@@ -145,7 +147,7 @@ def _panel(one: PassesSweep) -> Panel:
     )
 
 
-def _table(sweeps: Sequence[PassesSweep]) -> Table:
+def _table(sweeps: Sequence[HyperparameterByPasses]) -> Table:
     rows = tuple(
         (
             one.family, one.name, vertex.budget, vertex.x, vertex.interior,

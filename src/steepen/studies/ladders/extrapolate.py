@@ -10,7 +10,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.analysis import LadderAnalysis
-from steepen.laws.verdict.holdout import HoldOut
+from steepen.laws.verdict.holdout import HeldOutLoss
 from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import mean_flops_per_token
@@ -20,9 +20,9 @@ from steepen.studies.ladders.ladder_runs import (
     JudgedLadders,
     LadderSpec,
     MeasuredLadder,
-    check_ladders,
     judge_ladders,
     ladder_spec,
+    ladders_with_enough_rungs,
     repeated_data_warnings,
     run_ladders,
     to_ladders,
@@ -63,7 +63,7 @@ def extrapolate(
     reference = find_arm(context.preset.reference)
     if reference.name not in [arm.name for arm in chosen]:
         chosen.insert(0, reference)
-    ladders, notes = check_ladders(
+    ladders, notes = ladders_with_enough_rungs(
         context, [ladder_spec(context, arm, rungs) for arm in chosen], reference.name
     )
     own = next((ladder for ladder in ladders if ladder.arm.name == target.name), None)
@@ -233,7 +233,7 @@ def _with_score_forecasts(
 def _with_forecast(
     panel: Panel,
     own: LadderSpec,
-    score: HoldOut,
+    score: HeldOutLoss,
     measured: Sequence[MeasuredLadder],
     analysis: LadderAnalysis,
     subtract: float,

@@ -18,9 +18,9 @@ from steepen.studies.context import Arms, StudyContext, find_arms
 from steepen.studies.ladders.ladder_runs import (
     LadderSpec,
     MeasuredLadder,
-    check_ladders,
     judge_ladders,
     ladder_spec,
+    ladders_with_enough_rungs,
     repeated_data_warnings,
     run_ladders,
 )
@@ -106,7 +106,7 @@ def compare_ladders(
     by_time: bool = True,
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
-    possible, warnings = check_ladders(context, ladders, reference)
+    possible, warnings = ladders_with_enough_rungs(context, ladders, reference)
     unused = sorted({*context.recipes, *context.choice.files} - {ladder.arm.name for ladder in possible})
     if unused:
         warnings.append(f"a recipe was given for {', '.join(unused)}, which this study does not measure")

@@ -143,7 +143,7 @@ def repeated_data_warnings(measured: Sequence[MeasuredLadder]) -> list[str]:
     return [f"some runs repeat their data up to {epochs} times: this is not the fresh-data regime"]
 
 
-def check_ladders(
+def ladders_with_enough_rungs(
     context: StudyContext, ladders: Sequence[LadderSpec], reference: str
 ) -> tuple[list[LadderSpec], list[str]]:
     """The ladders at the depths where they exist, without those too short for a law; and warnings of both.

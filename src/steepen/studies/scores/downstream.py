@@ -31,7 +31,7 @@ from steepen.studies.scores.score_ladders import (
     LADDERS,
     METRICS,
     MULTIPLIERS,
-    depth_panel,
+    kl_depth_panels,
     multiplier_panels,
     multiplier_table,
     passes_panels,
@@ -115,7 +115,7 @@ def downstream_answer(
         _one_corpus(found, own, base, held, farthest, targets, "" if len(places) == 1 else f", {place}")
     if len(places) > 1:
         _corpora(found, series, base, held, farthest)
-    found.panels += [*depth_panel(series), *passes_panels(series)]
+    found.panels += [*kl_depth_panels(series), *passes_panels(series)]
     return Answer(
         study="downstream",
         question=f"Do gains in loss over {base} carry over to downstream scores?",

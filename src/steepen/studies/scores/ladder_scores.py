@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Panel, Table
 from steepen.studies.scores.score_ladders import (
-    depth_panel,
+    kl_depth_panels,
     multiplier_panels,
     multiplier_table,
     passes_panels,
@@ -58,7 +58,7 @@ def ladder_scores(series: Sequence[ScoreSeries], reference: str) -> LadderScores
             for label, rows in nll.items()
             if rows
         ]
-    deep = depth_panel(series)
+    deep = kl_depth_panels(series)
     if deep:
         ends = [(one.label, values) for one in series if len(values := one.column(lambda r: r.kl_depth)[1])]
         words = ", ".join(f"{label} {values[-1]:g}" for label, values in ends)

@@ -122,7 +122,7 @@ def multiplier_table(found: dict[str, dict[str, list[MetricMultiplier]]], refere
     )
 
 
-def depth_panel(series: Sequence[ScoreSeries]) -> list[Panel]:
+def kl_depth_panels(series: Sequence[ScoreSeries]) -> list[Panel]:
     """KL effective depth against compute; [] where it was not evaluated."""
     drawn: list[Series] = []
     for one in series:

@@ -196,7 +196,7 @@ def _drift_table(swept: Sequence[HyperparameterSweeps]) -> Table:
             one.arm, one.recipe, with_paper_code(name),
             drift.law.exponent if drift.law else None,
             law.standard_error if (law := _tested(drift)) else None,
-            law.p_value if law else None, drift.three_standard_errors,
+            law.p_value if law else None, drift.exceeds_three_standard_errors,
             1e3 * drift.regret if drift.regret is not None else None,
             1e3 * drift.span if drift.span is not None else None,
             sum(v.interior for v in drift.vertices),
