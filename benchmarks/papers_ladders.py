@@ -90,8 +90,8 @@ def largest_run() -> None:
     for name, loss in forecasts.items():
         print(f"{name:<36} {loss:7.4f} {out.observed - loss:+8.4f}")
     print(
-        f"standard error of the joint forecast {abs(out.miss / out.miss_standard_errors):.4f}:"
-        f" {out.miss_standard_errors:+.1f} of them, p = {out.p_value:.1g};"
+        f"standard error of the joint forecast {abs(out.error / out.error_in_standard_errors):.4f}:"
+        f" {out.error_in_standard_errors:+.1f} of them, p = {out.p_value:.1g};"
         f" the law needs {out.compute_factor:.2f} times d26's compute for its loss"
     )
 

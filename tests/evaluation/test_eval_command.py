@@ -16,7 +16,8 @@ import pytest
 
 from steepen.cli.app import main
 from steepen.data import Dataset
-from steepen.evaluation.core.suite import CORE17, CORE22, GPT3_CORE
+from steepen.evaluation.core.suite import CORE17, CORE22
+from steepen.laws.fits.downstream import GPT3_CORE
 from steepen.runs.record import RunRecord
 from steepen.runs.store import RunDirectory
 from steepen.utils.json_io import with_checksum, write_json
@@ -230,7 +231,7 @@ def test_forecast_recovers_the_simulated_truth(
     assert {row["arm"] for row in found["forecast"]} == set(ARMS)
     # The largest run of each arm is held out of the fit it is compared with.
     assert [row["flops"] for row in found["hold_out"]] == pytest.approx([1e20, 1e20])
-    assert all(abs(row["miss"]) < 3e-3 for row in found["hold_out"])
+    assert all(abs(row["error"]) < 3e-3 for row in found["hold_out"])
     assert [row["reference"] for row in found["compute_for"]][::2] == list(GPT3_CORE)
     assert found["r"] == pytest.approx(0.87, abs=0.01) and len(found["tasks"]) == 17
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -249,7 +250,7 @@ def test_run_held_out_by_name_takes_no_part_in_forecast_and_crossings(
     write_json(file, with_checksum(record))
     again = answer(capsys, *asked, "--figure", tmp_path / "figure.png")
     assert again["forecast"] == honest["forecast"] and again["compute_for"] == honest["compute_for"]
-    assert again["hold_out"][0]["miss"] == pytest.approx(honest["hold_out"][0]["miss"] + 0.2)
+    assert again["hold_out"][0]["error"] == pytest.approx(honest["hold_out"][0]["error"] + 0.2)
 
 
 def test_corpora_and_recipes_are_separate_series(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +317,7 @@ def test_custom_tasks_are_forecast_by_their_mean(
     for row in found["forecast"]:
         truth = np.mean([task_score(task_nll(row["arm"], place, 1e21)) for place in range(2)])
         assert row["mean_centered"] == pytest.approx(truth, abs=3e-3) and "core" not in row
-    assert all(abs(row["miss"]) < 3e-3 for row in found["hold_out"]) and len(found["hold_out"]) == 2
+    assert all(abs(row["error"]) < 3e-3 for row in found["hold_out"]) and len(found["hold_out"]) == 2
     assert not found["compute_for"] and figure.read_bytes().startswith(b"\x89PNG")
     assert main([str(word) for word in asked]) == 0
     said = capsys.readouterr().out

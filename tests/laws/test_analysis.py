@@ -222,8 +222,8 @@ def test_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
     assert result.interval[0] < result.observed < result.interval[1]
     lower = replace(held["grow"], loss=held["grow"].loss - 0.03)
     (miss,) = score_hold_outs(fit, {"grow": lower})
-    assert miss.miss == pytest.approx(result.miss - 0.03)
-    assert miss.miss_sigma == pytest.approx(miss.miss / fit.sigma)
+    assert miss.error == pytest.approx(result.error - 0.03)
+    assert miss.error_in_sigma == pytest.approx(miss.error / fit.sigma)
     assert miss.p_value < 1e-3
     assert miss.compute_factor > 1.2  # the law would need over a fifth more compute for that loss
     law = fit.arms["grow"]

@@ -75,7 +75,7 @@ def test_d26_forecast_is_accurate_under_noise() -> None:
         fit = fit_downstream(world.measured(2e-3, seed))
         truth = float(world.score("untied-grow", np.array([D26]))[0])
         result = fit.hold_out("untied-grow", D26, truth)
-        misses.append(result.miss)
+        misses.append(result.error)
         assert result.forecast == pytest.approx(truth, abs=0.015)
         assert 0.5 < result.compute_factor < 2
     assert abs(np.mean(misses)) < 0.006

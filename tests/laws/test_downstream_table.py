@@ -44,7 +44,7 @@ def test_chain_recovers_its_own_truth_beyond_the_data(chain: Chain) -> None:
     truth = [float(LINKS[chain](loss_at(np.array(1e23), gamma))) for gamma in (0.1, 0.12)]
     assert [one.accuracy for one in found.targets] == pytest.approx(truth, abs=2e-3)
     assert [one.arm for one in found.hold_out] == ["vanilla", "grow"]
-    assert all(abs(one.miss or 0) < 1e-3 for one in found.hold_out)
+    assert all(abs(one.error or 0) < 1e-3 for one in found.hold_out)
 
 
 def test_rows_of_one_run_are_resampled_together() -> None:

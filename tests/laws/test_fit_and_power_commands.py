@@ -257,7 +257,7 @@ def test_chinchilla_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     data = result(capsys, *words)
     assert {"e", "a", "b", "alpha", "beta", "objective", "starts_at_optimum"} <= set(data)
     assert data["alpha"] == pytest.approx(0.347, abs=1e-3)
-    assert abs(data["hold_out"][0]["miss"]) < 1e-3
+    assert abs(data["hold_out"][0]["error"]) < 1e-3
     assert 6 * data["optimum"]["parameters"] * data["optimum"]["tokens"] == pytest.approx(1e21)
     figure = tmp_path / "fit.png"
     code, out, _ = run(capsys, *words, "--figure", str(figure))

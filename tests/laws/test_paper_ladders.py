@@ -52,7 +52,7 @@ def test_d26_is_held_out_of_fineweb_edu_and_can_be_fitted(capsys: pytest.Capture
     assert run["arm"] == "untied-grow"
     assert run["observed"] == pytest.approx(2.1372, abs=5e-5)
     assert run["forecast"] == pytest.approx(2.1661, abs=5e-4)
-    assert run["miss"] == pytest.approx(-0.03, abs=0.005)  # the paper: 0.03 better than forecast
+    assert run["error"] == pytest.approx(-0.03, abs=0.005)  # the paper: 0.03 better than forecast
     assert fit(capsys, "paper:fineweb-edu", "--hold-out", "none")["hold_out"] == []
 
 

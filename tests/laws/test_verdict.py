@@ -174,7 +174,7 @@ def test_rejected_hypotheses_are_neither_extrapolated_nor_drawn(tmp_path: Path) 
     assert len(beyond) > 5 and all(m.low < m.value < m.high for m in beyond), "a curve with its band"
     assert abs(found.drawn_law("arm").predict(1e28) - truth[-1]) < 0.01
     (out,) = found.hold_out
-    assert out.own_law and abs(out.miss_standard_errors) < 3
+    assert out.own_law and abs(out.error_in_standard_errors) < 3
     registered = register_forecasts(tmp_path / "forecasts.jsonl", found, kept, 1e28)
     assert abs(next(one for one in registered if one.arm == "arm").forecast - truth[-1]) < 0.01
     assert abs(found.primary_fit.arms["arm"].predict(1e28) - truth[-1]) > 0.01, "the law with one E is off"

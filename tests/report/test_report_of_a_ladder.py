@@ -131,7 +131,7 @@ def test_laws_are_one_figure_and_runs_give_residuals_and_loss_curves(study: Load
 
 
 def test_samples_of_the_last_step_are_shown_and_escaped(page: str) -> None:
-    section = page[page.index(">Samples<") : page.index("How it was measured")]
+    section = page[page.index(">Samples<") : page.index(">Method<")]
     assert "<blockquote><b>Once</b> &lt;upon&gt; 20</blockquote>" in section
     assert "&gt; 10<" not in section
     assert page.count("&lt;upon&gt; 10") == 1  # with its run

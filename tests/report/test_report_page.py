@@ -57,8 +57,8 @@ def test_page_sections_are_in_order_with_verdicts_first(
         "untied-grow against vanilla: grows",
         "Loss against compute",
         "Verdicts against vanilla",
-        "How it was measured",
-        "Every number of this answer",
+        "Method",
+        "All values (JSON)",
         "Warnings",
         f"All {len(study.records)} runs",
     ]
@@ -68,9 +68,7 @@ def test_page_sections_are_in_order_with_verdicts_first(
 
 def test_page_has_every_number_of_the_answer(finished: Callable[[str], LoadedStudy]) -> None:
     study = finished("ladder")
-    found = re.search(
-        r"Every number of this answer</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S
-    )
+    found = re.search(r"All values \(JSON\)</summary><pre[^>]*>(.*?)</pre>", render_page([study]), re.S)
     assert found
     assert json.loads(unescape(found.group(1))) == study.answer.values
 

@@ -203,7 +203,7 @@ def test_forecast_is_recorded_before_the_held_out_run_is_requested(paper: StudyC
     assert [len(batch) for batch in formula.batches] == [8 + 7, 1]
     held = formula.batches[1][0]
     assert (held.arm.name, held.shape.depth) == ("untied-grow", 26)
-    assert answer.values["hold_out"]["miss"] == pytest.approx(0.0, abs=1e-4)
+    assert answer.values["hold_out"]["error"] == pytest.approx(0.0, abs=1e-4)
     assert answer.values["forecast_before_the_run"] == pytest.approx(
         answer.values["hold_out"]["forecast"], abs=1e-4
     )
@@ -244,7 +244,7 @@ def test_forecast_misses_when_the_law_breaks_beyond_the_ladder(paper: StudyConte
         return law(spec, 1e-4) - 0.03 * (spec.shape.depth == 26)
 
     held = Formula(broken).answer(extrapolate(paper)).values["hold_out"]
-    assert held["miss"] == pytest.approx(-0.03, abs=0.01)
+    assert held["error"] == pytest.approx(-0.03, abs=0.01)
     assert held["compute_factor"] > 1
     with pytest.raises(UsageError, match="inside the ladder"):
         next(extrapolate(paper, hold_out=12))

@@ -79,8 +79,8 @@ def print_analysis(analysis: LadderAnalysis) -> None:
         console.print(
             f"\nheld out {escape(h.arm)} at {format_flops(h.flops)} FLOPs ({h.decades_beyond:.2f} decades"
             f" beyond its ladder): observed {h.observed:.4f}, forecast {h.forecast:.4f} ({low:.4f} to"
-            f" {high:.4f}{own}); miss {h.miss:+.4f} = {h.miss_sigma:+.1f}σ of a run ="
-            f" {h.miss_standard_errors:+.1f} standard errors of the forecast; the law needs"
+            f" {high:.4f}{own}); error {h.error:+.4f} = {h.error_in_sigma:+.1f}σ of a run ="
+            f" {h.error_in_standard_errors:+.1f} standard errors of the forecast; the law needs"
             f" {h.compute_factor:.2f}× that compute for the observed loss",
             highlight=False,
         )

@@ -181,8 +181,8 @@ def _print(found: Forecast) -> None:
     for run, result in found.hold_out_scores:
         typer.echo(
             f"held out {run.run} ({run.arm}, {run.flops:.3e} FLOPs): {name} {result.observed:.4f}, forecast "
-            f"without it {result.forecast:.4f}, error {result.miss:+.4f} "
-            f"({result.miss_sigma:+.1f} residual SD)"
+            f"without it {result.forecast:.4f}, error {result.error:+.4f} "
+            f"({result.error_in_sigma:+.1f} residual SD)"
         )
     if not found.hold_out_scores:
         typer.echo(

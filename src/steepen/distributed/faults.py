@@ -62,6 +62,6 @@ def stop_all_ranks(world: World, error: BaseException, step: int, *, agreed: boo
 
 
 def _worker_exit_code(exit_code: int) -> int:
-    """0 where another attempt would fail alike, so that torchrun does not make one."""
+    """0 if another attempt would fail alike, so that torchrun does not make one."""
     reported = os.environ.get(FAULT_DIRECTORY_VARIABLE) is not None
     return 0 if reported and exit_code != RankLost.exit_code else exit_code

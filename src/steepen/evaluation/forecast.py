@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from steepen.errors import UsageError
-from steepen.evaluation.core.suite import GPT3_CORE
 from steepen.evaluation.scored_runs import RunsByArm, ScoredRun, checkpoint_tables, choose_tasks, hold_out
 from steepen.laws.fits.downstream import (
+    GPT3_CORE,
     DownstreamFit,
     HeldOutScore,
     RatioFrom,

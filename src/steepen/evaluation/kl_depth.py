@@ -35,7 +35,7 @@ class KLDepth:
     executed: int
     peak: int  # index of the largest divergence; 0 is before the first block
     curve: tuple[float, ...]  # nats, mean over tokens; index 0 is before the first block
-    stages: tuple[str, ...]  # the section of each block: prelude, core 1, core 2, …, coda
+    stages: tuple[str, ...]  # the section of each block: prelude, core 1, …, coda (the key of saved scores)
     passes: int
     threshold: float
     direction: Direction

@@ -55,7 +55,7 @@ class RowwiseFp8:
 
 @dataclass(frozen=True)
 class DeferredFp8:
-    """A matrix in bf16 with the tensorwise scale (fp32 scalar) by which its wgrad GEMM quantizes it."""
+    """A matrix still in bf16, with the tensorwise scale (fp32 scalar) with which wgrad will quantize it."""
 
     original: Tensor
     scale: Tensor

@@ -53,12 +53,12 @@ def swiglu_fp8_reference(gate_up: Tensor) -> RowwiseFp8:
 def swiglu_backward_fp8_reference(
     gate_up: Tensor, dh: Tensor, h: None = None
 ) -> tuple[RowwiseFp8, RowwiseFp8]:
-    """`swiglu_backward_reference_` with gradient and output quantized only; both arguments are overwritten.
+    """`swiglu_backward_reference_` with gradient and output quantized only; leaves its arguments as they are.
 
     The output is always recomputed, so h must be None.
     """
     del h
-    d, activated = swiglu_backward_reference_(gate_up, dh)
+    d, activated = swiglu_backward_reference_(gate_up.clone(), dh.clone())
     return (
         RowwiseFp8(None, *quantize_rows_reference(d, GRADIENT_DTYPE)),
         RowwiseFp8(None, *quantize_rows_reference(activated, ACTIVATION_DTYPE)),
@@ -183,7 +183,7 @@ def swiglu_fp8_triton(gate_up: Tensor) -> RowwiseFp8:
 
 
 def swiglu_backward_fp8_triton(gate_up: Tensor, dh: Tensor, h: None = None) -> tuple[RowwiseFp8, RowwiseFp8]:
-    """`swiglu_backward_fp8_reference` in Triton; the arguments are left as they are."""
+    """`swiglu_backward_fp8_reference` in Triton."""
     del h
     rows, hidden = dh.shape
     data, scale = empty_rowwise(rows, 2 * hidden, GRADIENT_DTYPE, dh.device)

@@ -191,9 +191,9 @@ class LadderAnalysis:
         parts = [verdict.summary() for verdict in self.verdicts.values()]
         parts += [fit.summary() for fit in self.fits.values()]
         parts += [
-            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, miss"
-            f" {h.miss:+.4f}"
-            f" ({h.miss_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
+            f"held out {h.arm} at {h.flops:.3g}: {h.observed:.4f} against {h.forecast:.4f}, error"
+            f" {h.error:+.4f}"
+            f" ({h.error_in_sigma:+.1f}σ, {h.compute_factor:.2f}× in compute)"
             for h in self.hold_out
         ]
         return "\n".join([*parts, *(f"warning: {warning}" for warning in self.warnings)])

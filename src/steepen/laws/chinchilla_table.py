@@ -32,10 +32,10 @@ class ComputeOptimum:
 
 @dataclass(frozen=True)
 class HeldOutChinchillaLoss:
-    """A row held out of the Chinchilla fit; `miss` is observed minus forecast.
+    """A row held out of the Chinchilla fit; `error` is observed minus forecast.
 
-    `interval` covers a run's loss: the law's own error and the noise of a run. `miss_sigma` is the miss in
-    residual standard deviations, `miss_standard_errors` in standard errors of the forecast.
+    `interval` covers a run's loss: the law's own error and the noise of a run. `error_in_sigma` is the error
+    in residual standard deviations, `error_in_standard_errors` in standard errors of the forecast.
     """
 
     row: int
@@ -44,9 +44,9 @@ class HeldOutChinchillaLoss:
     observed: float
     forecast: float
     interval: Interval
-    miss: float
-    miss_sigma: float
-    miss_standard_errors: float
+    error: float
+    error_in_sigma: float
+    error_in_standard_errors: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,9 @@ class ArmChinchilla:
             lines.append(f"at {best.flops:.3g} FLOPs: {split}, loss {best.loss:.4f}")
         lines += [
             f"held out {self.row_unit} {run.row}: {run.observed:.4f} against {run.forecast:.4f}"
-            f" ({run.interval[0]:.4f} to {run.interval[1]:.4f}), miss {run.miss:+.4f}"
-            f" ({run.miss_sigma:+.1f}σ of a run, {run.miss_standard_errors:+.1f} standard errors of the"
-            " forecast)"
+            f" ({run.interval[0]:.4f} to {run.interval[1]:.4f}), error {run.error:+.4f}"
+            f" ({run.error_in_sigma:+.1f}σ of a run, {run.error_in_standard_errors:+.1f} standard errors of"
+            " the forecast)"
             for run in self.hold_out
         ]
         return "\n".join(lines)
@@ -102,7 +102,7 @@ class LawComparison:
 
 @dataclass(frozen=True, eq=False)
 class ChinchillaTableFit:
-    """Chinchilla laws of every arm of a table; one law, under "", where there is no arm column."""
+    """Chinchilla laws of every arm of a table; one law, under "", if there is no arm column."""
 
     arms: dict[str, ArmChinchilla]
     reference: str | None
@@ -264,12 +264,12 @@ def _hold_out(rows: _Rows, arms: Sequence[str], hold_out: Sequence[str]) -> tupl
 def _score(fit: ChinchillaFit, rows: _Rows, i: int) -> HeldOutChinchillaLoss:
     n, d, observed = float(rows.n[i]), float(rows.d[i]), float(rows.y[i])
     forecast = float(fit.predict(n, d))
-    interval, error = fit.forecast_interval(n, d)
-    miss = observed - forecast
+    interval, standard_error = fit.forecast_interval(n, d)
+    error = observed - forecast
     return HeldOutChinchillaLoss(
         row=rows.lines[i], parameters=n, tokens=d, observed=observed, forecast=forecast, interval=interval,
-        miss=miss, miss_sigma=miss / max(fit.residual_sd, 1e-300),
-        miss_standard_errors=miss / max(error, 1e-300),
+        error=error, error_in_sigma=error / max(fit.residual_sd, 1e-300),
+        error_in_standard_errors=error / max(standard_error, 1e-300),
     )  # fmt: skip
 
 

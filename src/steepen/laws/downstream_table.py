@@ -37,7 +37,7 @@ DRAWS = 200
 
 @dataclass(frozen=True)
 class TaskForecast:
-    """The accuracy forecast at `at` FLOPs (a loss where there are none); `observed` if it was held out."""
+    """The accuracy forecast at `at` FLOPs (a loss without a FLOPs column); `observed` if it was held out."""
 
     arm: str
     at: float
@@ -46,7 +46,7 @@ class TaskForecast:
     observed: float | None = None
 
     @property
-    def miss(self) -> float | None:
+    def error(self) -> float | None:
         """Observed minus forecast."""
         return None if self.observed is None else self.observed - self.accuracy
 
@@ -89,7 +89,7 @@ class TaskForecasts:
                 seen = self._shown(one.observed)
                 lines.append(
                     f"held out {who}: {name} {seen:.4f}, forecast without it {text.removeprefix(name + ' ')},"
-                    f" miss {seen - self._shown(one.accuracy):+.4f}"
+                    f" error {seen - self._shown(one.accuracy):+.4f}"
                 )
         return "\n".join(lines)
 

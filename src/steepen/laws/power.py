@@ -123,9 +123,10 @@ class LadderPlan:
 class Power:
     """Simulated power of a plan: how often `steepen fit` would answer each question right.
 
-    Every draw passes all checks of measured ladders (`judge_draws`). `growth` is the fraction of draws that
-    claim the right answer to the first question (does the gain grow?), `verdict` of those that also claim
-    that to the second (by the exponent?). A fragile answer is no claim: `growth_fractions` and
+    Every draw goes through all checks of measured ladders (`judge_draws`). `growth` and `verdict` are
+    probabilities here, not answers: `growth` is the fraction of draws that claim the right answer to the
+    first question (does the gain grow?), `verdict` of those that also claim that to the second (by the
+    exponent?). A fragile answer is no claim: `growth_fractions` and
     `verdict_fractions` count it as undecided (or as *either*); `fragile_growth_fractions` count it alone.
     `least_squares_fractions` are those of the tests alone, before any check.
     `confounding_penalty` is a systematic error, not noise: a loss that much too high at the top rung of

@@ -84,7 +84,7 @@ class ScoredForecast:
     """A registered forecast, and the run that was later measured (None: not yet).
 
     The run's compute may differ a little from the registered one, so forecast and interval are those of the
-    registered law at the run's own compute. `miss` is observed minus forecast.
+    registered law at the run's own compute. `error` is observed minus forecast.
     """
 
     registered: RegisteredForecast
@@ -92,8 +92,8 @@ class ScoredForecast:
     observed: float | None = None
     forecast: float | None = None
     interval: Interval | None = None
-    miss: float | None = None
-    miss_standard_errors: float | None = None
+    error: float | None = None
+    error_in_standard_errors: float | None = None
     inside: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class ScoredForecast:
         low, high = self.interval
         return (
             f"{what}, forecast {self.forecast:.4f} ({low:.4f} to {high:.4f}); observed {self.observed:.4f},"
-            f" miss {self.miss:+.4f} ({self.miss_standard_errors:+.1f} standard errors):"
+            f" error {self.error:+.4f} ({self.error_in_standard_errors:+.1f} standard errors):"
             f" {'inside' if self.inside else 'outside'} the {r.confidence:.0%} interval"
         )
 
@@ -173,7 +173,7 @@ def register_forecasts(
 
 
 def read_registered(file: Path) -> list[RegisteredForecast]:
-    """The forecasts of a file; [] where there is none yet."""
+    """The forecasts of a file; [] if it does not exist yet."""
     if not file.exists():
         return []
     found: list[RegisteredForecast] = []
@@ -203,11 +203,11 @@ def score_registered(
         flops, observed = float(ladder.flops[rung]), float(ladder.loss[rung])
         shift = one.law(flops) - one.forecast
         low, high = one.interval[0] + shift, one.interval[1] + shift
-        miss = observed - one.law(flops)
+        error = observed - one.law(flops)
         scored.append(
             ScoredForecast(
-                one, flops, observed, one.law(flops), (low, high), miss,
-                miss / max(one.standard_error, 1e-300), low <= observed <= high,
+                one, flops, observed, one.law(flops), (low, high), error,
+                error / max(one.standard_error, 1e-300), low <= observed <= high,
             )
         )  # fmt: skip
     return scored

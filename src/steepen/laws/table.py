@@ -118,7 +118,7 @@ class Table:
         return names
 
     def seeds(self) -> list[str]:
-        """The seed column as text; empty where there is none."""
+        """The seed column as text; empty without one."""
         if not self.has("seed"):
             return [""] * len(self)
         return ["" if cell is None else str(cell) for cell in self._column("seed")]

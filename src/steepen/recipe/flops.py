@@ -23,7 +23,7 @@ FlopCount = Literal["total", "matrix"]  # what a budget counts: everything, or a
 class Flops:
     """FLOPs by term, of one token or of a whole run; whole numbers stay exact."""
 
-    matmul: float  # block matrices
+    matmul: float  # matrices of the blocks, without the head (`matrix` is both)
     attention: float
     head: float
 

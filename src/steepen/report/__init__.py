@@ -12,7 +12,11 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    """The package as a function, so that `steepen.report` is both."""
+    """The package as a function.
+
+    A function `steepen.report` in `steepen/__init__.py` would be replaced by this package as soon as any of
+    its modules is imported, because Python sets a subpackage as an attribute of its parent.
+    """
 
     def __call__(self, study: Any, out: str | Path, **options: Any) -> Path:
         """Write the report of a study (or of several) to a directory; see `report.write.make_report`."""

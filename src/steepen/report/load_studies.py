@@ -91,7 +91,7 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
         (
             one.registered.arm, one.registered.registered[:10], one.flops or one.registered.flops,
             one.forecast or one.registered.forecast, *(one.interval or one.registered.interval), one.observed,
-            one.miss, one.miss_standard_errors,
+            one.error, one.error_in_standard_errors,
             "not measured yet" if one.inside is None else "inside" if one.inside else "outside",
         )
         for one in score_registered(forecasts, measured)
@@ -99,8 +99,8 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
     table = Table(
         title="Registered forecasts",
         columns=(
-            *("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "miss"),
-            *("miss (standard errors)", "result"),
+            *("arm", "registered", "FLOPs", "forecast", "low", "high", "observed", "error"),
+            *("error (standard errors)", "result"),
         ),
         rows=tuple(rows),
         caption=(

@@ -25,7 +25,7 @@ MAX_COMBINED_PANELS = 6  # panels that one figure of a whole study may hold
 
 @dataclass(frozen=True)
 class _File:
-    """A figure or table with the name of its files; `id` is its place on the page, "" where it has none."""
+    """A figure or table with the name of its files; `id` is its place on the page, "" if it has none."""
 
     name: str
     id: str

@@ -97,7 +97,7 @@ def is_setting(name: str) -> bool:
 
 
 def check_field(name: str, known: Collection[str], option: str) -> str:
-    """The field that an option names; UsageError with the nearest ones where there is none."""
+    """The field that an option names; UsageError with the nearest ones if there is none."""
     field = field_name(name)
     if field in known:
         return field

@@ -155,7 +155,7 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
 
 
 def _expected_flops(spec: RunSpec) -> float:
-    """FLOPs of a run; 0 where counting them would run a custom block's code, which a listing must not do."""
+    """FLOPs of a run; 0 if counting them would run a custom block's code, which a listing must not do."""
     try:
         return expected_flops(spec)
     except SteepenError:

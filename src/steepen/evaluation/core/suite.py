@@ -46,12 +46,3 @@ CATEGORIES = {
     "symbolic_problem_solving": ("bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_operators"),
     "world_knowledge": ("jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge"),
 }
-
-# CORE of the GPT-3 models, which were never evaluated on CORE: nanochat's estimates (its
-# dev/estimate_gpt3_core.ipynb) from the six tasks that the GPT-3 paper reports; the paper's references.
-GPT3_CORE = {
-    "GPT-3 2.7B": 0.3292,
-    "GPT-3 6.7B": 0.3611,
-    "GPT-3 13B": 0.3852,
-    "GPT-3 175B": 0.4272,
-}

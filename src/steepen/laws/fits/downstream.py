@@ -39,6 +39,15 @@ SIGMOID_BOUNDS = ((0.0, -20.0), (20.0, 20.0))  # (s, b), lowest and highest
 MIN_ACCURACY_WIDTH = 0.005
 START_FRACTIONS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the lowest NLL, where the search for E starts
 
+# CORE of the GPT-3 models, which were never evaluated on CORE: nanochat's estimates (its
+# dev/estimate_gpt3_core.ipynb) from the six tasks that the GPT-3 paper reports; the paper's references.
+GPT3_CORE = {
+    "GPT-3 2.7B": 0.3292,
+    "GPT-3 6.7B": 0.3611,
+    "GPT-3 13B": 0.3852,
+    "GPT-3 175B": 0.4272,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoints:
@@ -85,8 +94,8 @@ class HeldOutScore:
     flops: float
     observed: float
     forecast: float
-    miss: float
-    miss_sigma: float
+    error: float
+    error_in_sigma: float
     compute_factor: float
 
 
@@ -131,9 +140,9 @@ class DownstreamFit:
     def hold_out(self, series: str, flops: float, observed: float) -> HeldOutScore:
         """Compare a checkpoint that was not fitted with its forecast."""
         forecast = float(self.predict(series, flops)[0])
-        miss = observed - forecast
+        error = observed - forecast
         factor = self.compute_for(series, observed) / flops
-        return HeldOutScore(series, flops, observed, forecast, miss, miss / max(self.sigma, 1e-300), factor)
+        return HeldOutScore(series, flops, observed, forecast, error, error / max(self.sigma, 1e-300), factor)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts and numbers, for JSON."""

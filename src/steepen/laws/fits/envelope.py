@@ -22,7 +22,7 @@ class Envelope:
     """L = E + A·(C/C0)^−γ + b_s·(share − share_s)², one parabola for each size s.
 
     `drift` is the exponent of share_s against size, by generalised least squares: the sizes' errors are
-    correlated, as they share the frontier. `p_drift` is None where no degree of freedom is left.
+    correlated, as they share the frontier. `p_drift` is None if no degree of freedom is left.
     """
 
     irreducible_loss: float

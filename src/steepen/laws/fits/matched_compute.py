@@ -25,7 +25,7 @@ class ComputeSlice:
     """Interpolated losses of every family that covers a budget, and the optimum over the families.
 
     `best.interior` is False (censored) where no parabola has its minimum inside the families present;
-    `best.x` is then the best measured family. None where fewer than two families cover the budget.
+    `best.x` is then the best measured family. None if fewer than two families cover the budget.
     """
 
     budget: float

@@ -117,7 +117,7 @@ def cluster_inflation(fits: NestedFits, y: Array, rule: DecisionRule) -> float:
 
 
 def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Generator) -> Array | None:
-    """Rung means of seeds resampled within each rung: (draws, rungs); None where no rung has two seeds.
+    """Rung means of seeds resampled within each rung: (draws, rungs); None if no rung has two seeds.
 
     With k seeds the variance of a resampled mean is too small by (k − 1)/k, so deviations are rescaled.
     """

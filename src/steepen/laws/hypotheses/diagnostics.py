@@ -27,7 +27,7 @@ MIN_PLAUSIBLE_FLOPS = 1e6  # a training run takes more; smaller numbers are in a
 
 
 def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
-    """p-value of the lack-of-fit F-test of laws with one shared E; None where no rung has two seeds.
+    """p-value of the lack-of-fit F-test of laws with one shared E; None if no rung has two seeds.
 
     Compares the scatter of rungs about the laws with the scatter of seeds within rungs. The laws are refitted
     by least squares whatever the method of `fit`: only then does the statistic follow the F distribution.

@@ -41,7 +41,7 @@ Hypothesis = Literal["same", "constant", "exponent", "irreducible", "free"]
 ExtraParameter = Literal["exponent", "irreducible"]
 Growth = Literal["grows", "constant", "shrinks", "worse", "undecided"]
 ByWhat = Literal["exponent", "irreducible loss", "both", "either: not separable here"]
-# Both answers as one word, for counts of simulated and resampled ladders.
+# Both answers as one label, for counts of simulated and resampled ladders.
 VerdictLabel = Literal[
     "grows: exponent",
     "grows: irreducible loss",
@@ -70,7 +70,8 @@ class DecisionRule:
 
     The default margin is the smallest exponent gain claimed in the paper this package follows (Operator-1:
     .0027 of .1113), so an effect of that size does not pass as a constant gain. `noise` is a known
-    standard deviation of the loss; without it the residual scatter of the free model is used.
+    standard deviation of the loss; without it each test uses the residual variance of the larger of its two
+    models.
     """
 
     level: float = 0.05
@@ -198,7 +199,7 @@ class Answers:
 
 
 def verdict_label(growth: Growth, by_what: ByWhat | None) -> VerdictLabel:
-    """Both answers as one word."""
+    """Both answers as one label."""
     if growth != "grows" or by_what is None:
         return cast(VerdictLabel, growth)
     return cast(VerdictLabel, f"grows: {by_what.split(':')[0]}")

@@ -172,7 +172,7 @@ def find_partners(reference: Ladder, arm: Ladder) -> tuple[NDArray[np.intp], NDA
 
 
 def _clusters(reference: Ladder, arm: Ladder) -> NDArray[np.intp] | None:
-    """The number of each point's training run; None where every point has its own."""
+    """The number of each point's training run; None if every point has its own."""
     if not (reference.clusters or arm.clusters):
         return None
     names = [

@@ -23,11 +23,11 @@ MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """A held-out rung and its forecast; `miss` is observed minus forecast, so negative is better.
+    """A held-out rung and its forecast; `error` is observed minus forecast, so negative is better.
 
-    `miss_sigma` is the miss in standard deviations of one run, `miss_standard_errors` in standard errors of
-    the forecast (law and run together), to which `p_value` belongs. `compute_factor` is the compute the law
-    needs for the observed loss over the compute spent (above 1: better than forecast). `own_law`: the
+    `error_in_sigma` is the error in standard deviations of one run, `error_in_standard_errors` in standard
+    errors of the forecast (law and run together), to which `p_value` belongs. `compute_factor` is the compute
+    the law needs for the observed loss over the compute spent (above 1: better than forecast). `own_law`: the
     forecast is by the arm's own E, A and γ, because the data reject one E for all arms.
     """
 
@@ -36,9 +36,9 @@ class HeldOutLoss:
     observed: float
     forecast: float
     interval: Interval
-    miss: float
-    miss_sigma: float
-    miss_standard_errors: float
+    error: float
+    error_in_sigma: float
+    error_in_standard_errors: float
     p_value: float
     compute_factor: float
     decades_beyond: float
@@ -152,8 +152,8 @@ def score_hold_outs(
             x = math.log(flops / fit.c0)
             forecast, standard_error = forecast_loss(fit, arm, float(flops), float(weight))
             half_width = fit.quantile * standard_error
-            miss = float(observed) - forecast
-            t = miss / max(standard_error, 1e-300)
+            error = float(observed) - forecast
+            t = error / max(standard_error, 1e-300)
             found.append(
                 HeldOutLoss(
                     arm=arm,
@@ -161,9 +161,9 @@ def score_hold_outs(
                     observed=float(observed),
                     forecast=forecast,
                     interval=(forecast - half_width, forecast + half_width),
-                    miss=miss,
-                    miss_sigma=miss / max(fit.sigma, 1e-300),
-                    miss_standard_errors=t,
+                    error=error,
+                    error_in_sigma=error / max(fit.sigma, 1e-300),
+                    error_in_standard_errors=t,
                     p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
                     decades_beyond=math.log10(flops / law.flops_range[1]),

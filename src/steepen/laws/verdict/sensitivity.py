@@ -272,7 +272,7 @@ def mistuning_tolerance(
 
 
 def _between(grid: Array, index: list[int | None]) -> Array:
-    """21 values of each row from before `index` to it; zeros where there is none: (rows, 21)."""
+    """21 values of each row from before `index` to it; zeros if there is none: (rows, 21)."""
     rows = [
         np.zeros(21) if k is None else np.linspace(row[max(k - 1, 0)], row[k], 21)
         for row, k in zip(grid, index, strict=True)

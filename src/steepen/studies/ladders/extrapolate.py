@@ -102,7 +102,7 @@ def _answer(
     low, high = score.interval
     sentence = (
         f"{own.label} at d{depth}, {10**score.decades_beyond:.1f}× beyond its ladder: {score.observed:.4f} "
-        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), an error of {score.miss:+.4f}, "
+        f"against {score.forecast:.4f} forecast ({low:.4f} to {high:.4f}), an error of {score.error:+.4f}, "
         f"{'inside' if within else 'outside'} the forecast's interval. The law would need "
         f"{score.compute_factor:.2f}× that compute for the observed loss."
     )
@@ -113,8 +113,8 @@ def _answer(
         _with_forecast(drawn.reducible_loss, own, score, measured, analysis, irreducible),
     )
     row = (
-        own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.miss,
-        score.miss_sigma, score.miss_standard_errors, score.p_value, score.compute_factor,
+        own.label, depth, score.flops, score.observed, score.forecast, *score.interval, score.error,
+        score.error_in_sigma, score.error_in_standard_errors, score.p_value, score.compute_factor,
     )  # fmt: skip
     columns = (
         "arm", "depth", "FLOPs", "observed", "forecast", "low", "high", "observed − forecast",

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from steepen.errors import SteepenError
-from steepen.evaluation.core.suite import CORE17, GPT3_CORE
+from steepen.evaluation.core.suite import CORE17
 from steepen.laws.analysis import fit_compute
 from steepen.laws.fits.compute_law import ArmLaw, FitSettings
-from steepen.laws.fits.downstream import Checkpoints, DownstreamFit, fit_downstream
+from steepen.laws.fits.downstream import GPT3_CORE, Checkpoints, DownstreamFit, fit_downstream
 from steepen.laws.ladder import make_ladder
 from steepen.studies.answer import Axis, Panel, Series, Table
 from steepen.studies.plotting import line, points
