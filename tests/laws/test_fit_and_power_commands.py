@@ -57,7 +57,7 @@ def test_fit_prints_laws_verdicts_and_what_would_change_them(
         "joint method",
         "paper method",
         "grow against vanilla",
-        "p irr",
+        "E only",
         "interpolated",
         "fitted (paper)",
         "re-sweep",

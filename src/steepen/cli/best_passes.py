@@ -29,8 +29,8 @@ def best_passes(
 ) -> None:
     """The best number of core passes K* at a fixed size, with its expansion and tokens per parameter.
 
-    At a fixed size more passes mean fewer tokens; the law E_K* = c·TPP^p says
-    how far to go. It does not say whether a larger model would be better.
+    At a fixed size more passes mean fewer tokens; the law X_K* = c·TPP^p of
+    the expansion says how far to go. It does not say whether a larger model would be better.
 
     Example: [bold]steepen best-passes --depth 10 --tpp 6,20[/bold]
     """

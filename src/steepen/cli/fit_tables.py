@@ -128,7 +128,7 @@ def _verdicts(analysis: LadderAnalysis, width: int) -> Table:
     table = _table(
         f"Does the gain over {escape(analysis.request.reference)} grow with compute, and by what?"
         f"{_shared_level(analysis)}",
-        ("arm", "gain", "by what", "×/decade", "p", *(("p exp", "p irr") if hypotheses else ())),
+        ("arm", "gain", "by what", "×/decade", "p", *(("exp only", "E only") if hypotheses else ())),
     )
     table.caption = _legend(analysis, hypotheses)
     table.caption_justify, table.caption_style = "left", ""
@@ -165,7 +165,7 @@ def _legend(analysis: LadderAnalysis, hypotheses: bool) -> str:
     if any(_p_growth(v).endswith("*") for v in verdicts):
         lines.append("*: with the correlated or unequal noise that the residuals show")
     if hypotheses:
-        lines.append("p exp, p irr: tests of a larger exponent alone, of a lower E alone")
+        lines.append("exp only, E only: p of a fit with only that free; small: rejected")
     return "\n".join(lines)
 
 
