@@ -95,7 +95,7 @@ class LadderPlan:
     def rule(self) -> DecisionRule:
         """The rule that turns test results into verdicts, at the arm's share of the level.
 
-        That is Holm's share as long as no other arm has both answers.
+        That is Holm's share as long as the source of no other arm's gain is settled.
         """
         return DecisionRule(self.level / self.arms, self.margin)
 

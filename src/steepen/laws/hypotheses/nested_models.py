@@ -425,9 +425,9 @@ def verdict_words(tests: FTests, rule: DecisionRule) -> NDArray[np.str_]:
 def holm_levels(tests: Sequence[FTests], rule: DecisionRule) -> list[float]:
     """The level at which each arm of a table is judged, for a family-wise error rate of `rule.level`.
 
-    `tests` holds the results of one arm each. Every arm starts with an equal share of the level. An arm that
-    has both answers at its share has nothing left to claim, and its share goes to the others (Holm's
-    procedure, for arms whose tests have a fixed order).
+    `tests` holds the results of one arm each. Every arm starts with an equal share of the level. An arm whose
+    source of gain is settled at its share (exponent, irreducible loss or both; not either) has nothing left
+    to claim, and its share goes to the others (sequential Holm, for arms whose tests have a fixed order).
     """
     waiting, levels = list(range(len(tests))), [rule.level] * len(tests)
     while waiting:
