@@ -341,7 +341,7 @@ ITEMS = (
     PaperItem(
         "fig:dataset-comparison",
         "one arm on two corpora",
-        "steepen downstream RUNS_A RUNS_B",
+        "steepen downstream RUNS_A RUNS_B --arms vanilla,untied-grow",
         "Corpora compared: untied-grow",
         lambda b: b.panels("corpora", "Corpora compared: untied-grow"),
     ),

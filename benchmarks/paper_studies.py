@@ -158,7 +158,7 @@ class PaperStudies:
         return self.replay.answer(study, find)
 
     def corpora(self) -> Answer:
-        """Scores of the replayed ladders of Vanilla and Untied Grow on both corpora."""
+        """Scores of the replayed ladders of Vanilla and Untied-Grow, the arms with one on both corpora."""
         names = ("fineweb", "fineweb-edu")
         held = [
             r.run
