@@ -328,3 +328,15 @@ def test_detectable_exponent_has_80_percent_power(count: int) -> None:
     freedom = count - 2
     critical, strength = stats.f.ppf(0.95, 1, freedom), (line.detectable / line.standard_error) ** 2
     assert stats.ncf.sf(critical, 1, freedom, strength) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_a_verdict_has_a_short_repr_and_an_interval_without_nan() -> None:
+    flops = np.geomspace(1e17, 1e20, 4)
+    noise = np.array([0.03, -0.03, 0.02, -0.02])
+    ladders = {
+        "vanilla": make_ladder("vanilla", flops, 1.8 + 1.4 * (flops / 1e18) ** -0.1 + noise),
+        "mine": make_ladder("mine", flops, 1.8 + 1.4 * (flops / 1e18) ** -0.1 - noise),
+    }
+    found = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["mine"]
+    assert repr(found) == f"<mine against vanilla: {found.marked_word}>"
+    assert not any(math.isnan(end) for end in found.growth_per_decade_interval)

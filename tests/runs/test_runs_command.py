@@ -262,6 +262,8 @@ def test_show_and_compare(
     assert figure.stat().st_size > 1000
     assert main(["runs", "show", "zzz", "--runs", str(mixed.root)]) == 2
     assert "there is no run 'zzz'" in capsys.readouterr().err
+    assert main(["runs", "show", "", "--runs", str(mixed.root)]) == 2
+    assert re.search(r"\d+ runs in .* begin with '': ", capsys.readouterr().err)
 
 
 def test_clean_removes_only_what_is_named(

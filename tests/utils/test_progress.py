@@ -109,3 +109,19 @@ def test_in_a_narrow_terminal_a_row_is_one_line_without_a_bar(monkeypatch: pytes
     with ProgressDisplay() as display:
         display.update(Progress((ProgressRow("Untied-Grow d2", 9, 195, text),), ""))
     assert " ".join(text.split()) in terminal.getvalue() and "━" not in terminal.getvalue()
+
+
+def test_the_bar_leaves_room_for_the_longest_text_beside_the_longest_title(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = (
+        ProgressRow("squared-relu d5 seed 0", 1, 274, "step 1/274 loss 6.2383"),
+        ProgressRow("batch 1", 0, 8, "0/8 runs done, 2 running, ETA 1 min 49 s"),
+    )
+    with ProgressDisplay() as display:
+        display.update(Progress(rows, ""))
+    assert rows[1].text in terminal.getvalue()

@@ -152,9 +152,11 @@ class Runs(Result):
             return self.runs[key]
         found = [run for run in self.runs if run.name.startswith(key)]
         if len(found) != 1:
-            names = [run.name for run in self.runs]
-            what = f"{len(found)} runs begin with" if found else "there is no run"
-            raise UsageError(f"{what} {key!r} in {self.directory}; the nearest are {nearest(key, names)}.")
+            if found:
+                names = ", ".join(run.name for run in found[:6]) + ", …" * (len(found) > 6)
+                raise UsageError(f"{len(found)} runs in {self.directory} begin with {key!r}: {names}.")
+            known = nearest(key, [run.name for run in self.runs])
+            raise UsageError(f"there is no run {key!r} in {self.directory}; the nearest are {known}.")
         return found[0]
 
     def filter(self, where: str = "", **equal: Any) -> Runs:

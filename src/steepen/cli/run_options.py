@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
 
 if TYPE_CHECKING:
     from steepen.runs.store import RunStore
@@ -39,9 +39,4 @@ def find_run(name: str, directory: Path) -> Any:
         directory, name = path.absolute().parent, path.absolute().name
     if not directory.is_dir():
         raise UsageError(f"there is no directory {directory}; name the directory of your runs with --runs.")
-    found = [run for run in open_runs(directory) if run.name.startswith(name)]
-    if len(found) != 1:
-        known = nearest(name, [path.name for path in directory.iterdir() if path.is_dir()])
-        what = f"{len(found)} runs begin with" if found else "there is no run"
-        raise UsageError(f"{what} {name!r} in {directory}; the nearest are {known}.")
-    return found[0]
+    return open_runs(directory)[name]

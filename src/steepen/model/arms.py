@@ -326,4 +326,4 @@ def _from_block(block: type) -> Arm:
     """Vanilla with a custom block; SquaredRelu becomes the arm squared-relu."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", block.__name__).lower().replace("_", "-")
     about = (block.__doc__ or "").strip().partition("\n")[0]
-    return replace(ARMS["vanilla"], name=name, title=block.__name__, block=block, about=about)
+    return replace(ARMS["vanilla"], name=name, title=name, block=block, about=about)

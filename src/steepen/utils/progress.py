@@ -121,7 +121,8 @@ class ProgressDisplay:
 
         progress = self._progress if self.poll is None else self.poll()
         grid = Table.grid(padding=(0, 1))
-        free = self._console.width - 2 - max((len(r.title) + len(r.text) for r in progress.rows), default=0)
+        titles = max((len(row.title) for row in progress.rows), default=0)
+        free = self._console.width - 2 - titles - max((len(row.text) for row in progress.rows), default=0)
         for row in progress.rows:
             title = Text(printable(row.title), style="bold", no_wrap=True)
             text = Text(printable(row.text), no_wrap=True)

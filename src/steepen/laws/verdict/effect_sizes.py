@@ -55,7 +55,7 @@ def growth_per_decade(
     """
     if leading == "exponent":
         gamma = float(fits.solutions["exponent"].theta[0, 3])
-        low, high = (_per_decade(gamma, end) for end in interval)
+        low, high = (_limit_per_decade(gamma, end) for end in interval)
         return _per_decade(gamma, delta_gamma), (low, high)
     decades = (span[1] - span[0]) / math.log(10)
 
@@ -78,10 +78,15 @@ def growth_per_decade(
 
 
 def _per_decade(gamma: float, delta: float) -> float:
-    """10^(Δγ/γ_arm); NaN where a curve does not fall, 0 for Δγ = −∞."""
-    if min(gamma, gamma + delta) < MIN_EXPONENT or not math.isfinite(delta):
-        return 0.0 if delta == -math.inf else math.nan
-    return 10 ** (delta / (gamma + delta))
+    """10^(Δγ/γ_arm); NaN if a curve does not fall."""
+    return math.nan if min(gamma, gamma + delta) < MIN_EXPONENT else 10 ** (delta / (gamma + delta))
+
+
+def _limit_per_decade(gamma: float, delta: float) -> float:
+    """The same at an end of Δγ's interval: 0 if the arm's curve does not fall there, 10 for Δγ = ∞."""
+    if gamma >= MIN_EXPONENT and gamma + delta < MIN_EXPONENT:
+        return 0.0
+    return 10.0 if delta == math.inf else _per_decade(gamma, delta)
 
 
 def delta_gamma_interval(

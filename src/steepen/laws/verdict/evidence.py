@@ -210,12 +210,15 @@ class Evidence:
         return tuple(simple or ["free"])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Verdict(Evidence):
     """The verdict on one arm: its evidence, stated in words, and what would change it."""
 
     sentence: str
     what_would_change: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<{self.arm} against {self.reference}: {self.marked_word}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, tuples and numbers, for JSON; a rejected hypothesis has no predictions."""

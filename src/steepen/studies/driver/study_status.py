@@ -12,9 +12,10 @@ from steepen.launch.cost_estimate import makespan
 from steepen.runs.status import STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal, RequestedRun
+from steepen.utils.formatting import format_duration
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyStatus:
     """Progress of a study: the runs it has requested so far, by status."""
 
@@ -32,6 +33,11 @@ class StudyStatus:
     answer: Any
     runs: tuple[RunRow, ...]
     runs_directory: str = ""  # where the runs were looked for
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
+        left = "" if not self.seconds_left else f", {format_duration(self.seconds_left)} left"
+        return f"<study {self.name}: {self.state}, runs: {counts or 'none'}{left}>"
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
