@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# A shell that starts the suite in the background, or under nohup, lets it ignore these; tests send them.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # One thread per test process, which sleeps while it waits: the suite runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
