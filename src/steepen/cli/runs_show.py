@@ -1,4 +1,4 @@
-"""`steepen runs show` and `runs compare`: one run in full, and two runs side by side."""
+"""`steepen runs show` and `runs compare`: one run in full, and two runs compared."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def figure_limits(panels: Sequence[Panel]) -> list[tuple[Limits, Limits]]:
 
 
 def is_wide(panel: Panel) -> bool:
-    """Whether a panel needs the width of a page: many names stand side by side under it."""
+    """Whether a panel needs the width of a page: many names stand under it."""
     return len(panel.x.names) > MANY_NAMES
 
 
