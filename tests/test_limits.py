@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import itertools
 import math
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer.main
@@ -22,6 +26,8 @@ from steepen.model.shape import BlockAllocation
 from steepen.recipe.paper_tables import PAPER
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
 from steepen.runs.spec import RunSpec
+from steepen.studies.preset import Preset, load_preset
+from steepen.utils.codec import from_builtins, to_builtins
 
 COMMANDS = [
     "study ladder --preset tiny --rungs 1-999999999 --dry-run",
@@ -158,3 +164,77 @@ def test_recipe_for_an_arm_that_is_not_in_the_ladder_is_rejected(
     words = ["study", "ladder", "--preset", "tiny", "--arms", "vanilla,operator-1", "--dry-run"]
     assert main([*words, "--recipe", str(tmp_path / "r.yaml")]) == 2
     assert "not among the arms" in capsys.readouterr().err
+
+
+# One of everything that a spec, a preset and a recipe may hold, with a number wherever one is possible.
+def full_spec() -> dict[str, Any]:
+    value = make_spec(arm="untied-grow").to_dict()
+    value["arm"]["allocation"] |= {"blocks": 6, "prelude": 2, "coda": 2}
+    value["arm"]["passes"]["stages"][1]["start"] = 0.5
+    value["shape"]["real_vocabulary"] = 300
+    value["data"]["pool_tokens"] = 10_000
+    value["optimizer"]["clip"] = value["options"]["softcap"] = 1.0
+    return value
+
+
+def full_recipe() -> dict[str, Any]:
+    value = to_builtins(RecipeFile("untied-grow", PAPER["untied-grow"]))
+    value["recipe"] |= {"rho": 0.5, "learning_rate_base": 0.1, "measured": [4, 8]}
+    value["recipe"]["scaling"] = [{"hyperparameter": "weight_decay", "exponent": 0.5}]
+    return value
+
+
+def full_preset() -> dict[str, Any]:
+    value = to_builtins(load_preset("tiny"))
+    value |= {"sample_every": 9, "base_steps": 9, "max_tokens": 10**6}
+    value["arm_rungs"] = [{"arm": "vanilla", "depths": [2, 3]}]
+    base = to_builtins(PAPER["vanilla"].base)
+    value["recipes"] = [{"arm": "all", **base, "learning_rate_exponent": 0.1, "tpp": 9.0, "rho": 0.5}]
+    return value
+
+
+FULL: dict[type, Callable[[], dict[str, Any]]] = {
+    RunSpec: full_spec,
+    RecipeFile: full_recipe,
+    Preset: full_preset,
+}
+
+
+def number_types(kind: Any, path: str = "") -> Generator[str]:
+    """The paths of all fields below a dataclass whose type is a number."""
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield from number_types(hints[field.name], f"{path}.{field.name}")
+    elif kind in (int, float):
+        yield path
+    else:
+        for part in get_args(kind):
+            yield from number_types(part, path)
+
+
+def number_places(value: Any, place: tuple[Any, ...] = ()) -> Generator[tuple[Any, ...]]:
+    """The keys that lead to each number of a JSON value."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from number_places(item, (*place, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield place
+
+
+@pytest.mark.parametrize("kind", FULL, ids=lambda kind: kind.__name__)
+def test_every_number_in_a_file_has_a_range(kind: type) -> None:
+    value = FULL[kind]()
+    from_builtins(kind, value)
+    places = list(number_places(value))
+    shown = {"".join(f".{key}" for key in place if isinstance(key, str)) for place in places}
+    assert set(number_types(kind)) <= shown, "the example lacks a number"
+    for place in places:
+        *path, last = place
+        changed = copy.deepcopy(value)
+        node = functools.reduce(operator.getitem, path, changed)
+        for number in (1e308, -1e308, math.inf, math.nan, 10**40):
+            node[last] = number
+            with pytest.raises(UsageError) as error:
+                from_builtins(kind, changed)
+            assert len(str(error.value)) < 1500, place

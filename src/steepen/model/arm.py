@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from steepen.errors import UsageError, nearest
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
 from steepen.utils.imports import object_name
-from steepen.utils.validate import is_whole, require, require_positive
+from steepen.utils.validate import require, require_count, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,11 +143,7 @@ class AllocationRule:
         require(paired, "AllocationRule", "coda", self.coda, "given together with prelude, or neither")
         require_positive(self, ("per_depth",), MAX_BLOCKS)
         for name in ("blocks", "prelude", "coda"):
-            value, low = getattr(self, name), int(name == "blocks")
-            good = value is None or (is_whole(value) and low <= value <= MAX_BLOCKS)
-            require(
-                good, "AllocationRule", name, value, f"a whole number from {low} to {MAX_BLOCKS:,}, or null"
-            )
+            require_count("AllocationRule", name, getattr(self, name), int(name == "blocks"), MAX_BLOCKS)
 
     def at(self, depth: int) -> BlockAllocation:
         """The block allocation at a nominal depth."""

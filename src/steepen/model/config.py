@@ -5,7 +5,6 @@ The defaults are what the paper's authors did, where that is known (docs/archite
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,7 +27,7 @@ class Multipliers:
     def __post_init__(self) -> None:
         for name in ("residual", "output", "injection"):
             value = getattr(self, name)
-            require(math.isfinite(value), "Multipliers", name, value, "a finite number")
+            require(abs(value) <= 1e9, "Multipliers", name, value, "from -1e9 to 1e9")
 
 
 @dataclass(frozen=True)
@@ -61,5 +60,5 @@ class ModelOptions:
             require(value in choices, "ModelOptions", name, value, " or ".join(choices))
         for name, bound in (("norm_eps", 0), ("rope_base", 1), ("qk_scale", 0), ("softcap", 0)):
             value = getattr(self, name)
-            valid = (value is None and name == "softcap") or (value is not None and bound < value < math.inf)
-            require(valid, "ModelOptions", name, value, f"finite and greater than {bound}")
+            valid = (value is None and name == "softcap") or (value is not None and bound < value <= 1e12)
+            require(valid, "ModelOptions", name, value, f"greater than {bound} and at most 1e12")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from steepen.errors import UsageError, nearest
 from steepen.utils.imports import object_name
-from steepen.utils.validate import require, require_positive
+from steepen.utils.validate import MAX_WHOLE, is_whole, require, require_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,8 @@ class OptimizerConfig:
             require(value in get_args(choices), "optimizer", name, value, ", ".join(get_args(choices)))
         require_positive(self, ("momentum_warmup_steps",))
         require_positive(self, ("orthogonalization_steps",), 1000)
-        require(self.clip is None or self.clip > 0, "optimizer", "clip", self.clip, "positive or null")
+        good = self.clip is None or 0 < self.clip <= 1e9
+        require(good, "optimizer", "clip", self.clip, "positive and at most 1e9, or null")
 
     @staticmethod
     def find(name: str) -> OptimizerConfig:
@@ -199,5 +200,5 @@ class LRScheduleConfig:
 
     def __post_init__(self) -> None:
         steps = self.rewarm_steps
-        good = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
-        require(good, "lr_schedule", "rewarm_steps", steps, "a whole number ≥ 0")
+        good = is_whole(steps) and 0 <= steps <= MAX_WHOLE
+        require(good, "lr_schedule", "rewarm_steps", steps, f"a whole number from 0 to {MAX_WHOLE:,}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.shape import Shape
 from steepen.recipe.flops import compute_active_parameters
+from steepen.utils.validate import require
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,20 @@ class GrowthLaw:
     b: float
     measured_tpp: tuple[float, float] | None = None  # TPP without growth of the optima it was fitted to
 
+    def __post_init__(self) -> None:
+        good = 0 < abs(self.a) <= 1e9
+        require(good, "GrowthLaw", "a", self.a, "other than 0 and at most 1e9 in magnitude")
+        require(abs(self.b) <= 1e9, "GrowthLaw", "b", self.b, "from -1e9 to 1e9")
+        low, high = self.measured_tpp or (1.0, 1.0)
+        good = 0 < low <= high <= 1e9
+        require(
+            good, "GrowthLaw", "measured_tpp", self.measured_tpp, "two rising numbers in (0, 1e9], or null"
+        )
+
     def expansion(self, tpp: float) -> float:
         """X_ρ*/X_2 (paper: E): the compute per token of the best transition over that without growth."""
-        return tpp / (self.a * tpp + self.b)
+        after = self.a * tpp + self.b
+        return tpp / after if after else math.inf
 
     def tpp_without_growth(self, tpp: float) -> float:
         """TPP without growth at the compute that `tpp` tokens per parameter cost with the best growth."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from steepen.errors import UsageError
 from steepen.model.arm import Arm, PassSchedule
-from steepen.model.shape import Shape, SizeRule
+from steepen.model.shape import MAX_SIZE, Shape, SizeRule
 from steepen.recipe.flops import (
     FlopCount,
     Flops,
@@ -72,7 +72,8 @@ class Recipe:
     ] = ()  # of other hyperparameters than the learning rate; none in the paper
 
     def __post_init__(self) -> None:
-        require_positive(self, ("base_depth", "batch_tokens"))
+        require_positive(self, ("batch_tokens",))
+        require_positive(self, ("base_depth",), MAX_SIZE)
         require(0 < self.tpp <= 1e9, "Recipe", "tpp", self.tpp, "positive and at most 1e9")
         exponent, anchor = self.learning_rate_exponent, self.learning_rate_base
         require(abs(exponent) <= 100, "Recipe", "learning_rate_exponent", exponent, "from -100 to 100")
@@ -81,8 +82,12 @@ class Recipe:
         require(
             self.rho is None or 0 < self.rho <= 1, "Recipe", "rho", self.rho, "a fraction in (0, 1] or None"
         )
-        inside = all(depth >= 1 and 0 < rho <= 1 for depth, rho in self.listed_rho)
-        require(inside, "Recipe", "listed_rho", self.listed_rho, "pairs of a depth and a fraction in (0, 1]")
+        inside = all(1 <= depth <= MAX_SIZE and 0 < rho <= 1 for depth, rho in self.listed_rho)
+        accepted = f"pairs of a depth (1 to {MAX_SIZE:,}) and a fraction in (0, 1]"
+        require(inside, "Recipe", "listed_rho", self.listed_rho, accepted)
+        low, high = self.measured or (1, 1)
+        good = 1 <= low <= high <= MAX_SIZE
+        require(good, "Recipe", "measured", self.measured, f"two depths from 1 to {MAX_SIZE:,}, or null")
 
     def learning_rate(self, arm: Arm, depth: int, size_rule: SizeRule | None = None) -> float:
         """The learning rate at a depth, by the anchored rule."""

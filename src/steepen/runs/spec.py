@@ -29,7 +29,7 @@ from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins
 from steepen.utils.json_io import canonical_json
 from steepen.utils.source_digest import source_digest
-from steepen.utils.validate import require, require_positive
+from steepen.utils.validate import require, require_count, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 SPEC_VERSION = 3  # part of every hash
@@ -59,8 +59,7 @@ class DataConfig:
         require(
             bool(self.identity), "data", "identity", self.identity, "the content hash of a prepared data set"
         )
-        good = self.pool_tokens is None or self.pool_tokens >= 1
-        require(good, "data", "pool_tokens", self.pool_tokens, "a positive count, or null")
+        require_count("data", "pool_tokens", self.pool_tokens)
         require_positive(self, ("epochs",))
         require(self.pool in get_args(Pool), "data", "pool", self.pool, " or ".join(get_args(Pool)))
         known = self.windows in get_args(Windows)
@@ -101,9 +100,8 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         require_positive(self, ("steps", "batch_tokens", "validation_tokens"))
-        require(
-            isinstance(self.seed, int) and self.seed >= 0, "RunSpec", "seed", self.seed, "a whole number ≥ 0"
-        )
+        good = isinstance(self.seed, int) and 0 <= self.seed < 2**63
+        require(good, "RunSpec", "seed", self.seed, "a whole number from 0 to 2^63 − 1")
         require(
             self.batch_tokens % self.shape.context == 0,
             "RunSpec",

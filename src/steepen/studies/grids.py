@@ -11,6 +11,7 @@ from steepen.recipe.hyperparameters import full_name
 from steepen.utils.validate import require, require_positive
 
 MAX_DEPTH = 10_000
+MAX_POINTS = 1_000  # of a grid
 
 
 def require_unique(owner: Any, name: str) -> None:
@@ -77,7 +78,7 @@ class PassesGrid:
         require_depths(self, "depths")
         require_depths(self, "anchors")
         require_numbers(self, "anchor_tpp", 1e-3, 1e6, 1)
-        require_positive(self, ("budgets",))
+        require_positive(self, ("budgets",), MAX_POINTS)
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,9 @@ class ChainGrid:
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, ("rounds",))
+        require_positive(self, ("rounds",), MAX_POINTS)
         require(3 <= self.points <= 8, "ChainGrid", "points", self.points, "from 3 to 8")
-        require(self.threshold >= 0, "ChainGrid", "threshold", self.threshold, "zero or positive")
+        require(0 <= self.threshold <= 100, "ChainGrid", "threshold", self.threshold, "from 0 to 100")
         object.__setattr__(self, "sweeps", tuple(map(full_name, self.sweeps)))
         require_unique(self, "sweeps")
         for name in self.sweeps:
@@ -159,7 +160,8 @@ class TppGrid:
             find_arm(self.budget_arm)
         require_depths(self, "budgets")
         require_numbers(self, "offsets", -64, 64, 3)
-        require(self.reference_tpp > 0, "TppGrid", "reference_tpp", self.reference_tpp, "positive")
+        good = 0 < self.reference_tpp <= 1e6
+        require(good, "TppGrid", "reference_tpp", self.reference_tpp, "positive and at most 1e6")
         smallest = self.budgets[0] + min(self.offsets)
         require(smallest >= 1, "TppGrid", "offsets", list(self.offsets), "leaving every depth at least 1")
 
@@ -216,7 +218,7 @@ class ExtrapolateGrid:
     project: tuple[float, ...] = (1.0, 1e4)
 
     def __post_init__(self) -> None:
-        require_positive(self, ("depth",))
+        require_positive(self, ("depth",), MAX_DEPTH)
         require_numbers(self, "project", 1e-6, 1e12, 1)
 
 
@@ -238,7 +240,7 @@ class DataConstrainedGrid:
         require_numbers(self, "control_passes", 1, 64, 3)
         require_numbers(self, "decays", 1e-9, 1e3, 3)
         require_numbers(self, "epochs", 1, 1000, 1)
-        require_positive(self, ("budgets",))
+        require_positive(self, ("budgets",), MAX_POINTS)
         one = 1 in self.passes and 1 in self.control_passes
         require(one, "DataConstrainedGrid", "passes", self.passes, "with 1 among them: gains are over K = 1")
         inside = self.decay in self.decays
@@ -261,7 +263,8 @@ class AblationGrid:
         for name, rate in self.optimizers:
             if ":" not in name:
                 OptimizerConfig.named(name)
-            require(rate > 0, "AblationGrid", "optimizers", (name, rate), "with a positive learning rate")
+            accepted = "with a learning rate that is positive and at most 1e9"
+            require(0 < rate <= 1e9, "AblationGrid", "optimizers", (name, rate), accepted)
         ChainGrid(sweeps=self.tuned)  # rejects an unknown sweep
         object.__setattr__(self, "tuned", tuple(map(full_name, self.tuned)))
         first = self.tuned[:1] == ("learning_rate",)

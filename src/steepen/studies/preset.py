@@ -19,9 +19,9 @@ from steepen.recipe.hyperparameters import PAPER_CODES, Hyperparameters
 from steepen.recipe.paper_tables import recipe_of
 from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import Precision
-from steepen.studies.grids import Grids, require_depths, require_unique
+from steepen.studies.grids import MAX_DEPTH, Grids, require_depths, require_unique
 from steepen.utils.codec import from_builtins
-from steepen.utils.validate import require, require_positive
+from steepen.utils.validate import require, require_count, require_positive
 from steepen.utils.yaml_io import load_yaml
 
 PRESETS_DIRECTORY = Path(__file__).parent / "presets"
@@ -55,6 +55,7 @@ class RecipeOverride:
     def __post_init__(self) -> None:
         if self.arm != ALL_ARMS:
             object.__setattr__(self, "arm", find_arm(self.arm).name)  # one of its names
+        self.apply(recipe_of(find_arm("vanilla")))  # rejects a bad value, whichever arms are studied
 
     def apply(self, recipe: Recipe) -> Recipe:
         """The recipe with these values put in."""
@@ -120,15 +121,10 @@ class Preset:
     sample_prompts: tuple[str, ...] = ()  # what they continue; none: the start of a document
 
     def __post_init__(self) -> None:
-        require(
-            self.sample_every is None or self.sample_every >= 1, "Preset", "sample_every", self.sample_every,
-            "a positive number of steps, or null",
-        )  # fmt: skip
-        require_positive(self, ("batch_tokens", "base_depth", "base_tokens", "validation_tokens"))
-        require(
-            self.base_steps is None or self.base_steps >= 1, "Preset", "base_steps", self.base_steps,
-            "a positive number of steps, or null",
-        )  # fmt: skip
+        for name in ("sample_every", "base_steps", "max_tokens"):
+            require_count("Preset", name, getattr(self, name))
+        require_positive(self, ("batch_tokens", "base_tokens", "validation_tokens"))
+        require_positive(self, ("base_depth",), MAX_DEPTH)
         self.size_rule(128)  # rejects a bad aspect, head or context
         require(
             self.batch_tokens % self.context == 0, "Preset", "batch_tokens", self.batch_tokens,

@@ -21,9 +21,13 @@ def require_positive(instance: object, names: tuple[str, ...], maximum: int = MA
     for name in names:
         value = getattr(instance, name)
         good = is_whole(value) and 1 <= value <= maximum
-        too_large = is_whole(value) and value > maximum
-        accepted = f"a whole number {f'from 1 to {maximum:,}' if too_large else 'of at least 1'}"
-        require(good, type(instance).__name__, name, value, accepted)
+        require(good, type(instance).__name__, name, value, f"a whole number from 1 to {maximum:,}")
+
+
+def require_count(owner: str, field: str, value: object, low: int = 1, maximum: int = MAX_WHOLE) -> None:
+    """Require null or an integer from `low` to `maximum`."""
+    good = value is None or (is_whole(value) and low <= value <= maximum)
+    require(good, owner, field, value, f"a whole number from {low} to {maximum:,}, or null")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
