@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def test_damaged_metrics_are_reported_and_the_run_resumes(
     file.write_bytes(b"\n".join(lines))
     assert store.rows()[0].status == "interrupted"
     train(spec, tiny_data, store, replace(QUIET, quiet=False))
-    assert "metrics.jsonl has 1 damaged lines" in capfd.readouterr().err
+    assert "metrics.jsonl has 1 damaged line," in capfd.readouterr().err
     assert [line["step"] for line in metrics(store, spec) if "loss" in line] == [1, 2, *range(4, 13)]
 
 
@@ -318,13 +319,13 @@ META_DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no meta", "empty meta", "no state", *META_DAMAGE])
-def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
-    damage: str, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    spec = make_spec()
-    whole, broken = RunStore(tmp_path / "whole"), RunStore(tmp_path / "broken")
+@pytest.fixture(scope="module")
+def killed_run(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunSpec, RunStore, RunStore]:
+    """A spec, the store with its finished run, and one in which it was killed after several checkpoints."""
+    spec, root = make_spec(), tmp_path_factory.mktemp("killed")
+    whole, broken = RunStore(root / "whole"), RunStore(root / "broken")
     train(spec, tiny_data, whole, QUIET)
 
     def killed_at_ten(
@@ -334,43 +335,73 @@ def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
             raise Killed
         return original(self, factor, step)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Optimizer, "step", killed_at_ten)
         with pytest.raises(Killed):
             train(spec, tiny_data, broken, replace(QUIET, keep_last=3))
+    return spec, whole, broken
+
+
+def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Something else in the place of a directory."""
+
+    def damage(path: Path) -> None:
+        shutil.rmtree(path)
+        make(path)
+
+    return damage
+
+
+CHECKPOINT_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncate": lambda path: os.truncate(path / checkpoints.STATE_FILE, 1000),
+    "no meta": lambda path: (path / checkpoints.META_FILE).unlink(),
+    "empty meta": lambda path: os.truncate(path / checkpoints.META_FILE, 0),
+    "no state": lambda path: (path / checkpoints.STATE_FILE).unlink(),
+    "empty directory": replace_by(lambda path: path.mkdir()),
+    "a file": replace_by(lambda path: path.write_text("x")),
+    "a dangling link": replace_by(lambda path: path.symlink_to("nowhere")),
+    "a loop of links": replace_by(lambda path: path.symlink_to(path)),
+    "a pipe": replace_by(os.mkfifo),
+}
+
+
+@pytest.mark.parametrize("damage", ["flip", *CHECKPOINT_DAMAGE, *META_DAMAGE])
+def test_corrupt_newest_checkpoint_is_reported_and_the_previous_one_used(
+    damage: str, killed_run: tuple[RunSpec, RunStore, RunStore], tiny_data: Dataset, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spec, whole, killed = killed_run
+    broken = RunStore(shutil.copytree(killed.root, tmp_path / "broken"))
     saved = checkpoints.list_checkpoints(broken.run(spec).checkpoints)
     assert len(saved) >= 2
-    state, meta = saved[-1].path / checkpoints.STATE_FILE, saved[-1].path / checkpoints.META_FILE
-    if damage == "truncate":
-        state.write_bytes(state.read_bytes()[:-100])
-    elif damage == "flip":
-        content = bytearray(state.read_bytes())
+    newest = saved[-1].path
+    if damage == "flip":
+        content = bytearray((newest / checkpoints.STATE_FILE).read_bytes())
         content[-5] ^= 1
-        state.write_bytes(content)
-    elif damage == "no meta":
-        meta.unlink()
-    elif damage == "empty meta":
-        meta.write_text("")
+        (newest / checkpoints.STATE_FILE).write_bytes(content)
     elif damage in META_DAMAGE:
+        meta = newest / checkpoints.META_FILE
         write_json(meta, META_DAMAGE[damage](json.loads(meta.read_text())))
     else:
-        state.unlink()
+        CHECKPOINT_DAMAGE[damage](newest)
     train(spec, tiny_data, broken, replace(QUIET, quiet=False))
     said = capfd.readouterr().err
-    assert saved[-1].path.name in said and "Trying the one before it" in said
+    assert newest.name in said and "Trying the one before it" in said
     assert f"resuming from step {saved[-2].step}" in said
     assert_same_result(whole, broken, spec)
 
 
+@pytest.mark.parametrize("link", [False, True])
 def test_file_in_place_of_the_checkpoints_is_set_aside(
-    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+    link: bool, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
 ) -> None:
     spec, store = make_spec(steps=4), RunStore(tmp_path)
     folder = store.run(spec).checkpoints
     folder.parent.mkdir(parents=True)
-    folder.write_text("not a directory")
+    _ = folder.symlink_to("nowhere") if link else folder.write_text("not a directory")
     train(spec, tiny_data, store, QUIET)
-    assert folder.is_dir() and folder.with_name("checkpoints.corrupt").read_text() == "not a directory"
+    aside = folder.with_name("checkpoints.corrupt")
+    assert folder.is_dir() and (aside.is_symlink() if link else aside.read_text() == "not a directory")
 
 
 def test_corrupt_checkpoint_is_set_aside_and_a_restart_is_reported(

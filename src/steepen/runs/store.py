@@ -114,7 +114,7 @@ class RunDirectory:
     def unreadable(self, error: Exception) -> SteepenError:
         """The error to raise for a record that cannot be decoded."""
         return SteepenError(
-            f"the record {self.record_file} cannot be read ({error}); "
+            f"the record {self.record_file} cannot be read ({str(error).rstrip('.')}); "
             "move it aside, and the run is finished again from its newest checkpoint."
         )
 

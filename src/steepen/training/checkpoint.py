@@ -9,7 +9,6 @@ name is complete. Any number of ranks can read it.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import threading
@@ -66,10 +65,11 @@ class TrainingProgress:
 
     def __post_init__(self) -> None:
         require(0 <= self.step <= MAX_WHOLE, "state", "step", self.step, f"from 0 to {MAX_WHOLE:,}")
-        require(self.resumed >= 0, "state", "resumed", self.resumed, "at least 0")
+        resumed = self.resumed
+        require(0 <= resumed <= MAX_WHOLE, "state", "resumed", resumed, f"from 0 to {MAX_WHOLE:,}")
         for name in ("seconds_training", "seconds_total"):
             seconds = getattr(self, name)
-            require(0 <= seconds < math.inf, "state", name, seconds, "a finite number of at least 0")
+            require(0 <= seconds <= MAX_WHOLE, "state", name, seconds, f"from 0 to {MAX_WHOLE:,}")
         require(self.kind in KINDS, "state", "kind", self.kind, f"one of {', '.join(KINDS)}")
 
 
@@ -184,7 +184,9 @@ def write_checkpoint(
             return
         write_json(partial / META_FILE, with_checksum({**asdict(training_progress), "files": checksums}))
         sync(partial)
-        if target.exists():  # the same step saved again (as growth or final): the newer kind replaces it
+        if os.path.lexists(
+            target
+        ):  # the same step saved again (as growth or final): the newer kind replaces it
             _remove(target)
         partial.rename(target)
         sync(folder)
@@ -223,10 +225,10 @@ def sync(path: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints, oldest first."""
+    """Checkpoints, oldest first. Whatever lies under a checkpoint's name is one: reading it tells."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if checkpoint_step(path.name) >= 0 and path.is_dir()]
+    found = [path for path in folder.iterdir() if checkpoint_step(path.name) >= 0]
     return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
 
 

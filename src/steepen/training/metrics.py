@@ -51,7 +51,9 @@ class MetricsFile:
             return
         lines, damaged = read_lines(path)
         if damaged and print_message is not None:
-            print_message(f"{path} has {damaged:,} damaged lines, which are dropped.")
+            print_message(
+                f"{path} has {damaged:,} damaged {'line' if damaged == 1 else 'lines'}, now dropped."
+            )
         kept: dict[tuple[int, bool], dict[str, Any]] = {}
         for line in lines:
             trained = "loss" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def load_or_init(
     """Load the newest valid checkpoint of a run, or initialize network and optimizer if there is none."""
     world = world or World()
     if world.is_main:
-        if folder.exists() and not folder.is_dir():
+        if os.path.lexists(folder) and not folder.is_dir():
             print_message(f"{folder} is not a directory; it is renamed to {rename_corrupt(folder).name}.")
         remove_partial(folder)
     steps: list[int] = world.broadcast_object([saved.step for saved in list_checkpoints(folder)])
