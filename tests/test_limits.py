@@ -22,11 +22,16 @@ from steepen.cli.app import app, main
 from steepen.data.prepare import PrepareRequest
 from steepen.errors import UsageError
 from steepen.model.arm import AllocationRule, Stage
+from steepen.model.arms import find_arm
+from steepen.model.block import TransformerBlock
 from steepen.model.shape import BlockAllocation
 from steepen.recipe.paper_tables import PAPER
+from steepen.recipe.recipe_choice import choose_recipes
 from steepen.recipe.recipe_file import RecipeFile, write_recipe
 from steepen.runs.spec import RunSpec
+from steepen.studies.context import DatasetInfo, StudyContext
 from steepen.studies.preset import Preset, load_preset
+from steepen.studies.registry import STUDIES
 from steepen.utils.codec import from_builtins, to_builtins
 
 COMMANDS = [
@@ -157,13 +162,30 @@ def test_absurd_blocks_and_passes_are_rejected() -> None:
         Stage((10**9,))
 
 
-def test_recipe_for_an_arm_that_is_not_in_the_ladder_is_rejected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("arm", ["loop-6", "untied-grwo", "evil:arm"])
+@pytest.mark.parametrize("study", STUDIES)
+def test_recipe_for_an_arm_that_is_not_in_the_study_is_rejected(
+    study: str, arm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_recipe(tmp_path / "r.yaml", RecipeFile("untied-grow", replace(PAPER["untied-grow"]), "tiny"))
-    words = ["study", "ladder", "--preset", "tiny", "--arms", "vanilla,operator-1", "--dry-run"]
-    assert main([*words, "--recipe", str(tmp_path / "r.yaml")]) == 2
-    assert "not among the arms" in capsys.readouterr().err
+    write_recipe(tmp_path / "r.yaml", RecipeFile(arm, replace(PAPER["vanilla"]), "tiny"))
+    words = ["study", study, "--preset", "tiny", "--dry-run", "--recipe", str(tmp_path / "r.yaml")]
+    assert main(words) == 2
+    sentence = "--trust-code" if ":" in arm else f"for {arm}, which is not among the arms"
+    assert sentence in capsys.readouterr().err
+
+
+class OwnBlock(TransformerBlock):
+    """A custom block; its arm is own-block."""
+
+
+def test_recipe_for_a_custom_arm_is_found_by_the_arms_own_name(tmp_path: Path) -> None:
+    write_recipe(tmp_path / "r.yaml", RecipeFile("own-block", replace(PAPER["vanilla"], tpp=7.5), "tiny"))
+    choice = choose_recipes([str(tmp_path / "r.yaml")])
+    context = StudyContext(load_preset("tiny"), DatasetInfo("d", 512, 10**9, 10**6), choice=choice)
+    STUDIES["ladder"].check(context, {"arms": ["vanilla", find_arm(OwnBlock)]})
+    assert context.recipe(find_arm(OwnBlock)).tpp == 7.5
+    with pytest.raises(UsageError, match="is for own-block, not for vanilla"):
+        choice.require_file_for(find_arm("vanilla"))
 
 
 # One of everything that a spec, a preset and a recipe may hold, with a number wherever one is possible.

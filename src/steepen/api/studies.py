@@ -234,7 +234,7 @@ def _choose(
     given: dict[str, Any] = {**(options or {}), **({"arms": chosen_arms} if chosen_arms else {})}
     # Reject wrong options before data is prepared.
     planned = StudyContext(found, assumed_data(found), epochs=epochs, choice=choice)
-    next(entry.start(planned.with_optimizer(optimizer), given))
+    entry.check(planned.with_optimizer(optimizer), given)
     # A name that was given stays as given in the journal, as on the command line.
     names = [arm if isinstance(arm, str) else found_arm.name
              for arm, found_arm in zip(arms, chosen_arms, strict=True)]  # fmt: skip

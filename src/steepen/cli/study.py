@@ -240,11 +240,11 @@ def study(
     check_device(device, launcher, dry_run)  # before data is prepared
     # Reject wrong options before data is prepared: on assumed data, where the study has the tokens it needs.
     planned = StudyContext(chosen, assumed_data(chosen), epochs=epochs, choice=choice)
-    next(listed.start(planned.with_optimizer(optimizer), given))
+    listed.check(planned.with_optimizer(optimizer), given)
     title = label or study_title(listed, chosen, given, optimizer)
     folder, facts = open_data(chosen, data, runs, dry_run, (studies, title))
     context = StudyContext(chosen, facts, epochs=epochs, choice=choice).with_optimizer(optimizer)
-    next(listed.start(context, given))  # rejects wrong options before a journal is written
+    listed.check(context, given)  # rejects wrong options before a journal is written
     if (note := tokenizer_note(chosen, folder, facts)) is not None:
         print(wrap_to_terminal(f"note: {note}", sys.stderr), file=sys.stderr)
     wanted = whole_validation_tokens(

@@ -57,6 +57,8 @@ class RecipeChoice:
     name: str | None = None
     files: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])  # by the arm's name
     tpp: float | None = None
+    # Names of the arms whose recipe a study has asked for, whether a file gives it or not.
+    asked: set[str] = field(default_factory=set[str], compare=False)
 
     def __post_init__(self) -> None:
         if self.tpp is not None and not (math.isfinite(self.tpp) and self.tpp > 0):
@@ -71,15 +73,12 @@ class RecipeChoice:
         """The recipe at the chosen tokens per parameter, if any were."""
         return recipe if self.tpp is None else recipe.with_tpp(self.tpp)
 
-    def require_arms(self, arms: Sequence[Arm]) -> None:
-        """Raise UsageError if a recipe file is for an arm that is not among these."""
-        known = {arm.name for arm in arms}
+    def require_asked(self) -> None:
+        """Raise UsageError if a recipe file is for an arm whose recipe the study did not ask for."""
         for name in self.files:
-            if name not in known and ":" not in name:
-                arms_given = ", ".join(sorted(known))
-                raise UsageError(
-                    f"the recipe given is for {name}, which is not among the arms: {arms_given}."
-                )
+            if name not in self.asked:
+                arms = ", ".join(sorted(self.asked))
+                raise UsageError(f"the recipe given is for {name}, which is not among the arms: {arms}.")
 
     def require_file_for(self, arm: Arm) -> None:
         """Raise UsageError if files were given, but none of them is for this arm."""
@@ -101,10 +100,20 @@ def choose_recipes(words: Sequence[str] = (), tpp: float | None = None) -> Recip
         if not Path(word).is_file() and Path(word).suffix not in (".yaml", ".yml", ".json"):
             raise UsageError(f"there is no recipe {word!r}: name a file, or one of {', '.join(NAMED)}.")
         content = read_recipe(Path(word))
-        arm = content.arm if ":" in content.arm else find_arm(content.arm).name
+        arm = _own_name(content.arm)
         if arm in files:
             raise UsageError(f"two recipe files are for {arm}; give one for each arm.")
         files[arm] = content.recipe
     if len(set(names)) > 1:
         raise UsageError(f"--recipe names {' and '.join(names)}; give one name, and files for single arms.")
     return RecipeChoice(names[0] if names else None, files, tpp)
+
+
+def _own_name(arm: str) -> str:
+    """The name of an arm that is known here; any other may be the own name of a custom arm."""
+    try:
+        return find_arm(arm).name
+    except UsageError:
+        if ":" in arm:
+            raise
+        return arm

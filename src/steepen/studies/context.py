@@ -59,6 +59,7 @@ class StudyContext:
 
     def recipe(self, arm: Arm) -> Recipe:
         """The recipe fitted or given for an arm, else that of the chosen name, else the preset's."""
+        self.choice.asked.add(arm.name)
         if arm.name in self.recipes:
             return self.recipes[arm.name]
         if arm.name in self.choice.files:

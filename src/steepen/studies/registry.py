@@ -51,6 +51,12 @@ class StudyEntry:
                 )
         return self.function(context, **options)
 
+    def check(self, context: StudyContext, options: dict[str, Any]) -> None:
+        """Reject wrong options and recipes of other arms: run the study up to its first batch of runs."""
+        next(self.start(context, options))
+        if STUDIES.get(self.name) is self:  # a custom study may ask for recipes later
+            context.choice.require_asked()
+
 
 _PACKAGE = "steepen.studies"
 STUDIES: dict[str, StudyEntry] = {

@@ -35,6 +35,7 @@ def fit_recipe(context: StudyContext, *, arms: Arms = (), from_recipe: bool = Fa
         raise UsageError("fit-recipe fits one arm at a time; give a single one with --arms.")
     arm = chosen[0]
     fixed = starting_arm(arm)
+    context.recipe(arm)  # asked for before the first run, as `RecipeChoice.require_asked` expects
     stages: dict[str, Answer] = {}
     notes: list[str] = []
 
