@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -38,6 +39,7 @@ def f_p_value(statistic: Array, df_numerator: float, df_denominator: Array) -> A
     return np.where(df_denominator > 0, p, 1.0)
 
 
+@lru_cache(maxsize=4096)
 def required_noncentrality(df: float, level: float, power: float = 0.90) -> float:
     """Noncentrality (squared effect over its variance) at which an F(1, df) test has the given power."""
     if not math.isfinite(df):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,12 @@ Mask = NDArray[np.bool_]
 
 GAMMA_BOUNDS = (-1.0, 5.0)
 LOG_CONSTANT_BOUNDS = (-40.0, 40.0)
-# Larger batches are solved in blocks, to bound memory.
+# Larger batches are solved in blocks: to bound memory, and so that a matrix product stays in cache and below
+# the size from which OpenBLAS uses threads, which cost more than they save here.
 MAX_JACOBIAN_ELEMENTS = 4_000_000
+MAX_MULTIPLICATIONS = 4 * 65536
+MAX_PARAMETERS_AS_PRODUCTS = 8  # more: the products of columns would take more memory than the Jacobian
+WARM_DAMPING = 1e-5
 TOLERANCE = 1e-9  # relative change of the objective at convergence
 
 
@@ -53,12 +58,51 @@ class Design:
 
     def predict(self, theta: Array, x: Array) -> Array:
         """The modelled loss of every point, shape (…, points)."""
-        return self.split(theta)[0] @ self.irreducible.T + self.reducible(theta, x)
+        model = ModelAt(self, x)
+        return model.irreducible_loss(theta) + model.reducible_loss(theta)
 
-    def reducible(self, theta: Array, x: Array) -> Array:
-        """The reducible loss, bounded by e^200 so that a bad trial step cannot overflow."""
-        _, constant, exponent = self.split(theta)
-        return np.exp(np.clip(constant @ self.constants.T - x * (exponent @ self.exponents.T), -700.0, 200.0))
+
+class ModelAt:
+    """A design at given points: (points × parameters) matrices I and K of E = I·θ and log(L − E) = K·θ.
+
+    The Jacobian is J = I + r·K with r = L − E, so the normal equations JᵀWJ are sums of three matrix products
+    with w, w·r and w·r², for all data sets at once.
+    """
+
+    def __init__(self, design: Design, x: Array) -> None:
+        self.n_parameters = design.n_parameters
+        zeros = np.zeros_like
+        self.irreducible = np.hstack([design.irreducible, zeros(design.constants), zeros(design.exponents)])
+        self.log = np.hstack([zeros(design.irreducible), design.constants, -x[:, None] * design.exponents])
+
+    def irreducible_loss(self, theta: Array) -> Array:
+        """E of every point, shape (…, points)."""
+        return theta @ self.irreducible.T
+
+    def reducible_loss(self, theta: Array) -> Array:
+        """L − E of every point, bounded by e^200 so that a bad trial step cannot overflow."""
+        return np.exp(np.minimum(theta @ self.log.T, 200.0))
+
+    @cached_property
+    def _products(self) -> tuple[Array, Array, Array]:
+        """Products of columns of I with I, of I with K, and of K with K: (points, parameters²) each."""
+        i, k = self.irreducible, self.log
+
+        def outer(a: Array, b: Array) -> Array:
+            return (a[:, :, None] * b[:, None, :]).reshape(len(a), -1)
+
+        return outer(i, i), outer(i, k) + outer(k, i), outer(k, k)
+
+    def normal_equations(self, reducible: Array, w: Array, residual: Array) -> tuple[Array, Array]:
+        """JᵀWJ and JᵀW·residual of each data set, for weights and residuals of shape (data sets, points)."""
+        first = w * reducible
+        gradient = (w * residual) @ self.irreducible + (first * residual) @ self.log
+        if self.n_parameters > MAX_PARAMETERS_AS_PRODUCTS:
+            j = self.irreducible + reducible[:, :, None] * self.log
+            return np.swapaxes(j * w[:, :, None], 1, 2) @ j, gradient
+        one, two, three = self._products
+        normal = w @ one + first @ two + (first * reducible) @ three
+        return normal.reshape(len(w), self.n_parameters, self.n_parameters), gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,21 +148,26 @@ def solve(
     log: bool = False,
     huber: float | None = None,
     iterations: int = 200,
+    warm: bool = False,
 ) -> Solution:
     """Minimize the weighted sum of squares (or Huber loss) of each row of `y` from each row of `start`.
 
     `log` fits log losses; `huber` is the width δ of the quadratic part. `fixed` marks parameters held at
-    their start. E is bounded by 0 and the highest loss. All arrays broadcast to (data sets, …).
+    their start. E is bounded by 0 and the highest loss. `warm`: the starts are fits to similar data, so the
+    first steps need next to no damping. All arrays broadcast to (data sets, …).
     """
     count = max(len(np.atleast_2d(part)) for part in (y, start, y if weights is None else weights))
-    block = max(1, MAX_JACOBIAN_ELEMENTS // (len(x) * design.n_parameters))
+    if design.n_parameters > MAX_PARAMETERS_AS_PRODUCTS:
+        block = max(1, MAX_JACOBIAN_ELEMENTS // (len(x) * design.n_parameters))
+    else:
+        block = max(64, MAX_MULTIPLICATIONS // (len(x) * design.n_parameters**2))
     if count > block:
         parts = [
             solve(
                 design, x, *(_rows(part, count, i, block) for part in (y, start)),
                 weights=None if weights is None else _rows(weights, count, i, block),
                 fixed=None if fixed is None else _rows(fixed, count, i, block),
-                log=log, huber=huber, iterations=iterations,
+                log=log, huber=huber, iterations=iterations, warm=warm,
             )
             for i in range(0, count, block)
         ]  # fmt: skip
@@ -135,50 +184,46 @@ def solve(
     clipped = np.clip(theta, low, high)
     theta = clipped if frozen is None else np.where(frozen, theta, clipped)
 
-    objective, residual, influence = _evaluate(design, x, y, w, theta, log=log, huber=huber)
-    answer = Solution(theta.copy(), np.array(objective), np.zeros(count, bool))
-    damping = np.full(count, 1e-3)
+    model = ModelAt(design, x)
+    at = _evaluate(model, y, w, theta, log=log, huber=huber)
+    answer = Solution(theta.copy(), np.array(at.objective), np.zeros(count, bool))
+    damping, previous = np.full(count, WARM_DAMPING if warm else 1e-3), np.zeros(count)
     tiny = 1e-28 * np.square(y).sum(axis=1)
     rows = np.arange(count)  # the data sets that have not converged; all arrays below hold these only
     for _ in range(iterations):
-        step = _step(
-            design, x, theta, residual, influence=influence, frozen=frozen, limits=(low, high),
-            damping=damping, log=log,
-        )  # fmt: skip
-        moved = np.clip(theta + step, low, high)
+        step = _step(model, theta, at, frozen=frozen, limits=(low, high), damping=damping)
+        moved = np.minimum(np.maximum(theta + step, low), high)
         if frozen is not None:
             moved = np.where(frozen, theta, moved)
-        trial = _evaluate(design, x, y, w, moved, log=log, huber=huber)
-        better = trial[0] <= objective
+        trial = _evaluate(model, y, w, moved, log=log, huber=huber)
+        better = trial.objective <= at.objective
         # Converged: a nearly undamped step changes nothing (a strongly damped one may just be small), or no
-        # step improves the objective.
-        small = np.abs(objective - trial[0]) <= TOLERANCE * objective + tiny
+        # step improves the objective. From a warm start also where the next step would change nothing, since
+        # changes shrink by a steady factor or faster.
+        change, negligible = at.objective - trial.objective, TOLERANCE * at.objective + tiny
+        small = np.abs(change) <= negligible
+        if warm:
+            small |= better & (change < 0.1 * previous) & (change * change <= negligible * previous)
         done = (small & (damping < 1e-2)) | (damping > 1e9)
+        previous = np.where(better, change, 0.0)
         if better.all():
-            theta, (objective, residual, influence) = moved, trial
+            theta, at = moved, trial
         else:
             theta = np.where(better[:, None], moved, theta)
-            objective = np.where(better, trial[0], objective)
-            residual = np.where(better[:, None], trial[1], residual)
-            influence = np.where(better[:, None], trial[2], influence)
+            at = at.replace_rows(better, trial)
         damping = np.where(better, damping * 0.1, damping * 8.0).clip(1e-12, 1e10)
         if done.any():
             finished = rows[done]
-            answer.theta[finished], answer.objective[finished] = theta[done], objective[done]
+            answer.theta[finished], answer.objective[finished] = theta[done], at.objective[done]
             answer.converged[finished] = True
             busy = ~done
             if not busy.any():
                 return answer
             rows, y, w, tiny, damping = rows[busy], y[busy], w[busy], tiny[busy], damping[busy]
-            theta, objective, residual, influence = (
-                theta[busy],
-                objective[busy],
-                residual[busy],
-                influence[busy],
-            )
+            theta, at, previous = theta[busy], at.rows(busy), previous[busy]
             low, high = low[busy], high[busy]
             frozen = None if frozen is None else frozen[busy]
-    answer.theta[rows], answer.objective[rows] = theta, objective
+    answer.theta[rows], answer.objective[rows] = theta, at.objective
     return answer
 
 
@@ -254,18 +299,13 @@ def best_of(first: Solution, second: Solution) -> Solution:
 
 def jacobian(design: Design, x: Array, theta: Array, log: bool = False) -> Array:
     """d(prediction)/dθ (or of its logarithm), shape (data sets, points, parameters)."""
-    n_irreducible, n_constant, _ = design.sizes
-    reducible = design.reducible(theta, x)
-    parts = np.empty((len(theta), len(x), design.n_parameters))
-    parts[:, :, :n_irreducible] = design.irreducible
-    np.multiply(
-        reducible[:, :, None], design.constants, out=parts[:, :, n_irreducible : n_irreducible + n_constant]
-    )
-    np.multiply((-x * reducible)[:, :, None], design.exponents, out=parts[:, :, n_irreducible + n_constant :])
+    model = ModelAt(design, x)
+    reducible = model.reducible_loss(theta)
+    found = model.irreducible + reducible[:, :, None] * model.log
     if log:
-        total = design.split(theta)[0] @ design.irreducible.T + reducible
-        parts /= np.maximum(total, 1e-300)[:, :, None]
-    return parts
+        total = model.irreducible_loss(theta) + reducible
+        found /= np.maximum(total, 1e-300)[:, :, None]
+    return found
 
 
 def unscaled_covariance(
@@ -276,8 +316,21 @@ def unscaled_covariance(
     w = np.ones(j.shape[:2]) if weights is None else np.broadcast_to(weights, j.shape[:2])
     scale = np.sqrt((w[:, :, None] * j * j).sum(axis=1)) + 1e-300
     j = j / scale[:, None, :]
-    inverse = np.linalg.pinv(np.swapaxes(j * w[:, :, None], 1, 2) @ j, hermitian=True)
-    return inverse / scale[:, :, None] / scale[:, None, :]
+    normal = np.swapaxes(j * w[:, :, None], 1, 2) @ j
+    return _inverse(normal) / scale[:, :, None] / scale[:, None, :]
+
+
+def _inverse(matrices: Array) -> Array:
+    """Inverses of symmetric matrices with unit diagonals, pseudoinverses where one is nearly singular."""
+    try:
+        found = np.linalg.inv(matrices)
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.pinv(matrices, hermitian=True), float)
+    diagonal = np.einsum("bii->bi", found)
+    singular = ~((diagonal > 0) & (diagonal < 1e10)).all(axis=1)
+    if singular.any():
+        found[singular] = np.linalg.pinv(matrices[singular], hermitian=True)
+    return np.asarray(found, float)
 
 
 def _rows(part: NDArray[Any], count: int, first: int, block: int) -> NDArray[Any]:
@@ -299,38 +352,62 @@ def parameter_bounds(design: Design, y: Array) -> tuple[Array, Array]:
     return np.concatenate(low, axis=1), np.concatenate(high, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """Objective, reducible losses, and weights and residuals for the normal equations, at some θ."""
+
+    objective: Array
+    reducible: Array
+    weights: Array
+    residual: Array
+
+    def rows(self, chosen: Mask) -> _Evaluation:
+        return _Evaluation(*(part[chosen] for part in self._parts))
+
+    def replace_rows(self, chosen: Mask, other: _Evaluation) -> _Evaluation:
+        """The evaluation with the chosen rows of another."""
+        objective, *rest = zip(self._parts, other._parts, strict=True)
+        return _Evaluation(
+            np.where(chosen, objective[1], objective[0]),
+            *(np.where(chosen[:, None], new, old) for old, new in rest),
+        )
+
+    @property
+    def _parts(self) -> tuple[Array, ...]:
+        return self.objective, self.reducible, self.weights, self.residual
+
+
 def _evaluate(
-    design: Design, x: Array, y: Array, w: Array, theta: Array, *, log: bool, huber: float | None
-) -> tuple[Array, Array, Array]:
-    """Objective, residuals, and the weight of each residual in the normal equations."""
-    predicted = design.predict(theta, x)
-    residual = np.log(y) - np.log(np.maximum(predicted, 1e-300)) if log else y - predicted
+    model: ModelAt, y: Array, w: Array, theta: Array, *, log: bool, huber: float | None
+) -> _Evaluation:
+    reducible = model.reducible_loss(theta)
+    predicted = np.maximum(model.irreducible_loss(theta) + reducible, 1e-300)
+    residual = np.log(y / predicted) if log else y - predicted
     if huber is None:
-        return (w * residual * residual).sum(axis=1), residual, w
-    size = np.abs(residual)
-    inside = size <= huber
-    value = np.where(inside, 0.5 * residual * residual, huber * (size - 0.5 * huber))
-    return (w * value).sum(axis=1), residual, w * np.where(inside, 1.0, huber / np.maximum(size, huber))
+        weights, value = w, residual * residual
+    else:
+        size = np.abs(residual)
+        inside = size <= huber
+        value = np.where(inside, 0.5 * residual * residual, huber * (size - 0.5 * huber))
+        weights = w * np.where(inside, 1.0, huber / np.maximum(size, huber))
+    objective = np.einsum("ij,ij->i", w, value)
+    if log:  # the Jacobian of log L is that of L over L
+        return _Evaluation(objective, reducible, weights / predicted**2, residual * predicted)
+    return _Evaluation(objective, reducible, weights, residual)
 
 
 def _step(
-    design: Design,
-    x: Array,
+    model: ModelAt,
     theta: Array,
-    residual: Array,
+    at: _Evaluation,
     *,
-    influence: Array,
     frozen: Mask | None,
     limits: tuple[Array, Array],
     damping: Array,
-    log: bool,
 ) -> Array:
     """The damped Gauss–Newton step of each data set; parameters at an active bound do not move."""
     low, high = limits
-    j = jacobian(design, x, theta, log)
-    weighted = np.swapaxes(j * influence[:, :, None], 1, 2)
-    gradient = (weighted @ residual[:, :, None])[:, :, 0]
-    normal = weighted @ j
+    normal, gradient = model.normal_equations(at.reducible, at.weights, at.residual)
     held = ((theta <= low) & (gradient < 0)) | ((theta >= high) & (gradient > 0))
     if frozen is not None:
         held |= frozen
@@ -339,7 +416,8 @@ def _step(
         normal *= free[:, :, None] & free[:, None, :]
         gradient = np.where(free, gradient, 0.0)
     diagonal = np.einsum("bii->bi", normal)
-    scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    scaled = normal / (scale[:, :, None] * scale[:, None, :])
-    np.einsum("bii->bi", scaled)[...] = 1.0 + damping[:, None]
-    return np.linalg.solve(scaled, (gradient / scale)[:, :, None])[:, :, 0] / scale
+    inverse = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+    normal *= inverse[:, :, None]
+    normal *= inverse[:, None, :]
+    diagonal[...] = 1.0 + damping[:, None]
+    return np.linalg.solve(normal, (gradient * inverse)[:, :, None])[:, :, 0] * inverse

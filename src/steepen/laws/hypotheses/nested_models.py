@@ -222,7 +222,7 @@ def fit_hypotheses(
     designs = pair.designs()
 
     def run(hypothesis: Hypothesis, start: Array) -> Solution:
-        return solve(designs[hypothesis], pair.x, y, start, weights=w, log=rule.log, iterations=80)
+        return solve(designs[hypothesis], pair.x, y, start, weights=w, log=rule.log, iterations=80, warm=True)
 
     def multistart(hypothesis: Hypothesis, rows: Mask) -> Solution:
         return solve_multistart(designs[hypothesis], pair.x, y[rows], weights=w[rows], log=rule.log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.profile_likelihood import LeastSquaresFit, profile_intervals
@@ -167,18 +168,44 @@ def free_crossing(fits: NestedFits, resampled: NestedFits, c0: float, confidence
     """The first compute above the ladders at which the free model's two laws cross."""
     top = float(fits.pair.x.max())
     line = np.linspace(top, top + MAX_EXTRA_DECADES * math.log(10), 400)
-    pair = LadderPair(np.tile(line, 2), np.repeat([False, True], len(line)), np.ones(2 * len(line)))
-    design = pair.designs()["free"]
 
     def crossings(found: NestedFits) -> Array:
-        losses = design.predict(found.solutions["free"].theta, pair.x)
-        gap = losses[:, len(line) :] - losses[:, : len(line)]
-        crossed = np.sign(gap) != np.sign(gap[:, :1])
-        return np.where(crossed.any(axis=1), c0 * np.exp(line[crossed.argmax(axis=1)]), np.inf)
+        first = _first_crossing(found.solutions["free"].theta, line)
+        return np.where(first < len(line), c0 * np.exp(line[np.minimum(first, len(line) - 1)]), np.inf)
 
     tail = (1 - confidence) / 2
     low, high = np.quantile(crossings(resampled), [tail, 1 - tail], method="nearest")
     return Crossing(float(crossings(fits)[0]), (float(low), float(high)))
+
+
+def _first_crossing(theta: Array, line: Array) -> NDArray[np.intp]:
+    """Index of the first of the points `line` at which the gap between the free model's laws changes sign.
+
+    `len(line)` where it does not. The gap falls and rises at most once, so it is monotone up to the point
+    before its extremum and from the point after it, and bisection finds a change of sign.
+    """
+    e, arm_e, log_a, delta_log_a, gamma, delta_gamma = theta.T
+
+    def sign(index: NDArray[np.intp]) -> Array:
+        x = line[index]
+        arm = np.exp(log_a + delta_log_a - (gamma + delta_gamma) * x)
+        return np.sign(arm_e - e + arm - np.exp(log_a - gamma * x))
+
+    last = len(line) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        extremum = (delta_log_a + np.log((gamma + delta_gamma) / gamma)) / delta_gamma
+    place = np.searchsorted(line, np.where(np.isnan(extremum), np.inf, extremum), side="right") - 1
+    before = np.clip(place, 0, last)
+    after = np.minimum(before + 1, last)
+    begin = sign(np.zeros_like(before))
+    differs = [sign(end) != begin for end in (before, after, np.full_like(before, last))]
+    low = np.where(differs[0], 0, np.where(differs[1], before, after))
+    high = np.where(differs[0], before, np.where(differs[1], after, last))
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        changed = sign(middle) != begin
+        low, high = np.where(changed, low, middle), np.where(changed, middle, high)
+    return np.where(differs[0] | differs[1] | differs[2], high, len(line))
 
 
 def leading_multipliers(
