@@ -13,16 +13,16 @@ a column `run` names the training run of each row, and rows of one run are resam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
+from steepen.laws.fits.accuracy_links import LINK_PARAMETERS, accuracy_at, fit_link, refit_link
 from steepen.laws.fits.paper_method import fit_irreducible_losses
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.table import Table
@@ -30,7 +30,6 @@ from steepen.laws.verdict.holdout import parse_flops
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
-LINK_PARAMETERS = {"gadre": 3, "olmo": 4, "paper": 2}
 MIN_RUNS = 4  # of an arm, for its law of loss
 DRAWS = 200
 
@@ -224,7 +223,8 @@ class _Fit:
     """A chain fitted to some rows, with refits to resampled residuals of each step."""
 
     def __init__(self, rows: _Rows, chain: Chain, rng: np.random.Generator) -> None:
-        self.rows, self.chain = rows, chain
+        self.rows: _Rows = rows
+        self.chain: Chain = chain
         self.laws: dict[str, Array] = {}
         self.law_draws: dict[str, Array] = {}
         self.law_residuals: dict[str, Array] = {}
@@ -254,14 +254,12 @@ class _Fit:
         count = LINK_PARAMETERS[chain]
         if len(target) <= count:
             raise UsageError(f"the {chain} chain needs more than {count} runs; there are {len(target)}.")
-        self.link = _fit_link(chain, target, rows.accuracy)
-        predicted = LINKS[chain](self.link, target)
+        self.link = fit_link(chain, target, rows.accuracy)
+        predicted = accuracy_at(chain, self.link, target)
         self.link_residuals = (rows.accuracy - predicted) * np.sqrt(len(target) / (len(target) - count))
         self.residual_sd = float(np.sqrt((self.link_residuals**2).mean()))
-        self.link_draws = [
-            _fit_link(chain, target, predicted + noise, self.link)
-            for noise in resample_residuals(self.link_residuals, rows.run, DRAWS, rng)
-        ]
+        noise = resample_residuals(self.link_residuals, rows.run, DRAWS, rng)
+        self.link_draws = refit_link(chain, target, predicted + noise, self.link)
 
     def _law(self, theta: Array, flops: float | Array) -> Array:
         return np.asarray(theta[0] + np.exp(theta[1] - theta[2] * np.log(np.asarray(flops) / self.c0)))
@@ -269,56 +267,19 @@ class _Fit:
     def predict(self, arm: str, at: float) -> float:
         """The accuracy at a compute (or loss)."""
         value = self._law(self.laws[arm], at) if self.laws else np.asarray(at)
-        return float(1 - value) if self.chain == "direct" else float(LINKS[self.chain](self.link, value))
+        if self.chain == "direct":
+            return float(1 - value)
+        return float(accuracy_at(self.chain, self.link, value)[0])
 
     def draw(self, arm: str, at: float, rng: np.random.Generator) -> Array:
         """Accuracies of a further run: refitted laws and links, and the scatter of the last step."""
         if not self.laws:
             values = np.full(DRAWS, at)
         else:
-            values = np.array([self._law(theta, at) for theta in self.law_draws[arm]])
+            values = self._law(self.law_draws[arm].T, at)
             # The run's own deviation from its law carries over to the second step.
             values = values + rng.choice(self.law_residuals[arm], DRAWS)
         if self.chain == "direct":
             return 1 - values
-        found = [LINKS[self.chain](one, value) for one, value in zip(self.link_draws, values, strict=True)]
-        return np.array(found) + rng.choice(self.link_residuals, DRAWS)
-
-
-def _gadre(p: Array, loss: Array) -> Array:
-    return p[0] + np.exp(np.clip(p[1] - np.exp(p[2]) * loss, -700, 50))
-
-
-def _olmo(p: Array, loss: Array) -> Array:
-    return p[0] + p[1] * special.expit(-np.exp(p[2]) * (loss - p[3]))
-
-
-def _paper(p: Array, loss: Array) -> Array:
-    return special.expit(p[1] - p[0] * loss)
-
-
-LINKS: dict[str, Callable[[Array, Array], Array]] = {"gadre": _gadre, "olmo": _olmo, "paper": _paper}
-
-
-def _fit_link(chain: Chain, loss: Array, accuracy: Array, start: Array | None = None) -> Array:
-    """Least squares of accuracy on loss, from several starts or from one."""
-    link = LINKS[chain]
-    low, high = float(accuracy.min()), float(accuracy.max())
-    middle, spread = float(np.median(loss)), max(float(np.ptp(loss)), 1e-6)
-    starts: list[list[float]] = []
-    for rate in (0.3 / spread, 1 / spread, 3 / spread, 10 / spread):
-        if chain == "gadre":
-            starts.append(
-                [low - 0.01, np.log(max(high - low, 1e-6)) + rate * float(loss.min()), np.log(rate)]
-            )
-        elif chain == "olmo":
-            starts += [[low, 1.5 * (high - low) + 1e-6, np.log(rate), m] for m in (middle, float(loss.min()))]
-        else:
-            starts.append([rate, rate * middle])
-    if start is not None:
-        starts = [list(start)]
-    found = [
-        optimize.least_squares(lambda p: link(p, loss) - accuracy, one, method="lm", max_nfev=400)
-        for one in starts
-    ]
-    return np.asarray(min(found, key=lambda one: one.cost).x, float)
+        found = accuracy_at(self.chain, self.link_draws, values[:, None])[:, 0]
+        return found + rng.choice(self.link_residuals, DRAWS)
