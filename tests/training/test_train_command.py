@@ -1,7 +1,9 @@
-"""`steepen train` prints a note when a run on a CPU uses bf16 by default."""
+"""What `steepen train` imports, and its note when a run on a CPU uses bf16 by default."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,15 @@ def test_a_given_precision_prints_no_note(
 ) -> None:
     place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
     assert notes(capfd, *place, *RUN, *words) == 0
+
+
+def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_path: Path) -> None:
+    """They take seconds to import, in every run; torch imports them for arithmetic on meta tensors, for
+    `Module.to_empty` and for the classes of torch.optim."""
+    words = ["train", "--device", "cpu", "--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
+    code = (
+        f"import sys; from steepen.cli import main; code = main({[*words, *RUN, '--arm', 'untied-grow']!r}); "
+        "print(code, *{'sympy', 'torch._dynamo'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0", done.stdout

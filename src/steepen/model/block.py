@@ -41,6 +41,8 @@ def rotary_table(shape: Shape, options: ModelOptions, length: int | None = None)
     With `options.rope_table` bf16 the values are rounded to bf16.
     """
     half = shape.head_dim // 2
+    if torch.get_default_device().type == "meta":  # torch's arithmetic on meta tensors imports its compiler
+        return torch.empty(2, length or shape.context, half, dtype=torch.float64)
     frequency = options.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.outer(torch.arange(length or shape.context, dtype=torch.float64), frequency)
     table = torch.stack([angle.cos(), angle.sin()])

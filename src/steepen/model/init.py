@@ -76,6 +76,15 @@ def build_on_meta(
         return Network(shape, arm, multipliers, options, passes=passes)
 
 
+def to_empty(network: Network, device: torch.device | str) -> Network:
+    """`network.to_empty` without importing sympy, a second or more, which `torch.empty_like` does."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+
+    return network._apply(empty)  # pyright: ignore[reportPrivateUsage]
+
+
 def materialize(
     network: Network,
     device: torch.device | str = "cpu",
@@ -86,7 +95,7 @@ def materialize(
     seed: int = 0,
 ) -> Network:
     """Allocate a meta network on a device and initialize its weights."""
-    network.to_empty(device=device).to(dtype)
+    to_empty(network, device).to(dtype)
     network.reset_rotary()
     initialize(network, embedding_std=embedding_std, init_scale=init_scale, seed=seed)
     return network

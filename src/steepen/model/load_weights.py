@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from steepen.errors import SteepenError
+from steepen.model.init import to_empty
 from steepen.model.network import Network
 
 
@@ -60,7 +61,6 @@ def weight_copier(network: Network, weights: Mapping[str, Tensor]) -> Callable[[
 
 def allocate(network: Network, device: torch.device | str) -> Network:
     """Allocate a meta network in fp32 on a device; weights are uninitialized."""
-    network = network.to_empty(device=device)
-    network.to(torch.float32)
+    to_empty(network, device).to(torch.float32)
     network.reset_rotary()
     return network
