@@ -112,7 +112,7 @@ class AdamW:
     def _state_for_step(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         if parameter not in self.state:
             self.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device if self.on_gpu else "cpu"),
+                "step": torch.zeros((), device=parameter.device) if self.on_gpu else torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
