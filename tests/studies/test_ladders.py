@@ -77,8 +77,13 @@ def test_constants_are_quoted_at_the_references_tuned_compute_or_at_c0(tiny: Stu
     base = tiny.recipe(find_arm("vanilla")).base_depth
     (tuned,) = {row[5] for row in answer.tables[-1].rows if row[:2] == ("vanilla", base)}
     assert answer.values["flops"]["c0"] == pytest.approx(tuned, rel=1e-9)
-    named = Formula(law).answer(ladder(tiny, arms=["vanilla", "operator-1"], c0=1e14))
+    named = Formula(law).answer(ladder(tiny, arms=["vanilla", "operator-1"], c0=1e14, lr_regret=0.01))
     assert named.values["flops"]["c0"] == 1e14
+    # Mistuning is also given as a factor in the learning rate, as with `fit --lr-regret`.
+    tolerance = named.values["flops"]["arms"]["operator-1"]["verdict_detail"]["tolerance"]
+    factors = [(one["penalty_changing_verdict"], one["lr_factor_changing_verdict"]) for one in tolerance]
+    known = [(penalty, factor) for penalty, factor in factors if penalty is not None]
+    assert known and all(f == pytest.approx(2 ** (p / 0.01) ** 0.5) for p, f in known)
 
 
 def test_noise_makes_a_small_difference_undecided(tiny: StudyContext) -> None:

@@ -134,6 +134,16 @@ def study(
             max=1e40,
         ),
     ] = None,
+    lr_regret: Annotated[
+        float | None,
+        typer.Option(
+            help="ladder: regret of a learning rate off by 2×, from a sweep; see steepen fit --help.",
+            min=0,
+            show_default=False,
+            rich_help_panel=SINGLE_STUDY,
+            max=100,
+        ),
+    ] = None,
     source: Annotated[
         str | None,
         typer.Option(
@@ -230,6 +240,7 @@ def study(
         reference=reference,
         noise=noise,
         c0=c0,
+        lr_regret=lr_regret,
         source=source,
         hold_out=hold_out,
         from_recipe=from_recipe,

@@ -50,12 +50,14 @@ def ladder(
     reference: str | None = None,
     noise: float | None = None,
     c0: float | None = None,
+    lr_regret: float | None = None,
 ) -> Study:
     """Section "Improving the Exponent of the Scaling Laws" (4.2), with the runtime figure of the appendix.
 
     Trains every arm's compute-optimal recipe at every rung and seed, fits one law to each ladder, and judges
     each against the reference, as a function of FLOPs and of training seconds. `c0` is the compute at which
     the constants A are quoted; by default that of the reference's run at the depth where recipes are tuned.
+    `lr_regret` is the loss that a learning rate off by 2× costs (`regret` of a sweep).
     """
     chosen = find_arms(arms or context.preset.arms)
     base = _reference(context, reference, [arm.name for arm in chosen])
@@ -74,6 +76,7 @@ def ladder(
         seeds=seeds,
         noise=noise,
         c0=c0,
+        lr_regret=lr_regret,
     )
     return answer
 
@@ -102,6 +105,7 @@ def compare_ladders(
     seeds: Sequence[int] = (),
     noise: float | None = None,
     c0: float | None = None,
+    lr_regret: float | None = None,
     by_time: bool = True,
 ) -> Study:
     """Run some ladders and judge them against one of them. Shared by several studies."""
@@ -115,7 +119,8 @@ def compare_ladders(
     if borrowed:
         cautions.append(_borrowed_caution(context, possible, borrowed, cost=study == "ladder"))
     own = next(ladder for ladder in possible if ladder.label == reference)
-    judged = judge_ladders(measured, reference, noise=noise, c0=c0 or _tuned_compute(context, own))
+    at = c0 or _tuned_compute(context, own)
+    judged = judge_ladders(measured, reference, noise=noise, c0=at, lr_regret=lr_regret)
     analysis = judged.analysis
     values: dict[str, Any] = {"flops": json_safe(analysis.to_dict())}
     verdicts, fits = study_verdicts(analysis, measured), study_fits(analysis, measured)
@@ -128,7 +133,7 @@ def compare_ladders(
     warnings += analysis.warnings
     records = [record for one in measured for record in one.records]
     if by_time:
-        timed = judge_ladders(measured, reference, by="seconds", noise=noise)
+        timed = judge_ladders(measured, reference, by="seconds", noise=noise, lr_regret=lr_regret)
         values["seconds"] = json_safe(timed.analysis.to_dict())
         verdicts += study_verdicts(timed.analysis, measured, primary=False)
         fits += study_fits(timed.analysis, measured)

@@ -190,6 +190,7 @@ def judge_ladders(
     hold_out: dict[str, Ladder] | None = None,
     noise: float | None = None,
     c0: float | None = None,
+    lr_regret: float | None = None,
 ) -> JudgedLadders:
     """Fit and judge ladders by the joint and the paper's method; by the joint one alone where that fails.
 
@@ -200,6 +201,7 @@ def judge_ladders(
     draws = BOOTSTRAP_DRAWS if by == "flops" else max(100, BOOTSTRAP_DRAWS // 10)
     unit = "FLOPs" if by == "flops" else by
     request = AnalysisRequest(
-        reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None
-    )
+        reference=reference, noise=noise, draws=draws, unit=unit, c0=c0 if by == "flops" else None,
+        lr_regret=lr_regret,
+    )  # fmt: skip
     return JudgedLadders(analyse(ladders, request, hold_out), ladders)
