@@ -285,7 +285,7 @@ def test_slope_that_no_penalty_up_to_3_percent_explains() -> None:
     verdict = analyse(pair(1e-3, gamma=0.16), AnalysisRequest("vanilla", draws=100)).verdicts["grow"]
     assert verdict.tolerance[0].could_explain_slope
     assert verdict.tolerance[0].penalty_explaining_slope is None
-    assert any("no error up to 3%" in line for line in verdict.what_would_change)
+    assert any("no loss up to 3%" in line for line in verdict.what_would_change)
 
 
 def test_multipliers_in_sentences_are_those_of_the_budget_they_name() -> None:

@@ -404,7 +404,7 @@ def test_irreducible_loss_hypothesis_is_tabulated_beside_the_exponent_hypothesis
         assert None in row[1:7], "the ladders are exact, so a hypothesis is rejected and left out"
     assert [row[0] for row in table.rows] == ["operator-1", "untied-2"]
     assert "not measured" in table.caption
-    assert "× at highest budget" in answer.tables[0].columns
+    assert "interpolated ×, highest" in answer.tables[0].columns
 
 
 def test_both_intervals_of_the_exponent_are_drawn_with_different_styles(paper: StudyContext) -> None:

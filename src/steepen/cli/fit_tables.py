@@ -18,7 +18,7 @@ from steepen.utils.formatting import format_flops
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
     from steepen.laws.fits.compute_law import ComputeFit
-    from steepen.laws.hypotheses.nested_models import Growth
+    from steepen.laws.hypotheses.nested_models import Growth, Hypothesis
     from steepen.laws.power import CheapestLadder, LadderPlan, Power, Target
     from steepen.laws.registered_forecasts import ScoredForecast
     from steepen.laws.verdict.evidence import Prediction, Verdict
@@ -38,6 +38,7 @@ MEANINGS: dict[Growth, str] = {
     "undecided": "neither a growing nor a constant gain is shown",
 }
 VERDICT_COLUMNS = 69  # of the verdict table without its arms' names
+SHORT_NAMES: dict[Hypothesis, str] = {"exponent": "exponent", "irreducible": "lower E", "free": "E and γ"}
 TARGET_TITLES: dict[Target, str] = {"growth": "growth of the gain", "exponent": "larger exponent"}
 
 
@@ -180,17 +181,17 @@ def _shared_level(analysis: LadderAnalysis) -> str:
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:
-    from steepen.laws.hypotheses.nested_models import HYPOTHESIS_NAMES
-
     places = next(iter(analysis.verdicts.values())).hypotheses["exponent"].predictions
+    # A budget of about 10 or 1000 times the top rung has no column of its own.
+    columns = {f"at {format_flops(place.flops, 2)}": i for i, place in enumerate(places)}
     table = _table(
         "extrapolated multipliers of every hypothesis that is not rejected",
-        ("arm", "hypothesis", *(f"at {format_flops(place.flops, 2)}" for place in places)),
+        ("arm", "by what", *columns),
     )
     for v in analysis.verdicts.values():
         for i, name in enumerate(v.tenable):
-            cells = [_times(place) for place in v.hypotheses[name].predictions]
-            table.add_row("" if i else escape(v.arm), HYPOTHESIS_NAMES[name], *cells)
+            cells = [_times(v.hypotheses[name].predictions[k]) for k in columns.values()]
+            table.add_row("" if i else escape(v.arm), SHORT_NAMES[name], *cells)
     return table
 
 
@@ -206,8 +207,9 @@ def _times(prediction: Prediction) -> str:
 
 
 def _multipliers(analysis: LadderAnalysis) -> Table:
+    beyond = any(m.extrapolated for found in analysis.multipliers.values() for m in found)
     table = _table(
-        "multipliers at each method's lowest and highest budget († extrapolated)",
+        "multipliers at each method's lowest and highest budget" + " († extrapolated)" * beyond,
         ("arm", "method", "at", "multiplier", "at", "multiplier"),
     )
     for arm, found in analysis.multipliers.items():

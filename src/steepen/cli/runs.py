@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -252,5 +253,6 @@ def _print_sizes(rows: Sequence[dict[str, Any]]) -> None:
 def _print(table: Any) -> None:
     from steepen.utils.console import SafeConsole
 
-    # A pipe or file has no width: print whole lines.
-    SafeConsole(width=None if sys.stdout.isatty() else 200, markup=False).print(table)
+    # A pipe or file has no width: print whole lines, unless COLUMNS asks for one.
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    SafeConsole(width=None if known else 200, markup=False).print(table)

@@ -42,15 +42,15 @@ def summary_table(answer: Answer, records: Sequence[RunRecord], titles: dict[str
     return Table(
         title="Answers",
         columns=(
-            *("arm", "does the gain grow?", "multiplier", "low", "high", f"at ({unit})", "p (growth)"),
-            *("training FLOPs", "training hours"),
+            *("arm", "does the gain grow?", "multiplier (fitted)", "low", "high"),
+            *(f"at ({unit})", "p (growth)", "training FLOPs", "training hours"),
         ),
         rows=tuple(rows),
         caption=(
-            "The multiplier is the reference's cost over the arm's for the same loss, at the reference's "
-            "highest rung that the arm covers, with its interval; p is that of a gain that does not change "
-            "with compute. By either: the data allow a larger exponent as well as a lower irreducible loss. "
-            "FLOPs and hours are the sums over the arm's runs in this study."
+            "The multiplier is the reference's cost over the arm's for the same loss by the fitted laws, at "
+            "the reference's highest rung that the arm covers, with its interval; p is that of a gain that "
+            "does not change with compute. By either: the data allow a larger exponent as well as a lower "
+            "irreducible loss. FLOPs and hours are the sums over the arm's runs in this study."
         ),
         arm_column=0,
     )

@@ -104,7 +104,8 @@ class Evidence:
     `irreducible`, and `free` if both are. `growth_per_decade` is the factor by which the multiplier grows per
     decade of compute, the mean over the compute that both ladders cover. `multiplier` is the one at
     `multiplier_flops`, the highest compute that both ladders cover; NaN where a curve does not fall with
-    compute. `delta_gamma` assumes one irreducible loss for both arms, `delta_gamma_free` does not.
+    compute, and `multiplier_extrapolated` where the arm's ladder does not cover the compute that it needs.
+    `delta_gamma` assumes one irreducible loss for both arms, `delta_gamma_free` does not.
 
     Intervals of Δγ, ΔE and growth have confidence 1 − `level`, like the tests; `equivalence_interval`, which
     must lie inside the margin for a constant gain, has 1 − 2 · `level` (two one-sided tests). `sigma` is the
@@ -165,6 +166,7 @@ class Evidence:
     leave_one_out: tuple[LeaveOneOut, ...]
     separation: Separation
     tolerance: tuple[MistuningTolerance, ...]
+    multiplier_extrapolated: bool = False
     unit: str = "FLOPs"  # of every `flops` field: what the ladders are measured along
 
     @property

@@ -120,6 +120,8 @@ def gather_evidence(
         np.log(np.array(span) / c0),
         1 - level,
     )
+    multiplier = float(multipliers_at(leading, fits, np.array([math.log(span[1] / c0)]))[0])
+    needed = span[1] / multiplier  # NaN where there is no multiplier
     return Evidence(
         arm=arm.arm,
         reference=reference.arm,
@@ -157,8 +159,9 @@ def gather_evidence(
         delta_e_free_interval=delta_e_interval(fits, y, 1 - level, rule),
         free_crossing=free_crossing(fits, residual_fits, c0, settings.confidence),
         sigma=math.sqrt(float(fits.variance("free", rule)[0])) * (float(y.mean()) if rule.log else 1.0),
-        multiplier=float(multipliers_at(leading, fits, np.array([math.log(span[1] / c0)]))[0]),
+        multiplier=multiplier,
         multiplier_flops=span[1],
+        multiplier_extrapolated=bool(needed < arm.flops[0] * 0.99 or needed > arm.flops[-1] * 1.01),
         leading_multipliers=leading_multipliers(
             leading, comparison, residual_fits, settings.confidence, budget
         ),

@@ -267,9 +267,11 @@ def _top_rung(v: Evidence, tolerance: MistuningTolerance) -> list[str]:
             " explain the difference in slope"
         )
     elif tolerance.could_explain_slope:
+        uncertain = penalty is not None and v.demoted is None and tolerance.changed_verdict == "undecided"
         lines.append(
-            f"no error up to {MAX_LOSS_PENALTY:.0%} of the loss at the {rung} would by itself explain"
-            " the difference in slope"
+            f"no loss up to {MAX_LOSS_PENALTY:.0%} too high at the {rung} would by itself explain the"
+            " difference in slope"
+            + (": one as large as above makes the difference uncertain, not zero" if uncertain else "")
         )
     return lines
 
@@ -464,7 +466,7 @@ def _multiplier(v: Evidence) -> str:
     """The multiplier at the highest compute that both ladders cover, or why there is none."""
     if math.isnan(v.multiplier):
         return f"there is no multiplier {_at_top(v)}: a curve does not fall with {_cost(v)}"
-    return f"multiplier {v.multiplier:.3f} {_at_top(v)}"
+    return f"fitted multiplier {v.multiplier:.3f} {_at_top(v)}"
 
 
 def _cost(v: Evidence) -> str:
@@ -473,8 +475,9 @@ def _cost(v: Evidence) -> str:
 
 
 def _at_top(v: Evidence) -> str:
-    """The compute at which the verdict's multiplier is taken."""
-    return f"at {format_flops(v.multiplier_flops, 2)} {v.unit}"
+    """The compute at which the verdict's multiplier is taken, and whether the arm was measured there."""
+    beyond = ", extrapolated" if v.multiplier_extrapolated else ""
+    return f"at {format_flops(v.multiplier_flops, 2)} {v.unit}{beyond}"
 
 
 def _constant_multiplier(v: Evidence) -> float:

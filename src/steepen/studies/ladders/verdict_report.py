@@ -94,8 +94,8 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
             "Δγ",
             "Δγ low",
             "Δγ high",
-            "× at lowest budget",
-            "× at highest budget",
+            "interpolated ×, lowest",
+            "interpolated ×, highest",
         ),
         rows=tuple(rows),
         caption=(
