@@ -333,7 +333,7 @@ def test_compute_figure_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.CaptureFixture[str]) -> None:
-    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "200", "--noise", "3e-3")
+    data = result(capsys, "power", "--delta-gamma", "0.0055", "--draws", "100", "--noise", "3e-3")
     assert data["growth"] > 0.8
     assert list(data["verdict_fractions"]) == [
         "grows: exponent", "grows: irreducible loss", "grows: both", "grows: either", "constant", "shrinks",
@@ -350,7 +350,7 @@ def test_power_prints_probabilities_and_the_cheapest_ladder(capsys: pytest.Captu
         < data["cheapest"]["exponent"]["cost_flops"]
     )
     code, out, _ = run(
-        capsys, "power", "--delta-gamma", "0.0055", "--span", "2", "--no-search", "--draws", "200"
+        capsys, "power", "--delta-gamma", "0.0055", "--span", "2", "--no-search", "--draws", "100"
     )
     assert code == 0
     assert "2.00 decades" in out

@@ -53,31 +53,40 @@ def drawn(kind: str, count: int, seed: int = 0) -> tuple[LadderPair, Array]:
 
 def best_sum(pair: LadderPair, y: Array, *, shift: float | None = None) -> float:
     """Least squares of the exponent hypothesis by an independent search: E and γ searched, A solved."""
-    x, arm = pair.x, pair.arm
+    ladders = [(pair.x[pair.arm == flag], y[pair.arm == flag]) for flag in (False, True)]
+    scale = float(((y - y.mean()) ** 2).sum())
 
-    def left(e: float, slopes: tuple[float, float]) -> float:
-        total = 0.0
-        for flag, slope in zip((False, True), slopes, strict=True):
-            basis, rest = np.exp(-slope * x[arm == flag]), y[arm == flag] - e
-            total += float(((rest - max(basis @ rest / (basis @ basis), 0.0) * basis) ** 2).sum())
-        return total
+    def left(e: Array, slope: Array, ladder: int) -> Array:
+        """Sum of squares of one ladder for arrays of E and γ, which broadcast."""
+        x, loss = ladders[ladder]
+        basis, rest = np.exp(-slope[..., None] * x), loss - e[..., None]
+        a = np.maximum((basis * rest).sum(axis=-1) / (basis**2).sum(axis=-1), 0.0)
+        return ((rest - a[..., None] * basis) ** 2).sum(axis=-1)
 
     def objective(p: Array) -> float:
         gap = p[2] if shift is None else shift
-        return left(p[0], (p[1], p[1] + gap)) / scale
+        return float(left(p[0], p[1], 0) + left(p[0], p[1] + gap, 1)) / scale
 
-    scale = float(((y - y.mean()) ** 2).sum())
-    bounds = [(0.0, float(y.max())), (-1.0, 5.0), (-1.0, 5.0)]
+    # Given E the ladders are independent, so a grid of E and γ finds the valleys; L-BFGS descends in each.
+    e = np.append(np.linspace(0, 0.9, 40), np.linspace(0.9, 1.0, 40)) * float(y.max())
+    slopes = 0.5 * np.sinh(np.linspace(-1.44, 2.99, 200))  # −1 to 5, dense near 0
+    first = left(e[:, None], slopes, 0)
+    second = left(e[:, None], slopes if shift is None else slopes + shift, 1)
+    totals = first.min(axis=1) + second.min(axis=1) if shift is None else (first + second).min(axis=1)
+    valleys = np.flatnonzero(
+        (totals <= np.append(totals[1:], np.inf)) & (totals <= np.append(np.inf, totals)[:-1])
+    )
     found = np.inf
-    for e in (0.0, 0.3, 0.6, 0.9, 1.0):
-        for slope in (0.02, 0.1, 0.4):
-            for gap in (-0.15, 0.0, 0.05) if shift is None else (0.0,):
-                start = np.array([e * y.min(), slope, gap])[: 3 if shift is None else 2]
-                options: Any = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
-                r = optimize.minimize(
-                    objective, start, bounds=bounds[: len(start)], method="L-BFGS-B", options=options
-                )
-                found = min(found, r.fun * scale)
+    for k in valleys[totals[valleys].argsort()[:3]]:
+        if shift is None:
+            own, other = (slopes[part[k].argmin()] for part in (first, second))
+            start = np.array([e[k], own, other - own])
+        else:
+            start = np.array([e[k], slopes[(first + second)[k].argmin()]])
+        options: Any = {"maxiter": 500, "ftol": 1e-15, "gtol": 1e-12}
+        bounds = [(0.0, float(y.max())), (-1.0, 5.0), (-6.0, 6.0)][: len(start)]
+        r = optimize.minimize(objective, start, bounds=bounds, method="L-BFGS-B", options=options)
+        found = min(found, r.fun * scale)
     return found
 
 
