@@ -97,8 +97,8 @@ def test_summary_has_a_row_per_arm_with_answer_multiplier_p_and_cost(study: Load
             at, arm = row["at (FLOPs)"] / 1e12, judged.arm
             gamma, height = (0.2, 1.9) if arm == "operator-1" else (0.26, 1.95)
             truth = at / (height / (2.0 * at**-0.2)) ** (1 / gamma)
-            assert row["low"] < row["multiplier"] < row["high"]
-            assert row["multiplier"] == pytest.approx(truth, rel=0.03)
+            assert row["low"] < row["multiplier (fitted)"] < row["high"]
+            assert row["multiplier (fitted)"] == pytest.approx(truth, rel=0.03)
     assert r"\toprule" in to_latex(table) and "Untied-2 & grows" in to_latex(table)
 
 
