@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,24 @@ def test_absurd_yaml_is_rejected_at_once(text: str) -> None:
     with pytest.raises(yaml.YAMLError):
         load_yaml(text)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--data", ".", "--spec"],
+        ["study", "ladder", "--dry-run", "--preset"],
+        ["study", "ladder", "--preset", "tiny", "--dry-run", "--recipe"],
+        ["fit", "paper:fineweb", "--method", "joint", "--draws", "100", "--score"],
+    ],
+)
+def test_pipes_and_devices_are_not_read(
+    words: list[str], make: Callable[[Path], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "file.yaml")
+    assert main([*words, str(tmp_path / "file.yaml")]) == 2
+    assert "internal" not in capsys.readouterr().err
 
 
 def test_error_sentences_are_short_whatever_the_value() -> None:

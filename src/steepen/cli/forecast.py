@@ -159,12 +159,13 @@ def _labels(text: str) -> str | list[str]:
     """core17 and all as they are; else the labels of a file or of a list with commas."""
     if text in ("core17", "all"):
         return text
+    from steepen.utils.files import read_text
+
     path = Path(text)
-    words = (
-        path.read_text(encoding="utf-8").split()
-        if path.is_file()
-        else [word.strip() for word in text.split(",")]
-    )
+    try:
+        words = read_text(path).split() if path.is_file() else [word.strip() for word in text.split(",")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--tasks: {path} cannot be read ({error}).") from None
     labels = [word for word in words if word]
     if not labels:
         raise UsageError(f"--tasks {text!r} names no task; name one or more.")

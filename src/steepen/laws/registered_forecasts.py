@@ -24,7 +24,7 @@ from steepen.laws.distributions import Interval
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import forecast_loss, own_law
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import read_file, write_atomically
+from steepen.utils.files import read_file, read_text, write_atomically
 from steepen.utils.formatting import format_flops
 from steepen.utils.json_io import parse_json
 from steepen.utils.lock import file_lock
@@ -178,7 +178,7 @@ def read_registered(file: Path) -> list[RegisteredForecast]:
         return []
     found: list[RegisteredForecast] = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read ({error}).") from None
     for number, line in enumerate(lines, start=1):

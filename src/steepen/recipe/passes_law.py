@@ -30,8 +30,8 @@ class PassesLaw:
 
     def at(self, depth: int, tpp: float, size_rule: SizeRule | None = None) -> BestPasses:
         """K*, X_K* and TPP at K* for a depth; `tpp` is of one pass at the same compute."""
-        if tpp <= 0:
-            raise UsageError(f"tokens per parameter are {tpp:g}; they must be positive.")
+        if not 0 < tpp <= 1e9:
+            raise UsageError(f"tokens per parameter are {tpp:g}; they must be positive and at most 1e9.")
         arm = loop(2) if self.tied else untied(2)
         shape = arm.shape(depth, size_rule)
         active = [compute_active_parameters(arm, shape, k) for k in (1, 2)]

@@ -11,7 +11,7 @@ import yaml
 from steepen.errors import UsageError
 from steepen.recipe.recipe import Recipe
 from steepen.utils.codec import from_builtins, to_builtins
-from steepen.utils.files import write_atomically
+from steepen.utils.files import read_text, write_atomically
 from steepen.utils.validate import require
 from steepen.utils.yaml_io import load_yaml
 
@@ -41,7 +41,7 @@ def write_recipe(path: Path, content: RecipeFile) -> None:
 def read_recipe(path: Path) -> RecipeFile:
     """Read a recipe file (YAML or JSON); a wrong field is rejected by name."""
     try:
-        value: Any = load_yaml(path.read_text(encoding="utf-8"))
+        value: Any = load_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UsageError(f"the recipe file {path} could not be read: {reason}.") from error

@@ -27,6 +27,7 @@ from steepen.recipe.flops import FlopCount, run_flops, stage_fractions
 from steepen.recipe.hyperparameters import Hyperparameters, full_name
 from steepen.recipe.recipe import PlannedRun
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.files import read_text
 from steepen.utils.json_io import canonical_json
 from steepen.utils.source_digest import source_digest
 from steepen.utils.validate import require, require_count, require_positive
@@ -221,7 +222,7 @@ def expected_flops(spec: RunSpec, count: FlopCount = "total") -> float:
 def read_spec(path: Path) -> RunSpec:
     """Read a spec from a JSON or YAML file."""
     try:
-        value = load_yaml(path.read_text(encoding="utf-8"))
+        value = load_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"the spec file {path} could not be read: {reason}.") from error

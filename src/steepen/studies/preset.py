@@ -21,6 +21,7 @@ from steepen.recipe.recipe import Recipe
 from steepen.runs.spec import Precision
 from steepen.studies.grids import MAX_DEPTH, Grids, require_depths, require_unique
 from steepen.utils.codec import from_builtins
+from steepen.utils.files import read_text
 from steepen.utils.validate import require, require_count, require_positive
 from steepen.utils.yaml_io import load_yaml
 
@@ -179,7 +180,7 @@ def load_preset(name: str) -> Preset:
     if not path.is_file():
         raise UsageError(f"there is no preset {name!r}; use {', '.join(preset_names())}, or a YAML file.")
     try:
-        value: Any = load_yaml(path.read_text(encoding="utf-8"))
+        value: Any = load_yaml(read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the preset {path} could not be read: {str(error).splitlines()[0]}.") from error
     if isinstance(value, dict):

@@ -121,6 +121,11 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
         return file.read()
 
 
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8; raises OSError as `read_file` does, and UnicodeDecodeError."""
+    return read_file(path).decode("utf-8")
+
+
 def sha256_of_file(path: Path) -> str:
     """Hex SHA-256 of a file, as `sha256sum` prints it."""
     with open(path, "rb", opener=open_regular) as file:

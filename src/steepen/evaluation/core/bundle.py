@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from steepen.errors import UsageError, nearest, show
-from steepen.utils.files import read_file
+from steepen.utils.files import read_text
 from steepen.utils.json_io import parse_json
 from steepen.utils.validate import is_whole
 from steepen.utils.yaml_io import load_yaml
@@ -128,7 +128,7 @@ class Bundle:
 
 def _read_text(file: Path) -> str:
     try:
-        return read_file(file).decode("utf-8")
+        return read_text(file)
     except FileNotFoundError:
         raise BadBundle(file, None, "the file is missing; unpack the bundle again.") from None
     except (OSError, UnicodeDecodeError) as error:
