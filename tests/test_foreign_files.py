@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ from steepen.report.contents import figure_csv
 from steepen.report.table_files import to_csv
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
-from steepen.studies.answer import Axis, Panel, Series, Table
+from steepen.studies.answer import Answer, Axis, Panel, Series, Table
+from steepen.studies.driver.journal import Journal
 from steepen.utils.formatting import printable
 from steepen.utils.imports import code_from, import_object, trust_code
 from steepen.utils.json_io import parse_json, with_checksum, without_checksum, write_json
@@ -152,6 +154,26 @@ def test_name_of_an_arm_cannot_hide_runs_or_control_the_terminal(
     assert printable(out) == out and "\r" not in out
 
 
+def test_texts_of_an_answer_and_a_record_cannot_break_a_report(tmp_path: Path) -> None:
+    evil = "\x1b[2J\ud800$x^"
+    store, spec = RunStore(tmp_path / "runs"), make_spec(1)
+    record = {**record_of(spec, 3.5).to_dict(), "git": {evil: evil}, "hardware": {"name": evil, evil: evil}}
+    record["spec"]["arm"]["title"] = evil
+    write_json(store.run(spec).record_file, with_checksum(record))
+    write_json(store.run(spec).samples_file, {"step": 1, "prompt": evil, "text": evil})
+    journal = Journal.open(tmp_path / "studies", "s", {"arms": [evil]}, store.root)
+    with journal.driving():
+        series = Series(evil, "points", (1.0, 2.0), (3.0, 2.0), arm=evil, runs=(spec.hash,), texts=(evil,))
+        panel = Panel(evil, Axis(evil, "log"), Axis(evil), (series,), (("x", 1.5, evil),), evil)
+        table = Table(evil, (evil, "loss"), ((evil, 3.0),))
+        answer = Answer(evil, evil, evil, (evil,), {evil: evil}, panels=(panel,), tables=(table,))
+        journal.set_answer(replace(answer, runs=(spec.hash,)))
+    words = ["report", "s", "--studies", str(tmp_path / "studies"), "--out", str(tmp_path / "page")]
+    assert main([*words, "--format", "svg"]) == 0
+    written = [path.read_text(encoding="utf-8") for path in (tmp_path / "page").rglob("*") if path.is_file()]
+    assert len(written) > 3 and all(printable(text) == text for text in written)
+
+
 @pytest.mark.parametrize("name", EVIL_NAMES)
 def test_names_in_every_table_are_printable(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -207,6 +229,17 @@ def test_output_degrades_where_the_encoding_lacks_characters(
     command, environment = [sys.executable, "-m", "steepen", *words], {**os.environ, **settings_}
     done = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_file_whose_name_is_not_utf8_is_named_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / os.fsdecode(b"text-\xff.txt")
+    file.write_text("some words")
+    assert (
+        main(["data", "prepare", str(file), "--out", str(tmp_path / "data"), "--tokenizer", "bpe:300"]) == 1
+    )
+    assert "is not UTF-8; rename it" in capsys.readouterr().err
 
 
 def test_closed_output_and_removed_directory_give_no_traceback(tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ KINDS = {
         with_new_checksum,
         lambda file: Journal.read(file.parent),
     ),
+    "answers": Kind(
+        "studies/s/study.json",
+        ("report s --studies {root}/studies --out {root}/page --format svg",),
+        with_new_checksum,
+    ),
     "tasks of bundles": Kind("bundle/core.yaml", (EVALUATE,)),
     "examples of bundles": Kind("bundle/eval_data/one/choose.jsonl", (EVALUATE,)),
     "exports": Kind("export/steepen.json", ("import {root}/export --runs {root}/imported",)),
@@ -192,7 +197,7 @@ def test_wrong_value_in_a_file_is_rejected_or_harmless(
         good = code in (0, 1, 2) and (code == 0 or said.err.strip()) and seconds < SECONDS
         if not good or "Traceback" in said.err or "\x1b" in said.out + said.err:
             wrong.append(f"{words}: {code} {seconds:.0f} s {said.err[-300:]} {file.read_bytes()!r:.3000}")
-        for made in ("imported", "unpacked"):
+        for made in ("imported", "unpacked", "page"):
             shutil.rmtree(root / made, ignore_errors=True)
         return code
 

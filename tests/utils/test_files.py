@@ -18,7 +18,7 @@ from steepen.utils.files import (
     sha256_of_file,
     write_atomically,
 )
-from steepen.utils.json_io import write_json
+from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.lock import file_lock
 
 
@@ -81,3 +81,10 @@ def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     os.truncate(tmp_path / "sparse", 1 << 40)
     with pytest.raises(OSError, match="larger than 1,024 MiB"):
         read_file(tmp_path / "sparse")
+
+
+def test_names_of_files_that_are_not_utf8_survive_json(tmp_path: Path) -> None:
+    value = {"path": os.fsdecode(b"data-\xff"), "\ud800": ["\udfff"]}
+    write_json(tmp_path / "file.json", with_checksum(value))
+    (tmp_path / "file.json").read_text(encoding="utf-8")
+    assert without_checksum(read_json(tmp_path / "file.json")) == value

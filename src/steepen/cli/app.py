@@ -177,6 +177,11 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _print_error(f"{error.strerror or error}{where}.")
         return 1
+    except UnicodeEncodeError as error:  # pyarrow and other libraries take names in UTF-8 only
+        if debug:
+            raise
+        _print_error(f"{shorten(str(error.object))!r} is not UTF-8; rename it, or write it in UTF-8.")
+        return 1
     except Exception as error:
         if debug:
             raise

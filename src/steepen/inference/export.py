@@ -14,6 +14,7 @@ from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenizer
 from steepen.inference.model_card import model_card
 from steepen.inference.weights import digest, hugging_face_weights, network_weights
+from steepen.utils.files import UNENCODABLE
 
 FORMATS = ("hf", "safetensors")
 EXPORT_FORMAT = "steepen-export-1"
@@ -162,4 +163,4 @@ def describe(run: LoadedRun, tokenizer: Tokenizer | None, weights: str) -> dict[
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8", UNENCODABLE)

@@ -13,6 +13,7 @@ import numpy as np
 
 from steepen.errors import UsageError
 from steepen.laws.fits.solver import Array
+from steepen.utils.formatting import printable
 
 MIN_REFERENCE_RUNGS = 4
 MIN_ARM_RUNGS = 3
@@ -114,6 +115,8 @@ class Table:
             name = "" if cell is None else str(cell).strip()
             if not name:
                 raise UsageError(f"{self.place(row)}: {column} is empty; every row needs one.")
+            if printable(name) != name:
+                raise UsageError(f"{self.place(row)}: {column} has control characters; write it without.")
             names.append(name)
         return names
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from steepen.errors import UsageError, nearest
 from steepen.model.shape import MAX_BLOCKS, BlockAllocation, Shape, SizeRule
+from steepen.utils.formatting import printable
 from steepen.utils.imports import object_name
 from steepen.utils.validate import require, require_count, require_positive
 
@@ -208,6 +209,8 @@ class Arm:
                     f"Arm.{name} = {value!r} is not known: use one of {nearest(value, known, 4)}, "
                     'or "module:attribute" for a custom one.'
                 )
+        accepted = "text without control characters"
+        require(printable(self.name) == self.name, "Arm", "name", self.name, accepted)
         if not self.title:
             object.__setattr__(self, "title", self.name)
 

@@ -18,6 +18,7 @@ from steepen.runs.samples import read_samples
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
+from steepen.utils.formatting import printable, printable_values
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,16 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
             "let it finish, or run it again to continue it."
         )
     try:
-        answer = Answer.from_dict(entry.answer)
+        answer = Answer.from_dict(printable_values(entry.answer))
     except SteepenError as error:
         raise SteepenError(f"the answer in {journal.file} can't be read: {error}") from error
     _check(answer, journal.file)
     directory = journal.runs_directory(runs)
     records, failures = _records(entry.name, answer, directory)
     texts = {record.run: read_samples(directory / record.run / "samples.jsonl") for record in records}
-    samples = {run: lines for run, lines in texts.items() if lines}
-    return LoadedStudy(entry.name, answer, entry.options, records, failures, directory, samples)
+    samples = {run: printable_values(lines) for run, lines in texts.items() if lines}
+    name, options = printable(entry.name), printable_values(entry.options)
+    return LoadedStudy(name, answer, options, records, failures, directory, samples)
 
 
 def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:

@@ -10,6 +10,7 @@ from steepen.errors import UsageError
 from steepen.runs.scores import check_scores
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
+from steepen.utils.formatting import printable_values
 from steepen.utils.json_io import CHECKSUM, with_checksum, without_checksum
 from steepen.utils.validate import require
 
@@ -79,7 +80,7 @@ class RunRecord:
         if not isinstance(value, dict):
             raise UsageError("the record is not an object with fields.")
         content = {name: item for name, item in cast("dict[str, Any]", value).items() if name != CHECKSUM}
-        record = from_builtins(RunRecord, content, "record")
+        record = from_builtins(RunRecord, printable_values(content), "record")
         if record.run != record.spec.hash:
             raise UsageError(f"record.run is {record.run!r}, but the spec's hash is {record.spec.hash}.")
         require(1 <= record.version <= RECORD_VERSION, "record", "version", record.version, _VERSIONS)

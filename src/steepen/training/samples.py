@@ -24,7 +24,7 @@ from steepen.inference.sampling import Sampling
 from steepen.model.network import Network
 from steepen.optim.optimizer import Optimizer
 from steepen.runs.metrics import read_lines
-from steepen.utils.files import open_without_links, write_atomically
+from steepen.utils.files import UNENCODABLE, open_without_links, write_atomically
 
 SAMPLE_TOKENS = 64
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, seed=0)
@@ -50,7 +50,9 @@ class SampleWriter:
         if path is not None:
             kept = [line for line in read_lines(path)[0] if line["step"] <= step]
             write_atomically(path, "".join(map(_line, kept)))
-            self.file = open(path, "a", encoding="utf-8", opener=open_without_links)  # noqa: SIM115
+            self.file = open(  # noqa: SIM115
+                path, "a", encoding="utf-8", errors=UNENCODABLE, opener=open_without_links
+            )
 
     def sample(
         self, step: int, network: Network, passes: int, optimizer: Optimizer | DistributedOptimizer

@@ -16,6 +16,9 @@ from steepen.errors import SteepenError
 MAX_BYTES = 1 << 30  # of a file that is read whole into memory
 TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_atomically` leaves behind
 
+# How text of half surrogate pairs, as of a path that is not UTF-8, is written: \udcff, which JSON reads back.
+UNENCODABLE = "backslashreplace"
+
 # The umask can only be read by setting it; do so at import, before there are threads.
 _UMASK = os.umask(0o022)
 os.umask(_UMASK)
@@ -34,7 +37,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             # mkstemp makes it private; other users may share the directory
             os.fchmod(handle, 0o666 & ~_UMASK)
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode("utf-8", UNENCODABLE) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
             temporary.replace(path)

@@ -137,6 +137,15 @@ def printable(text: str, keep: str = "") -> str:
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else "�", text)
 
 
+def printable_values(value: Any) -> Any:
+    """A JSON value with every text in it printable, names of fields too."""
+    if isinstance(value, dict):
+        return {printable(str(key)): printable_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [printable_values(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def wrap_to_terminal(text: str, stream: TextIO) -> str:
     """Break lines at words to the width of the terminal, if `stream` is one; control characters become �."""
     text = printable(text)
