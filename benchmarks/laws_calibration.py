@@ -224,6 +224,7 @@ SIGMA = 2e-3
 SCENARIOS = (
     "independent",
     "two lowest rungs x5",
+    "the same with a column loss_sd",
     "AR(0.8) along the ladder",
     *(
         f"+0.03 at {whose} {where}"
@@ -237,6 +238,8 @@ SCENARIOS = (
     "arms correlated 0.9, seeds match",
 )
 
+NOISY_LOW_RUNGS = ("two lowest rungs x5", "the same with a column loss_sd")
+
 
 def scenario(name: str, law: tuple[float, float, float], draws: int, sigma: float) -> Simulated:
     """Simulated ladders of the reference and an arm at the paper's rungs, under one kind of noise."""
@@ -246,7 +249,7 @@ def scenario(name: str, law: tuple[float, float, float], draws: int, sigma: floa
     truth = np.concatenate([curve(TRUTHS["same law"], PAPER), curve(law, PAPER)])
     z = rng.standard_normal((draws, 2, 8))
     rule = DecisionRule()
-    if name == "two lowest rungs x5":
+    if name in NOISY_LOW_RUNGS:
         z[:, :, :2] *= 5
     if name.startswith("AR"):
         for i in range(1, 8):
@@ -259,8 +262,10 @@ def scenario(name: str, law: tuple[float, float, float], draws: int, sigma: floa
     if name.startswith("--noise"):
         rule = replace(rule, noise=sigma * (0.5 if "half" in name else 2.0))
     weights, covariance = np.ones((draws, 16)), np.eye(16)
-    if name == "two lowest rungs x5":
+    if name in NOISY_LOW_RUNGS:
         covariance = np.diag(np.tile([25.0, 25.0, *[1.0] * 6], 2))
+    if name == "the same with a column loss_sd":
+        weights = weights / np.diag(covariance)
     if name.startswith("AR"):
         ladder = 0.8 ** np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
         covariance = np.kron(np.eye(2), ladder)
