@@ -218,7 +218,8 @@ def _multipliers(analysis: LadderAnalysis) -> Table:
             cells: list[str] = []
             for m in (own[0], own[-1]):
                 mark = "†" if m.extrapolated else ""
-                cells += [format_flops(m.flops, 2), f"{m.value:.2f} ({m.low:.2f}–{m.high:.2f}){mark}"]
+                value, low, high = (f"{x:.2f}" if x < 10 else f"{x:.3g}" for x in (m.value, m.low, m.high))
+                cells += [format_flops(m.flops, 2), f"{value} ({low}–{high}){mark}"]
             table.add_row(escape(arm), method, *cells)
     return table
 
