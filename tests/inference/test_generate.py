@@ -161,6 +161,7 @@ def test_text_from_python_and_the_command_line(trained: Path, capsys: pytest.Cap
     words = ["generate", str(trained), "--device", "cpu", "--max-tokens", "12"]
     assert main([*words, "--prompt", "the cat"]) == 0
     assert capsys.readouterr().out == f"the cat{text[0]}\n"
+    words[1:2] = [trained.name[:6], "--runs", str(trained.parent)]
     assert main([*words, "--prompt", "the cat", "--prompt", "a dog sat", "--json"]) == 0
     texts = json.loads(capsys.readouterr().out)["texts"]
     assert [each["prompt"] for each in texts] == ["the cat", "a dog sat"] and texts[0]["text"] == text[0]

@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
+from steepen.cli.run_options import run_path
+
 
 def export(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run directory (its newest checkpoint) or a checkpoint directory."
+            metavar="RUN",
+            help="A run (its newest checkpoint): its directory, its hash or the beginning of it; or a "
+            "checkpoint directory.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it must not exist.")],
@@ -22,6 +26,7 @@ def export(
     data_license: Annotated[
         str | None, typer.Option(help="Licence of the training data, for the model card.")
     ] = None,
+    runs: Annotated[Path, typer.Option(help="Directory of all runs.")] = Path("runs"),
 ) -> None:
     """Export a trained network, to transformers or to plain safetensors.
 
@@ -32,7 +37,7 @@ def export(
     """
     from steepen.inference.export import export as export_run
 
-    typer.echo(export_run(run, out, to, data_license=data_license))
+    typer.echo(export_run(run_path(run, runs), out, to, data_license=data_license))
 
 
 def import_(

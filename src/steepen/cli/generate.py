@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from steepen.cli.run_options import run_path
 from steepen.utils.printable_stream import unwrapped
 
 
@@ -16,7 +17,9 @@ def generate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run directory (its newest checkpoint) or a checkpoint directory."
+            metavar="RUN",
+            help="A run (its newest checkpoint): its directory, its hash or the beginning of it; or a "
+            "checkpoint directory.",
         ),
     ],
     prompt: Annotated[
@@ -38,6 +41,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.", min=0, max=2**63 - 1)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Maximum of new tokens per prompt.", min=1, max=10**9)] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
+    runs: Annotated[Path, typer.Option(help="Directory of all runs.")] = Path("runs"),
     precision: Annotated[
         str, typer.Option(help="auto (the run's own; bf16 for fp8 runs), fp32 or bf16.")
     ] = "auto",
@@ -63,7 +67,7 @@ def generate(
         started = True
 
     texts = generate_text(
-        run,
+        run_path(run, runs),
         prompt,
         max_tokens=max_tokens,
         passes=passes,

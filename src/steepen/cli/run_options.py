@@ -1,4 +1,4 @@
-"""The directory of runs, and one run of it, as the subcommands of `steepen runs` take them."""
+"""The directory of runs, and one run of it, as `steepen runs`, `generate` and `export` take them."""
 
 from __future__ import annotations
 
@@ -40,3 +40,10 @@ def find_run(name: str, directory: Path) -> Any:
     if not directory.is_dir():
         raise UsageError(f"there is no directory {directory}; name the directory of your runs with --runs.")
     return open_runs(directory)[name]
+
+
+def run_path(name: Path, directory: Path) -> Path:
+    """The path itself if there is something, else the run whose hash begins so; to read a checkpoint from."""
+    if name.exists() or len(name.parts) != 1 or not directory.is_dir():
+        return name
+    return Path(find_run(str(name), directory).path)
