@@ -10,6 +10,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
+# Without it, tables in a pipe are as wide as their content. The suite's worker processes inherit one that
+# readline, which pytest imports, has set.
+os.environ.pop("COLUMNS", None)
+
 # One thread per test process, which sleeps while it waits: the suite runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
