@@ -127,6 +127,26 @@ def test_run_killed_at_any_point_ends_with_the_same_weights(
     assert record.resumed == (0 if count == 1 and where in ("step", "save", "rename") else 1)
 
 
+def test_a_run_killed_as_its_record_is_written_leaves_no_old_checkpoint(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, store = make_spec(), RunStore(tmp_path)
+
+    def deadly(path: Path, *words: Any, original: Any = write_json) -> None:
+        original(path, *words)
+        if path.name == "record.json":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "write_json", deadly)
+        with pytest.raises(Killed):
+            train(spec, tiny_data, store, QUIET)
+    train(spec, tiny_data, store, QUIET)
+    found = checkpoints.list_checkpoints(store.run(spec).checkpoints)
+    kinds = [checkpoint.training_progress().kind for checkpoint in found]
+    assert kinds[-1] == "final" and "regular" not in kinds
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"null", b"[]", b"{}", b'{"step": 3, "loss": "x"}'])
 def test_damaged_metrics_are_reported_and_the_run_resumes(
     content: bytes, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -526,8 +526,9 @@ class Trainer:
         )
         self.metrics.require_directory()
         self.metrics.sync()
-        write_json(self.directory.record_file, record.to_dict())
+        # Before the record: a run with one is not opened again; a kill in between would leave checkpoints.
         checkpoints.prune(self.directory.checkpoints, 1, self.options.keep_every)
+        write_json(self.directory.record_file, record.to_dict())
         self.world.broadcast_object(record.to_dict())
         return record
 
