@@ -147,7 +147,9 @@ def test_a_run_killed_as_its_record_is_written_leaves_no_old_checkpoint(
     assert kinds[-1] == "final" and "regular" not in kinds
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"null", b"[]", b"{}", b'{"step": 3, "loss": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"null", b"[]", b"{}", b'{"step": 3, "loss": "x"}', b'{"step": 3, "lr": "x"}']
+)
 def test_damaged_metrics_are_reported_and_the_run_resumes(
     content: bytes, make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -17,7 +17,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Lines of metrics.jsonl that have a step, and how many others there are before the last line."""
+    """Lines of metrics.jsonl that have a step and only numbers; how many others there are before the last."""
     try:
         texts = read_file(path).split(b"\n")
     except FileNotFoundError:
@@ -40,4 +40,4 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not is_whole(value.get("step")):
         return None
-    return None if "loss" in value and not is_number(value["loss"]) else value
+    return value if all(map(is_number, value.values())) else None
