@@ -203,7 +203,8 @@ def solve(
         change, negligible = at.objective - trial.objective, TOLERANCE * at.objective + tiny
         small = np.abs(change) <= negligible
         if warm:
-            small |= better & (change < 0.1 * previous) & (change * change <= negligible * previous)
+            with np.errstate(over="ignore"):  # of absurd losses
+                small |= better & (change < 0.1 * previous) & (change * change <= negligible * previous)
         done = (small & (damping < 1e-2)) | (damping > 1e9)
         previous = np.where(better, change, 0.0)
         if better.all():
