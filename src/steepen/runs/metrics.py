@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl: one line per logged step and one per validation."""
+"""Reads metrics.jsonl, one line per logged step and validation, and samples.jsonl, one per sampled text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from steepen.utils.files import read_file
 from steepen.utils.formatting import is_number
 from steepen.utils.validate import is_whole
 
+TEXTS = frozenset({"prompt", "text"})  # fields of a sample
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl, one dict per line; damaged lines, as a killed process leaves, are dropped."""
@@ -17,7 +19,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Lines of metrics.jsonl that have a step and only numbers; how many others there are before the last."""
+    """Lines that have a step and only numbers (and texts, of samples); how many others before the last."""
     try:
         texts = read_file(path).split(b"\n")
     except FileNotFoundError:
@@ -40,4 +42,5 @@ def _parse(text: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not is_whole(value.get("step")):
         return None
-    return value if all(map(is_number, value.values())) else None
+    good = (isinstance(item, str) if name in TEXTS else is_number(item) for name, item in value.items())
+    return value if all(good) else None
