@@ -184,9 +184,8 @@ def write_checkpoint(
             return
         write_json(partial / META_FILE, with_checksum({**asdict(training_progress), "files": checksums}))
         sync(partial)
-        if os.path.lexists(
-            target
-        ):  # the same step saved again (as growth or final): the newer kind replaces it
+        # The same step saved again (as growth or final): the newer kind replaces it.
+        if os.path.lexists(target):
             _remove(target)
         partial.rename(target)
         sync(folder)
