@@ -455,3 +455,18 @@ def test_operator_1_and_vanilla_have_equal_flops_in_the_tiny_ladder(tiny: StudyC
         arm: sum(expected_flops(s) for s in batch if s.arm.name == arm) for arm in ("vanilla", "operator-1")
     }
     assert cost["operator-1"] == pytest.approx(cost["vanilla"], rel=0.05)
+
+
+def test_depths_of_equal_time_leave_the_verdict_per_flop(
+    tiny: StudyContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny runs take about as long at one depth as at the next, which must not end the study."""
+    from steepen.studies import synthetic
+
+    plain = synthetic.fabricate_record
+    monkeypatch.setattr(
+        synthetic, "fabricate_record", lambda spec, loss: replace(plain(spec, loss), seconds_training=0.05)
+    )
+    answer = Formula(one_law).answer(ladder(tiny, arms=["vanilla", "operator-1"]))
+    assert any("no verdict per second: two depths of vanilla" in warning for warning in answer.warnings)
+    assert [judged.measure for judged in answer.verdicts] == ["per FLOP"] and "seconds" not in answer.values

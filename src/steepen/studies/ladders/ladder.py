@@ -132,7 +132,12 @@ def compare_ladders(
         tables.append(by_paper)
     warnings += analysis.warnings
     records = [record for one in measured for record in one.records]
-    if by_time:
+    merged = [one.spec.label for one in measured if one.depths_of_equal_time] if by_time else []
+    if merged:
+        warnings.append(
+            f"no verdict per second: two depths of {', '.join(merged)} took the same time, within 1%"
+        )
+    elif by_time:
         timed = judge_ladders(measured, reference, by="seconds", noise=noise, lr_regret=lr_regret)
         values["seconds"] = json_safe(timed.analysis.to_dict())
         verdicts += study_verdicts(timed.analysis, measured, primary=False)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from steepen.errors import UsageError
 from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
-from steepen.laws.ladder import Ladder, read_ladders
+from steepen.laws.ladder import Ladder, group_rungs, read_ladders
 from steepen.laws.table import MIN_ARM_RUNGS, MIN_REFERENCE_RUNGS, table_from
 from steepen.model.arm import Arm
 from steepen.optim.config import OptimizerConfig
@@ -61,6 +63,12 @@ class MeasuredLadder:
                 rows["loss"].append(record.validation_loss)
                 rows["seed"].append(record.spec.seed)
         return rows
+
+    @property
+    def depths_of_equal_time(self) -> bool:
+        """Whether two depths took the same time, within the tolerance that makes runs seeds of one rung."""
+        seconds = [fmean(cost_of(record, "seconds") for record in records) for records in self.runs.values()]
+        return len(group_rungs(np.array(seconds))) < len(seconds)
 
     @property
     def records(self) -> list[RunRecord]:
