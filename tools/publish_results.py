@@ -56,19 +56,23 @@ def with_further_seeds(folder: Path, ladder: Sequence[RunRecord]) -> list[RunRec
     return [one for one in all_records(folder) if replace(one.spec, seed=0).hash in known]
 
 
-def other_rates(folder: Path, ladder: Sequence[RunRecord]) -> str:
-    """The ladder's runs beside those that differ from them in the learning rate only, as a table; or ""."""
+def other_rates(folder: Path, ladder: Sequence[RunRecord], shown: set[frozenset[str]]) -> str:
+    """The ladder's runs beside those that differ from them in the learning rate only, as a table; or "".
+
+    Pairs in `shown` are left out; those of the table are added to it.
+    """
 
     def without_rate(record: RunRecord) -> str:
         settings = replace(record.spec.hyperparameters, learning_rate=1.0)
         return replace(record.spec, hyperparameters=settings).hash
 
     known = {without_rate(record): record for record in ladder}
-    lines: list[tuple[str, int, list[str]]] = []
+    lines: list[tuple[str, int, int, list[str]]] = []
     for other in all_records(folder):
         record = known.get(without_rate(other))
-        if record is None or other.run == record.run:
+        if record is None or other.run == record.run or {record.run, other.run} in shown:
             continue
+        shown.add(frozenset({record.run, other.run}))
         cells = [
             text
             for one in (record, other)
@@ -78,11 +82,12 @@ def other_rates(folder: Path, ladder: Sequence[RunRecord]) -> str:
             )
         ]
         change = f"{other.validation_loss - record.validation_loss:+.4f}"
-        lines.append((find_arm(record.spec.arm.name).title, record.spec.shape.depth, [*cells, change]))
+        title, spec = find_arm(record.spec.arm.name).title, record.spec
+        lines.append((title, spec.shape.depth, spec.seed, [*cells, change]))
     if not lines:
         return ""
-    columns = ["arm", "depth", "rate", "loss", "other rate", "its loss", "difference"]
-    return markdown(columns, [[title, str(depth), *cells] for title, depth, cells in sorted(lines)])
+    columns = ["arm", "depth", "seed", "rate", "loss", "other rate", "its loss", "difference"]
+    return markdown(columns, [[title, str(d), str(seed), *cells] for title, d, seed, cells in sorted(lines)])
 
 
 def rows_of(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -165,21 +170,23 @@ def _cell(value: object) -> str:
 def tables(folder: Path) -> str:
     """The text between the marks of the page."""
     parts: list[str] = []
+    shown: set[frozenset[str]] = set()
     for journal in finished(folder):
         name, answer = journal.entry.name, journal.entry.answer
         records = records_of(folder, journal)
         epochs = max(record.spec.data.epochs for record in records)
         parts += [f"### `{name}`: {len(records)} runs", ""]
         if answer["study"] == LADDER:
-            rows = rows_of(with_further_seeds(folder, records))
+            records = with_further_seeds(folder, records)
+            rows = rows_of(records)
             parts += [loss_table(rows), "", verdict_table(rows, rows_reference(answer, rows)), ""]
-            others = other_rates(folder, records)
+            others = other_rates(folder, records, shown)
             if others:
                 parts += ["The same runs with another learning rate:", "", others, ""]
         else:
             parts += [*study_tables(answer), ""]
         if epochs > 1:
-            parts += [f"The largest runs repeat the data, up to {epochs} times.", ""]
+            parts += [f"Runs longer than the data repeat it, {epochs} times at most (`--epochs {epochs}`).", ""]
     return "\n".join(parts).strip() + "\n"
 
 

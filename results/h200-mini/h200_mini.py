@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from steepen.errors import UsageError
 from steepen.model.arm import Arm
 from steepen.model.arms import find_arm
 from steepen.recipe.recipe_file import RecipeFile
@@ -154,6 +155,8 @@ def seeds(
     seeds: Sequence[int] = (0, 1),
 ) -> Study:
     """Ladder runs of several seeds: how much the loss of a run depends on its seed."""
+    if len(seeds) < 2:
+        raise UsageError("give at least two seeds, such as --seeds 0,1: one shows no difference.")
     cells = [
         (find_arm(name), depth)
         for depth in sorted(rungs or context.preset.rungs, reverse=True)

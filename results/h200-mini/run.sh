@@ -69,4 +69,6 @@ study tuned ladder --arms "$ARMS" --rungs "$RUNGS" $recipes
 # shellcheck disable=SC2086
 study seeds h200_mini:seeds --arms "$ARMS" --rungs "$SEED_RUNGS" --seeds 0,1 $recipes
 study untuned ladder --arms "$ARMS" --rungs "$RUNGS" --recipe paper
+study untuned-seeds h200_mini:seeds --arms "$ARMS" --rungs "$SEED_RUNGS" --seeds 0,1 --recipe paper
+study smallest-rung h200_mini:seeds --arms "$ARMS" --rungs "${RUNGS%%-*}" --seeds 0,1,2,3 --recipe paper
 keep

@@ -109,6 +109,8 @@ def test_run_killed_at_any_point_ends_with_the_same_weights(
         nonlocal count
         if where == "record" and not str(words[0]).endswith("record.json"):
             return original(*words, **options)
+        if where == "rename" and not words[0].name.startswith(".writing-"):
+            return original(*words, **options)
         count += 1
         if count == call and not after:
             raise Killed
