@@ -23,7 +23,7 @@ TUNE_RUNGS=${TUNE_RUNGS:-2,4}
 EPOCHS=${EPOCHS:-4}
 OPTIONS=${OPTIONS:-}
 
-restore() { # records of earlier sessions: a finished run is not repeated
+restore() { # what was kept before: a finished run is not repeated
     mkdir -p "$WORK/runs" "$WORK/studies" "$KEEP/runs" "$KEEP/studies"
     cp -rn "$KEEP/runs/." "$WORK/runs/"
     cp -rn "$KEEP/studies/." "$WORK/studies/"
