@@ -92,7 +92,7 @@ def draw_figure(
         for text in box.get_texts():
             text.set_parse_math(False)
     figure.draw_without_rendering()  # lays out; the files and the page then share the positions
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     return figure, drawn
 
 

@@ -51,7 +51,7 @@ def page_panels(
             )
             drawn.axes.minorticks_off()
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")
+            figure.set_layout_engine(None)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
             found.append((_svg(buffer.getvalue(), drawn, curves, f"{name}-{i}", colour_class), drawn))
