@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ import pytest
 
 from steepen.data.prepare import PrepareRequest, prepare
 from steepen.data.sources.builtin import builtin_source, read_part
+from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_builtin_corpus.py"
@@ -38,6 +40,24 @@ def test_former_name_is_accepted(tmp_path: Path) -> None:
     found = [prepare(request, tmp_path / str(place)) for place, request in enumerate(requests)]
     assert found[0].identity == found[1].identity
     assert found[1].manifest.source["name"] == "builtin:speeches"
+
+
+def test_shipped_tokenizer_is_what_training_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    train = Tokenizer.train
+
+    def counted(texts: Iterable[str], size: int) -> Tokenizer:
+        calls.append(size)
+        return train(texts, size)
+
+    monkeypatch.setattr(Tokenizer, "train", counted)
+    shipped = prepare(PrepareRequest(("builtin",), tokenizer="bpe:512"), tmp_path / "shipped")
+    assert calls == []
+    monkeypatch.setattr("steepen.data.sources.builtin.TOKENIZER_TEXTS", "other texts")
+    trained = prepare(PrepareRequest(("builtin",), tokenizer="bpe:512"), tmp_path / "trained")
+    assert calls == [512]
+    assert shipped.tokenizer().identity == trained.tokenizer().identity
+    assert shipped.identity == trained.identity
 
 
 def test_speeches_make_millions_of_tokens_without_a_download(tmp_path: Path) -> None:

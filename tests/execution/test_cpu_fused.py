@@ -108,9 +108,11 @@ def test_tiled_attention_scores_equal_untiled_ones(monkeypatch: pytest.MonkeyPat
     cpu.install_fused_cpu(network)
     monkeypatch.setattr(cpu, "QUERY_BLOCK", 4)  # blocks of 4, 4 and 3 queries
     monkeypatch.setattr(cpu, "MAX_CACHED_SCORES", 4 * 11 * 2)  # two of the nine heads at a time
-    torch.testing.assert_close(
-        gradients(network, tokens[:, :-1], tokens[:, 1:]), expected, rtol=1e-9, atol=1e-12
-    )
+    tiled = gradients(network, tokens[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(tiled, expected, rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(cpu, "MAX_KEPT_SCORES", 0)  # computed again in the backward pass: the same bits
+    again = gradients(network, tokens[:, :-1], tokens[:, 1:])
+    assert all(torch.equal(one, other) for one, other in zip(tiled, again, strict=True))
 
 
 def test_blocks_added_by_growth_are_fused_and_use_their_weights() -> None:

@@ -61,6 +61,18 @@ def test_report_writes_page_figures_and_tables(
     }
 
 
+def test_report_is_written_to_the_folder_report_by_default(
+    simulated_studies: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(simulated_studies / "studies" / "extrapolate"), "--format", "svg"]) == 0
+    assert "report/report.html: open it in any browser." in capsys.readouterr().out
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
 def test_report_bytes_are_equal_across_processes(simulated_studies: Path, tmp_path: Path) -> None:
     for seed in ("1", "2"):
         command = [

@@ -168,8 +168,8 @@ def checkpoint(
         Path | None,
         typer.Option(
             envvar="STEEPEN_PUBLISHED",
-            help="Folder of the paper's published scores (core_scores.csv, …), printed beside the run's own "
-            "where arm, depth and corpus match.",
+            help="Folder of the paper's published scores (core_scores.csv, …), printed beside those of a "
+            "single run where arm, depth and corpus match.",
         ),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,

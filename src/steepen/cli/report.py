@@ -22,7 +22,7 @@ def report(
             "directory that holds runs/ and studies/."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write to; created if missing.")],
+    out: Annotated[Path, typer.Option(help="Directory to write to; created if missing.")] = Path("report"),
     formats: Annotated[
         str, typer.Option("--format", help="Figure formats: any of pdf, svg and png, separated by commas.")
     ] = "pdf,svg,png",
@@ -51,7 +51,7 @@ def report(
 
     \b
     Examples:
-    [bold]steepen report ladder --out report[/bold]
+    [bold]steepen report ladder[/bold]
     [bold]steepen report ladder-tiny studies/tpp-tiny --out report --format pdf[/bold]
     """
     from steepen.report.load_studies import expand_studies, load_study, with_registered_forecasts

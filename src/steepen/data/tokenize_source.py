@@ -22,6 +22,7 @@ from steepen.data.parallel_tokenize import SourceDocument, tokenize_in_order
 from steepen.data.prepare_request import PrepareProgress, PrepareRequest, ProgressReporter
 from steepen.data.shard_writer import ShardWriter
 from steepen.data.shards import Shard, choose_dtype, write_block_sums
+from steepen.data.sources.builtin import shipped_tokenizer
 from steepen.data.sources.source import Source, document_hash
 from steepen.data.tokenizer import Tokenizer, parse_tokenizer
 from steepen.data.validation_split import ValidationSplit, plan_split
@@ -142,7 +143,13 @@ class TokenizationJob:
         size = parse_tokenizer(self.request.tokenizer)
         if path.exists():
             return Tokenizer.load(path)
-        tokenizer = Tokenizer.gpt2() if size is None else Tokenizer.train(self._tokenizer_texts(), size)
+        if size is None:
+            tokenizer = Tokenizer.gpt2()
+        elif self.source.description["kind"] == "builtin":
+            texts = list(self._tokenizer_texts())
+            tokenizer = shipped_tokenizer(texts, size) or Tokenizer.train(texts, size)
+        else:
+            tokenizer = Tokenizer.train(self._tokenizer_texts(), size)
         tokenizer.save(path)
         return tokenizer
 

@@ -9,7 +9,7 @@ bounds the scores. Hidden states keep their shape (batch, time, width); only the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,9 +21,10 @@ from steepen.model.block import TransformerBlock
 from steepen.model.network import Network
 
 QUERY_BLOCK = 64  # queries per block of scores; blocks above the diagonal are skipped
-MAX_CACHED_SCORES = (
-    2**18
-)  # scores computed at a time: 1 MiB of fp32, the L2 cache of the CPU measured (Zen 4)
+# Scores computed at a time: 1 MiB of fp32, the L2 cache of the CPU measured (Zen 4).
+MAX_CACHED_SCORES = 2**18
+# Up to so many scores of a block and micro-batch (4 MiB of fp32) are kept for backward; more are recomputed.
+MAX_KEPT_SCORES = 2**20
 MAX_SCORE = 60.0  # the sum of exp(score) over a context stays far below the largest fp32 number
 
 
@@ -62,17 +63,18 @@ class _Block(torch.autograd.Function):
         hidden = x.permute(2, 0, 1).reshape(width, -1)
         normed1, rstd1 = _norm(hidden, block.eps)
         parts, rstd_qk = _rotate_norm(torch.mm(qkv.flatten(0, 1), normed1), rotary, block, batch)
-        attended, total = _attend(parts)
+        training = any(ctx.needs_input_grad)
+        attended, total, powers = _attend(parts, keep=training)
         middle = torch.addmm(hidden, out, attended, alpha=block.residual)
         normed2, rstd2 = _norm(middle, block.eps)
         gated = torch.mm(gate_up.flatten(0, 1), normed2)
         gate, up = gated.chunk(2)
         result = middle.addmm_(down, functional.silu(gate).mul_(up), alpha=block.residual)
-        if any(ctx.needs_input_grad):
+        if training:
             ctx.block = block
             ctx.save_for_backward(
                 rotary, qkv, out, gate_up, down, normed1, rstd1, parts, rstd_qk, attended, total,
-                normed2, rstd2, gated,
+                normed2, rstd2, gated, *powers,
             )  # fmt: skip
         return result.view(width, batch, time).permute(1, 2, 0)
 
@@ -83,7 +85,7 @@ class _Block(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (
             rotary, qkv, out, gate_up, down, normed1, rstd1, parts, rstd_qk, attended, total,
-            normed2, rstd2, gated,
+            normed2, rstd2, gated, *powers,
         ) = ctx.saved_tensors  # fmt: skip
         residual: float = ctx.block.residual
         batch, time, width = gradients[0].shape
@@ -104,7 +106,7 @@ class _Block(torch.autograd.Function):
 
         torch.mul(d, residual, out=scaled)
         d_out = torch.mm(scaled, attended.t())
-        d_parts = _attend_backward(torch.mm(out.t(), scaled), attended, parts, total)
+        d_parts = _attend_backward(torch.mm(out.t(), scaled), attended, parts, total, powers)
         d_raw = _rotate_norm_backward_(d_parts, parts, rstd_qk, rotary, ctx.block)
         d_qkv = torch.mm(d_raw, normed1.t()).view(qkv.shape)
         d = _norm_backward_(torch.mm(qkv.flatten(0, 1).t(), d_raw), normed1, rstd1).add_(d)
@@ -192,24 +194,33 @@ def _visible(like: Tensor) -> Tensor:
     return torch.ones(QUERY_BLOCK, QUERY_BLOCK, dtype=like.dtype).triu_()
 
 
-def _attend(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention output (width, tokens), and the softmax denominators."""
+def _attend(parts: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Attention output (width, tokens), the softmax denominators, and the exponentials kept for backward."""
     _, heads, batch, head_dim, time = parts.shape
+    keep = keep and heads * batch * time**2 <= MAX_KEPT_SCORES
+    kept: list[Tensor] = []
     query, key, value = parts.flatten(1, 2)
     visible, sums = _visible(parts), torch.empty_like(value)
     total = torch.empty(heads * batch, 1, time, dtype=value.dtype)
     for some, queries, keys in _score_blocks(heads * batch, time):
         powers = _exponentials(query[some, :, queries], key[some, :, keys], visible)
+        if keep:
+            kept.append(powers)
         torch.sum(powers, 1, keepdim=True, out=total[some, :, queries])
         sums[some, :, queries] = torch.bmm(value[some, :, keys], powers)
     total = total.view(heads, batch, 1, time)
     attended = torch.empty(heads, head_dim, batch, time, dtype=sums.dtype)
     torch.div(sums.view(heads, batch, -1, time), total, out=attended.transpose(1, 2))
-    return attended.view(heads * head_dim, -1), total
+    return attended.view(heads * head_dim, -1), total, kept
 
 
-def _attend_backward(d: Tensor, attended: Tensor, parts: Tensor, total: Tensor) -> Tensor:
-    """The gradient of query, key and value, (3, heads, batch, head_dim, time); scores are recomputed."""
+def _attend_backward(
+    d: Tensor, attended: Tensor, parts: Tensor, total: Tensor, kept: Sequence[Tensor]
+) -> Tensor:
+    """The gradient of query, key and value, (3, heads, batch, head_dim, time).
+
+    `kept` are the exponentials of every block of scores; if it is empty they are computed again.
+    """
     _, heads, batch, head_dim, time = parts.shape
     shape = (heads, head_dim, batch, time)
     query, key, value = parts.flatten(1, 2)
@@ -218,9 +229,9 @@ def _attend_backward(d: Tensor, attended: Tensor, parts: Tensor, total: Tensor) 
     d_sums = torch.empty_like(value)
     torch.div(d.view(shape).transpose(1, 2), total, out=d_sums.view(heads, batch, -1, time))
     along = (d * attended).view(shape).sum(1).div_(total.squeeze(2)).view(-1, 1, time)
-    for some, queries, keys in _score_blocks(heads * batch, time):
+    for i, (some, queries, keys) in enumerate(_score_blocks(heads * batch, time)):
         query_, key_, d_sums_ = query[some, :, queries], key[some, :, keys], d_sums[some, :, queries]
-        powers = _exponentials(query_, key_, visible)
+        powers = kept[i] if kept else _exponentials(query_, key_, visible)
         # The first block of a head covers all its keys and writes their gradients; the others add to them.
         beta = 0.0 if queries.stop == time else 1.0
         d_value[some, :, keys].baddbmm_(d_sums_, powers.mT, beta=beta)

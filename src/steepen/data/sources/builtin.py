@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from importlib import resources
 from itertools import islice
 from typing import Any
 
 from steepen.data.sources.source import Part, Source, document_hash
+from steepen.data.tokenizer import Tokenizer
 from steepen.errors import SteepenError, UsageError
 
 NAMES = ("builtin", "embedded")  # the second is the former name
@@ -27,6 +28,11 @@ SHA256 = {
     "documentation": "6ff38f761bbb348a63ab9c21071de0e7522a8581b8c43694436dbf0d53dc2cb0",
 }
 
+# The tokenizer of preset `tiny`, shipped because its training is a good part of a first run: vocabulary size
+# and SHA-256 of the hashes of the documents that it was trained on.
+TOKENIZER_SIZE = 512
+TOKENIZER_TEXTS = "962bc6e1d085169ceed664c33f6401528f66355d63ada9379b8c0d388719223f"
+
 
 def builtin_source(part: str = "") -> Source:
     """Return the whole corpus, or one of its PARTS."""
@@ -35,7 +41,7 @@ def builtin_source(part: str = "") -> Source:
     texts = {name: read_part(name) for name in ((part,) if part else PARTS)}
     # Ordered by content hash: any section of the corpus, and so the validation split, mixes both parts.
     documents = sorted((text for group in texts.values() for text in group), key=document_hash)
-    digest = hashlib.sha256(b"".join(map(document_hash, documents))).hexdigest()
+    digest = documents_digest(documents)
     if digest != SHA256[part]:
         raise SteepenError("the built-in corpus of this installation is damaged; reinstall steepen.")
     sizes = {name: sum(len(text.encode()) for text in group) for name, group in texts.items()}
@@ -64,3 +70,18 @@ def read_part(name: str) -> tuple[str, ...]:
         raise SteepenError(
             "the built-in corpus of this installation is damaged; reinstall steepen."
         ) from None
+
+
+def shipped_tokenizer(texts: Sequence[str], size: int) -> Tokenizer | None:
+    """The tokenizer that training on these texts would give, if it is the one shipped with the package."""
+    if size != TOKENIZER_SIZE or documents_digest(texts) != TOKENIZER_TEXTS:
+        return None
+    with resources.as_file(
+        resources.files("steepen.data").joinpath(f"assets/builtin_bpe{size}.json")
+    ) as path:
+        return Tokenizer.load(path)
+
+
+def documents_digest(texts: Iterable[str]) -> str:
+    """SHA-256 of the document hashes, in order."""
+    return hashlib.sha256(b"".join(map(document_hash, texts))).hexdigest()
