@@ -186,7 +186,10 @@ def tables(folder: Path) -> str:
         else:
             parts += [*study_tables(answer), ""]
         if epochs > 1:
-            parts += [f"Runs longer than the data repeat it, {epochs} times at most (`--epochs {epochs}`).", ""]
+            parts += [
+                f"Runs longer than the data repeat it, {epochs} times at most (`--epochs {epochs}`).",
+                "",
+            ]
     return "\n".join(parts).strip() + "\n"
 
 
