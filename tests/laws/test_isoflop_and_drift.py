@@ -155,6 +155,20 @@ def test_runs_with_rows_at_several_budgets_widen_the_law_of_the_optima() -> None
     assert inside[1] / 60 > 0.8
 
 
+def test_law_of_few_budgets_takes_its_freedom_from_the_runs() -> None:
+    budget, x, loss, runs = shared_runs(np.random.default_rng(1))
+    two = np.isin(budget, np.unique(budget)[[0, 4]])
+    named = [run for run, chosen in zip(runs, two, strict=True) if chosen]
+    unknown, known = (
+        fit_isoflop(budget[two], x[two], loss[two]),
+        fit_isoflop_runs(budget[two], x[two], loss[two], named),
+    )
+    assert unknown.law is not None and known.law is not None
+    assert unknown.law.interval_at(1e19) == (0.0, math.inf)  # two budgets alone leave no scatter to judge by
+    low, high = known.law.interval_at(1e19)
+    assert known.law.degrees_of_freedom == 5 and 0 < low < known.law.predict(1e19) < high < math.inf
+
+
 def test_run_column_of_an_isoflop_table_is_used() -> None:
     budget, x, loss, runs = shared_runs(np.random.default_rng(1))
     rows = {"budget": budget.tolist(), "x": x.tolist(), "loss": loss.tolist()}

@@ -279,6 +279,13 @@ def test_extrapolated_rules_are_warned_about(capsys: pytest.CaptureFixture[str])
     assert any("loop-2's" in w for w in make_plan(ARMS["loop-2-norm-only"], depth=8).warnings)
 
 
+def test_own_recipe_is_not_called_the_papers() -> None:
+    papers = recipe_of(ARMS["vanilla"])
+    own = replace(papers, base=replace(papers.base, learning_rate=0.07), measured=(2, 4))
+    warnings = make_plan(ARMS["vanilla"], depth=6, recipe=own, size_rule=SizeRule(context=1024)).warnings
+    assert warnings == ("depth 6 is outside d2-d4, where this recipe was measured.",)
+
+
 @pytest.mark.parametrize(
     "words",
     [

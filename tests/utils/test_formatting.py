@@ -6,13 +6,17 @@ import io
 
 import pytest
 
-from steepen.utils.formatting import format_duration, wrap_to_terminal
+from steepen.utils.formatting import format_duration, percent, wrap_to_terminal
 
 
 def test_durations_have_at_most_two_units() -> None:
     assert [format_duration(s) for s in (0, 59, 60, 200, 7500, 90000)] == [
         "0 s", "59 s", "1 min", "3 min 20 s", "2 h 5 min", "1 d 1 h",
     ]  # fmt: skip
+
+
+def test_percentages_keep_their_digits() -> None:
+    assert [percent(x) for x in (0.9, 0.05, 0.025, 0.005, 0.999)] == ["90%", "5%", "2.5%", "0.5%", "99.9%"]
 
 
 class Terminal(io.StringIO):

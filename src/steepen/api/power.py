@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.result import Result, new_axes
+from steepen.utils.formatting import percent
 
 if TYPE_CHECKING:
     from steepen.laws.power import CheapestLadder, LadderPlan, Power
@@ -65,11 +66,12 @@ class PowerResult(Result):
         lines = [f"{self.headline()}; {self.power.plan.cost:.3g} FLOPs"]
         for one in self.cheapest:
             if one.plan is None:
-                lines.append(f"no ladder in reach has {one.goal:.0%} power for {one.target}")
+                lines.append(f"no ladder in reach has {percent(one.goal)} power for {one.target}")
             else:
                 lines.append(
-                    f"{one.goal:.0%} power for {one.target}: {one.plan.rungs} rungs, {one.plan.seeds} seeds, "
-                    f"to {one.plan.highest:.3g} FLOPs, {one.plan.cost:.3g} FLOPs in all"
+                    f"{percent(one.goal)} power for {one.target}: {one.plan.rungs} rungs, "
+                    f"{one.plan.seeds} seeds, to {one.plan.highest:.3g} FLOPs, "
+                    f"{one.plan.cost:.3g} FLOPs in all"
                 )
         return "\n".join(lines)
 

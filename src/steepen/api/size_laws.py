@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from steepen.api.result import Result, new_axes
+from steepen.utils.formatting import percent
 
 if TYPE_CHECKING:
     from steepen.laws.chinchilla_table import ChinchillaTableFit
@@ -56,7 +57,7 @@ class ChinchillaResult(Result):
     def heading(self, column: str) -> str:
         """With the level of the intervals."""
         level = next(iter(self.table_fit.arms.values())).fit.settings.confidence
-        return f"{level:.0%} {column}" if column in ("low", "high") else super().heading(column)
+        return f"{percent(level)} {column}" if column in ("low", "high") else super().heading(column)
 
     def residual_rows(self) -> list[dict[str, Any]]:
         """One row per fitted run: parameters, tokens, loss, the law's loss and the difference."""

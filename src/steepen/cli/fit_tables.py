@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from steepen.utils.console import SafeConsole
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import format_flops, percent
 
 if TYPE_CHECKING:
     from steepen.laws.analysis import LadderAnalysis
@@ -101,7 +101,7 @@ def print_registered(scored: Sequence[ScoredForecast]) -> None:
 
 
 def _laws(fit: ComputeFit) -> Table:
-    confidence = f"{fit.settings.confidence:.0%}"
+    confidence = f"{percent(fit.settings.confidence)}"
     how = (
         "one E from all arms"
         if fit.settings.method == "joint"
@@ -177,7 +177,7 @@ def _shared_level(analysis: LadderAnalysis) -> str:
         return ""
     low, high = min(levels), max(levels)
     each = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    return f"\nFamily-wise error rate {analysis.request.level:.0%} (Holm; level of each arm: {each})"
+    return f"\nFamily-wise error rate {percent(analysis.request.level)} (Holm; level of each arm: {each})"
 
 
 def _predictions(analysis: LadderAnalysis) -> Table:
@@ -278,7 +278,7 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
     for option in found:
         if option.plan is None or option.power is None:
             console.print(
-                f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {option.goal:.0%} power to"
+                f"No ladder up to 16 rungs, 5 seeds and 8 decades reaches {percent(option.goal)} power to"
                 f" show the {TARGET_TITLES[option.target]}.",
                 highlight=False,
             )
@@ -286,7 +286,7 @@ def print_power(result: Power, found: list[CheapestLadder]) -> None:
         cheapest = option.plan
         reached = option.power.verdict if option.target == "exponent" else option.power.growth
         console.print(
-            f"Cheapest ladder with {option.goal:.0%} power to show the {TARGET_TITLES[option.target]}:"
+            f"Cheapest ladder with {percent(option.goal)} power to show the {TARGET_TITLES[option.target]}:"
             f" {_plan_size(cheapest)}"
             f" up to {format_flops(cheapest.highest)} FLOPs ({cheapest.decades:.2f} decades):"
             f" {format_flops(cheapest.cost)} FLOPs in total, simulated power {reached:.3f}",

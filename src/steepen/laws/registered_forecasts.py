@@ -25,7 +25,7 @@ from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.holdout import forecast_loss, own_law
 from steepen.utils.codec import from_builtins
 from steepen.utils.files import read_file, read_text, write_atomically
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import format_flops, percent
 from steepen.utils.json_io import parse_json
 from steepen.utils.lock import file_lock
 from steepen.utils.validate import require
@@ -111,7 +111,7 @@ class ScoredForecast:
         return (
             f"{what}, forecast {self.forecast:.4f} ({low:.4f} to {high:.4f}); observed {self.observed:.4f},"
             f" error {self.error:+.4f} ({self.error_in_standard_errors:+.1f} standard errors):"
-            f" {'inside' if self.inside else 'outside'} the {r.confidence:.0%} interval"
+            f" {'inside' if self.inside else 'outside'} the {percent(r.confidence)} interval"
         )
 
 

@@ -275,20 +275,25 @@ def _warnings(
     """Warnings where a rule is used outside the range it was fitted in."""
     found: list[str] = []
     depth = planned.shape.depth
+    papers = recipe_of(planned.arm)
+    tuned_by_paper = recipe.base == papers.base
+    exponent_of_paper = tuned_by_paper and recipe.learning_rate_exponent == papers.learning_rate_exponent
     if budget is not None and planned.steps == 1 and planned.flops.total > 1.5 * budget:
         found.append(
             f"a single step of {planned.batch_tokens:,} tokens costs {planned.flops.total:.3g} FLOPs, more "
             f"than the budget of {budget:.3g}."
         )
-    if size_rule.aspect != 128 or size_rule.context != 2048 or size_rule.vocabulary != 50_304:
+    papers_scale = size_rule.aspect == 128 and size_rule.context == 2048 and size_rule.vocabulary == 50_304
+    if tuned_by_paper and not papers_scale:
         found.append(
             "this scale is not the paper's: its hyperparameters were tuned at width 128·depth, context 2048 "
             "and a vocabulary of 50,304."
         )
     if recipe.measured and not recipe.measured[0] <= depth <= recipe.measured[1]:
         low, high = recipe.measured
-        found.append(f"depth {depth} is outside d{low}-d{high}, where the paper measured this recipe.")
-    if not 8 <= depth <= 12:
+        where = "the paper measured this recipe" if exponent_of_paper else "this recipe was measured"
+        found.append(f"depth {depth} is outside d{low}-d{high}, where {where}.")
+    if exponent_of_paper and not 8 <= depth <= 12:
         found.append(
             f"the learning-rate exponent {recipe.learning_rate_exponent:+.1f} was fitted at d8-d12 at most; "
             f"at d{depth} it is extrapolated."
@@ -303,7 +308,7 @@ def _warnings(
     law = recipe.growth_law
     listed = planned.rho == recipe.listed_fraction(planned.arm, planned.shape)
     if planned.rho is not None and law is not None and rho is None and recipe.rho is None and not listed:
-        if not 8 <= depth <= 10:
+        if law == papers.growth_law and not 8 <= depth <= 10:
             found.append(f"the growth law was fitted at anchors d8-d10; rho at d{depth} is extrapolated.")
         if law.measured_tpp is not None and not law.measured_tpp[0] <= tpp * growth <= law.measured_tpp[1]:
             low, high = law.measured_tpp

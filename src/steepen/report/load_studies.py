@@ -18,7 +18,7 @@ from steepen.runs.samples import read_samples
 from steepen.runs.store import RunDirectory
 from steepen.studies.answer import Answer, Table
 from steepen.studies.driver.journal import JOURNAL, Journal, find_study_folder, read_journals
-from steepen.utils.formatting import printable, printable_values
+from steepen.utils.formatting import percent, printable, printable_values
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def with_registered_forecasts(study: LoadedStudy, file: Path) -> LoadedStudy:
         rows=tuple(rows),
         caption=(
             f"Forecast before the runs existed, from data with SHA-256 {forecasts[0].data_sha256[:12]}…; "
-            f"intervals have {forecasts[0].confidence:.0%} confidence for one run."
+            f"intervals have {percent(forecasts[0].confidence)} confidence for one run."
         ),
         arm_column=0,
     )

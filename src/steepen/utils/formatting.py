@@ -175,3 +175,8 @@ def format_duration(seconds: float) -> str:
             rest = whole % size // smaller_size
             return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
     return f"{whole} s"
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent, with up to three digits: 90%, 2.5%."""
+    return f"{100 * fraction:.3g}%"

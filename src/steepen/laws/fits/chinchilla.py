@@ -22,6 +22,7 @@ from steepen.errors import UsageError
 from steepen.laws.distributions import ROUNDING_ERROR, Interval, t_quantile
 from steepen.laws.fits.chinchilla_solver import ChinchillaProblem, bounds, grid_starts, polish, refine
 from steepen.laws.fits.solver import Array
+from steepen.utils.formatting import percent
 
 IntArray = NDArray[np.intp]
 ChinchillaLoss = Literal["huber", "mse", "log-mse"]
@@ -161,7 +162,7 @@ class ChinchillaFit:
             if self.settings.tied and name in ("beta", "parameters_exponent", "tokens_exponent"):
                 continue
             lines.append(
-                f"  {name:<20} {low:.5g} to {high:.5g} ({self.settings.confidence:.0%},"
+                f"  {name:<20} {low:.5g} to {high:.5g} ({percent(self.settings.confidence)},"
                 f" {self.interval_method})"
             )
         return "\n".join([*lines, *(f"flag: {flag}" for flag in self.flags)])

@@ -15,6 +15,7 @@ from steepen.errors import UsageError
 from steepen.laws.distributions import Interval, t_quantile
 from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import Ladder
+from steepen.utils.formatting import percent
 
 # raw-huber: Huber of losses, width from their spread (the authors' code); huber: of log losses, δ = 1e-3.
 Loss = Literal["raw-huber", "huber", "mse", "log-mse"]
@@ -137,7 +138,7 @@ class ComputeFit:
 
     def summary(self) -> str:
         """The laws as lines of text."""
-        confidence, width = f"{self.settings.confidence:.0%}", max(20, *map(len, self.arms))
+        confidence, width = f"{percent(self.settings.confidence)}", max(20, *map(len, self.arms))
         head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, residual SD {self.sigma:.2g}"
         lines = [
             head,

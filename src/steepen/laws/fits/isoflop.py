@@ -47,6 +47,8 @@ class PowerLawFit:
 
     def interval_at(self, x: float) -> Interval:
         """Confidence interval of the fitted y at x (not a prediction interval)."""
+        if self.degrees_of_freedom < 1:
+            return 0.0, math.inf
         away = math.log(x) - self.mean_log_x
         t = float(t_quantile((1 + self.confidence) / 2, np.array(float(self.degrees_of_freedom))))
         reach = t * math.hypot(self.level_error, away * self.standard_error)

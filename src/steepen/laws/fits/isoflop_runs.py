@@ -100,14 +100,15 @@ def _resampled_law(
     error, level_error = float(np.std(slopes)), float(np.std(levels))
     tail = (1 - confidence) / 2
     low, high = (float(end) for end in np.quantile(slopes, [tail, 1 - tail]))
+    spare = freedom = max(runs - 2, 1)
     if law.degrees_of_freedom > 0 and law.standard_error > error:
-        error, (low, high) = law.standard_error, law.interval
-    spare = max(runs - 2, 1)
+        error, (low, high), freedom = law.standard_error, law.interval, law.degrees_of_freedom
     return replace(
         law,
         standard_error=error,
         level_error=max(level_error, law.level_error),
         interval=(low, high),
+        degrees_of_freedom=freedom,
         p_value=float(2 * stats.t.sf(abs(law.exponent) / max(error, 1e-300), spare)),
         detectable=error * math.sqrt(required_noncentrality(spare, 0.05, 0.80)),
         runs=runs,

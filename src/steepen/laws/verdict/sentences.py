@@ -16,7 +16,7 @@ from steepen.laws.verdict.sensitivity import (
     DriftShape,
     MistuningTolerance,
 )
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import format_flops, percent
 
 DRIFT_WORDS: dict[DriftShape, str] = {
     "top rung": "at once",
@@ -221,7 +221,7 @@ def _unadjusted(v: Evidence) -> str:
         return ""
     by_what = f", {BY_WHAT_PHRASES[v.unadjusted_by_what]}" if v.unadjusted_by_what else ""
     return (
-        f" Judged alone at {v.rule.level:.0%} instead of with {v.arms - 1} other arms:"
+        f" Judged alone at {percent(v.rule.level)} instead of with {v.arms - 1} other arms:"
         f" {v.unadjusted_growth}{by_what}."
     )
 

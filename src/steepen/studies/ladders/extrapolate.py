@@ -38,7 +38,7 @@ from steepen.studies.plotting import line
 from steepen.studies.scores.downstream import FORECASTS, downstream_answer
 from steepen.studies.scores.score_forecasts import SIGMOIDS
 from steepen.studies.scores.score_series import checkpoint_of
-from steepen.utils.formatting import format_flops
+from steepen.utils.formatting import format_flops, percent
 from steepen.utils.json_io import json_safe
 
 SECTION = "Section 4.3, Extrapolation of Compute-Optimal Scaling Law"
@@ -169,7 +169,7 @@ def _with_projection(
     end = min(fit.arms[own.label].flops_range[1], fit.arms[reference].flops_range[1])
     inside, beyond = [m for m in curve if m.flops <= end], [m for m in curve if m.flops > end]
     fields: dict[str, Any] = {"arm": own.arm.name, "variant": own.variant}
-    note = f"{fit.settings.confidence:.0%} band"
+    note = f"{percent(fit.settings.confidence)} band"
     series = [
         Series(
             own.label, "band", tuple(m.flops for m in curve), tuple(m.low for m in curve),

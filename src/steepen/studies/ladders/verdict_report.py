@@ -13,6 +13,7 @@ from steepen.recipe.hyperparameters import with_paper_code
 from steepen.studies.answer import Axis, Panel, Series, StudyFit, StudyVerdict, Table
 from steepen.studies.ladders.ladder_runs import Measure, MeasuredLadder, cost_of
 from steepen.studies.plotting import finite_or_none, line, points
+from steepen.utils.formatting import percent
 
 AXIS_WORDS: dict[Measure, tuple[str, str]] = {  # an axis label, and the noun for titles
     "flops": ("training compute (FLOPs)", "compute"),
@@ -100,7 +101,7 @@ def verdict_table(analysis: LadderAnalysis, by: Measure = "flops") -> Table:
         rows=tuple(rows),
         caption=(
             f"{_levels(analysis)} γ of L = E + A·(C/C0)^−γ by one joint fit, with "
-            f"{analysis.request.confidence:.0%} intervals that count E as unknown; × is the {noun} the "
+            f"{percent(analysis.request.confidence)} intervals that count E as unknown; × is the {noun} the "
             "reference needs over the arm's for the same loss, interpolated between measurements, at the "
             "lowest and highest budget both cover."
         ),
@@ -119,10 +120,10 @@ def _levels(analysis: LadderAnalysis) -> str:
     if not levels:
         return ""
     if not analysis.request.adjust or len(levels) == 1:
-        return f"Tests of each arm at {analysis.request.level:.0%}, Δγ with intervals to match."
+        return f"Tests of each arm at {percent(analysis.request.level)}, Δγ with intervals to match."
     return (
-        f"Family-wise error rate {analysis.request.level:.0%} (Holm: arms are tested at {levels[0]:.2g} to "
-        f"{levels[-1]:.2g}, with intervals of Δγ to match)."
+        f"Family-wise error rate {percent(analysis.request.level)} (Holm: arms are tested at "
+        f"{levels[0]:.2g} to {levels[-1]:.2g}, with intervals of Δγ to match)."
     )
 
 
@@ -263,7 +264,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
             series.append(points(name, x, values, **curve))
             series.append(line(name, x, values, **curve))
             low, high = tuple(m.low for m in interpolated), tuple(m.high for m in interpolated)
-            note = f"{analysis.request.confidence:.0%} band"
+            note = f"{percent(analysis.request.confidence)} band"
             series.append(Series(name, "band", x, low, high, note=note, **curve))
         fitted = sorted((m for m in found if m.leads), key=lambda m: m.flops)
         inside = [m for m in fitted if not m.extrapolated]
@@ -276,7 +277,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
             x, values = tuple(m.flops for m in beyond), [m.value for m in beyond]
             series.append(line(name, x, values, role="extrapolated", style="dashed", **curve))
             low, high = tuple(m.low for m in beyond), tuple(m.high for m in beyond)
-            note = f"{analysis.request.confidence:.0%} band"
+            note = f"{percent(analysis.request.confidence)} band"
             series.append(Series(name, "band", x, low, high, note=note, **curve))
     reference = analysis.request.reference
     return Panel(
@@ -287,7 +288,7 @@ def multiplier_panel(analysis: LadderAnalysis, curves: dict[str, dict[str, Any]]
         lines=(("y", 1.0, reference),),
         caption="A flat curve means a better constant, a rising one a better exponent (or a lower "
         "irreducible loss). Points interpolate between measurements, with "
-        f"{analysis.request.confidence:.0%} bands; dotted lines are the fitted laws.",
+        f"{percent(analysis.request.confidence)} bands; dotted lines are the fitted laws.",
     )
 
 
@@ -313,7 +314,7 @@ def exponent_panel(
     return Panel(
         "Exponent against constant", Axis("log A (reducible loss at C0)", reverse=True), Axis("γ"),
         tuple(series),
-        caption=f"At C0 = {fit.c0:.3g}; bars are {analysis.request.confidence:.0%} "
+        caption=f"At C0 = {fit.c0:.3g}; bars are {percent(analysis.request.confidence)} "
         "intervals: solid given E, dotted with E unknown (always the longer)."
         + (biased if analysis.one_e_rejected else ""),
     )  # fmt: skip
