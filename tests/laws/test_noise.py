@@ -179,6 +179,10 @@ def test_stated_noise_far_below_the_scatter_is_not_used() -> None:
     stated, estimated = analysed(errors, noise=SIGMA / 8).verdicts["arm"], analysed(errors).verdicts["arm"]
     assert stated.p_scatter < 1e-6 and "the scatter was used" in stated.sentence
     assert stated.p_slope == estimated.p_slope and stated.growth == estimated.growth
+    # Nor by the fitted laws and the test of one E for all arms.
+    fitted, plain = analysed(errors, noise=SIGMA / 8), analysed(errors)
+    assert fitted.primary_fit.sigma == plain.primary_fit.sigma
+    assert fitted.shared_irreducible_loss.p == plain.shared_irreducible_loss.p
     right = analysed(errors, noise=SIGMA).verdicts["arm"]
     assert right.p_scatter > 0.05 and right.sigma == SIGMA
 

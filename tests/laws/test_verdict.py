@@ -302,15 +302,34 @@ def test_runs_needed_for_a_constant_verdict_are_given_only_where_finite() -> Non
     for gain, noise in ((0.0, 1e-2), (0.0, 1.5e-2), (0.002, 1.5e-2)):
         found = verdict(law(FLOPS, a=1.5 * 1.08**-GAMMA, gamma=GAMMA + gain), noise=noise)
         assert found.word == "undecided"
-        room = found.rule.margin * found.hypotheses["constant"].gamma[0] - abs(found.delta_gamma)
-        low, high = found.delta_gamma_interval
+        room = found.rule.margin * found.hypotheses["exponent"].gamma[0] - abs(found.delta_gamma)
+        low, high = found.equivalence_interval
         times = (0.5 * (high - low) / room) ** 2
         said = " ".join(found.what_would_change)
         kind = "none" if room <= 0 else "many" if times >= 100 else "some"
         assert ("inside the margin" in said) == (kind == "some"), (kind, times, said)
         assert ("are not enough" in said) == (kind == "many"), (kind, times, said)
+        if kind == "some":
+            assert f"about {math.ceil(10 * times) / 10:.3g} times the runs" in said
         seen.add(kind)
     assert seen == {"some", "many", "none"}
+
+
+def test_no_drift_is_alleged_where_delta_gamma_is_inside_the_margin() -> None:
+    """One law for both is rejected, but neither the constants nor the slopes alone differ significantly."""
+    flops = np.geomspace(3e17, 1e20, 8)
+    errors = 1e-3 * np.random.default_rng(1036).standard_normal((2, 8))
+    ladders = {
+        "vanilla": make_ladder("vanilla", flops, law(flops) + errors[0]),
+        "arm": make_ladder("arm", flops, law(flops * 1.007) + errors[1]),
+    }
+    found = analyse(ladders, AnalysisRequest("vanilla", draws=100)).verdicts["arm"]
+    assert found.p_difference < 0.05 <= min(found.p_shift, found.p_slope)
+    assert (
+        max(map(abs, found.equivalence_interval)) < found.rule.margin * found.hypotheses["exponent"].gamma[0]
+    )
+    assert "a drift beyond" not in found.sentence
+    assert f"neither a constant gain (p = {found.p_shift:.2g}) nor a difference" in found.sentence
 
 
 def test_runs_of_the_same_compute_are_seeds_of_a_rung() -> None:

@@ -29,6 +29,7 @@ from steepen.laws.hypotheses.diagnostics import (
     shared_irreducible_loss,
 )
 from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_label
+from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
 from steepen.laws.hypotheses.variance_components import with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.compare import Comparison, compare
@@ -224,16 +225,6 @@ def analyse(
     )  # fmt: skip
     check_ladders(ladders, request.reference)
     weighted = with_rung_component(ladders, request.c0 or default_c0(ladders[request.reference]))
-    fits: dict[str, ComputeFit] = {}
-    not_fitted: list[str] = []
-    for method in methods:
-        try:
-            fits[method] = fit_compute(weighted, replace(base, method=method))
-        except UsageError as error:
-            if method != "paper" or "joint" not in fits:
-                raise
-            not_fitted.append(f"the paper's method is left out. {error}")
-    primary = fits.get("joint") or fits["paper"]
     reference = ladders[request.reference]
     others = [ladder for name, ladder in ladders.items() if name != request.reference]
     comparing = partial(
@@ -244,6 +235,19 @@ def analyse(
         arms=len(others) if request.adjust else 1,
     )
     compared = {one.arm.arm: one for one in map_in_processes(comparing, others, workers)}
+    # A stated noise that the scatter about any verdict's laws contradicts is not used for the fits either.
+    contradicted = any(one.p_scatter < CHECK_LEVEL for one in compared.values())
+    noise = None if contradicted else request.noise
+    fits: dict[str, ComputeFit] = {}
+    not_fitted: list[str] = []
+    for method in methods:
+        try:
+            fits[method] = fit_compute(weighted, replace(base, method=method, noise=noise))
+        except UsageError as error:
+            if method != "paper" or "joint" not in fits:
+                raise
+            not_fitted.append(f"the paper's method is left out. {error}")
+    primary = fits.get("joint") or fits["paper"]
     levels = [request.level] * len(compared)
     if request.adjust:
         levels = holm_levels([one.tests for one in compared.values()], request.rule)

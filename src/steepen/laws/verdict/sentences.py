@@ -315,23 +315,33 @@ def _constant_or_slope(v: Evidence, delta: str) -> str:
             f" rejected (p = {v.p_exponent_hypothesis:.2g}): E and γ both seem to differ, and may cancel"
             " within the ladder but not beyond it."
         )
+    if max(abs(end) for end in v.equivalence_interval) < _margin_of_gamma(v):
+        return (
+            f"The laws differ (p = {v.p_difference:.2g}; {_multiplier(v)}, {delta}), but neither a constant"
+            f" gain (p = {v.p_shift:.2g}) nor a difference in slope (p = {v.p_slope:.2g}) is shown alone."
+        )
     return (
         f"It is {side} ({_multiplier(v)}), but {delta} allows a drift beyond ±{v.rule.margin:.1%} of γ, so it"
         " may be a constant gain or an exponent."
     )
 
 
+def _margin_of_gamma(v: Evidence) -> float:
+    """The largest |Δγ| of a constant gain."""
+    return v.rule.margin * abs(v.hypotheses["exponent"].gamma[0])
+
+
 def _what_bounds_the_slope(v: Evidence) -> list[str]:
     """More measurements that would bring the interval of Δγ inside the margin."""
     lines: list[str] = []
-    half_width = 0.5 * (v.delta_gamma_interval[1] - v.delta_gamma_interval[0])
+    half_width = 0.5 * (v.equivalence_interval[1] - v.equivalence_interval[0])
     # More runs narrow the interval but do not move its centre, so this is the half-width to reach.
-    target = v.rule.margin * abs(v.hypotheses["constant"].gamma[0]) - abs(v.delta_gamma)
+    target = _margin_of_gamma(v) - abs(v.delta_gamma)
     if half_width > target > 0 and math.isfinite(half_width):
         factor = (half_width / target) ** 2
         lines.append(
-            f"more rungs in the same span: if the slopes are equal, about {factor:.0f} times"
-            " the runs bring Δγ's interval inside the margin"
+            "more rungs in the same span: if the slopes are equal, about"
+            f" {math.ceil(10 * factor) / 10:.3g} times the runs bring Δγ's interval inside the margin"
             if factor < MAX_RUNS_FACTOR
             else _too_many_runs()
         )
