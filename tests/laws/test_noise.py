@@ -306,6 +306,22 @@ def test_rows_of_one_run_do_not_count_as_independent() -> None:
     assert found.p_slope > naive.p_slope
 
 
+def test_rungs_that_share_a_run_are_one_cluster() -> None:
+    """Four runs with a row at each rung, whose compute differs by less than 1%: any can be a rung's first."""
+    rng = np.random.default_rng(3)
+    rows = [
+        {"arm": "vanilla", "flops": float(c * (1 + 0.003 * rng.random())), "loss": 3.0, "run": f"run {k}"}
+        for k in range(4)
+        for c in FLOPS
+    ]
+    assert len(set(table(rows)["vanilla"].clusters)) == 1
+    # Rungs 0 to 3 are linked in a chain; 4 and 5 have runs of their own.
+    chain = zip([0, 1, 1, 2, 2, 3, 4, 5], "aabbccde", strict=True)
+    rows = [{"arm": "vanilla", "flops": float(FLOPS[i]), "loss": 3.0, "run": run} for i, run in chain]
+    clusters = table(rows)["vanilla"].clusters
+    assert len(set(clusters[:4])) == 1 and len(set(clusters)) == 3
+
+
 def test_matching_seeds_are_paired_and_buy_power() -> None:
     """Noise of 0.004 that both arms share but for a tenth hides a growth that their differences show."""
     rng = np.random.default_rng(4)

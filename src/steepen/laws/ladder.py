@@ -22,8 +22,8 @@ class Ladder:
 
     `weights` are the relative precisions of the rungs' losses: 1 is that of a single run of typical noise.
     They are the numbers of seeds, or sums of the table's own weights; `rung_component_weights` allows for
-    errors that all seeds of a rung share. `clusters` names the training run of each rung where a run has
-    several rows, whose errors are then not independent; `seed_names` the seeds of each rung.
+    errors that all seeds of a rung share. `clusters` has one name for all rungs that share training runs, whose
+    errors are then not independent; `seed_names` the seeds of each rung.
     """
 
     arm: str
@@ -119,10 +119,19 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
             tuple(loss[rows] for rows in groups),
             tuple(table.place(int(rows[0])) for rows in groups),
             np.array([float(precision[rows].sum()) for rows in groups]),
-            tuple(run_names[int(rows[0])] for rows in groups) if run_names else (),
+            _link_rungs([[run_names[int(row)] for row in rows] for rows in groups]) if run_names else (),
             tuple(tuple(seeds[int(row)] for row in rows) for rows in groups),
         )
     return ladders
+
+
+def _link_rungs(runs: list[list[str]]) -> tuple[str, ...]:
+    """A name for each rung from its training runs; rungs that share one, directly or not, have the same."""
+    groups: dict[str, set[str]] = {}
+    for own in runs:
+        linked = set(own).union(*(groups.get(run, ()) for run in own))
+        groups.update(dict.fromkeys(linked, linked))
+    return tuple(min(groups[own[0]]) for own in runs)
 
 
 def read_weights(table: Table) -> Array:
