@@ -109,6 +109,12 @@ def test_usual_names_of_columns_are_recognized(ours: str, theirs: str) -> None:
     assert table_from({theirs: ["1"]}).names(ours) == ["1"]
 
 
+def test_corpora_and_recipes_separate_ladders_however_the_column_is_spelled() -> None:
+    for column in ("corpus", "Corpus", "RECIPE"):
+        runs = {"arm": ["a", "a"], "flops": [1e18, 1e18], "loss": [3.0, 2.0], column: ["web", "books"]}
+        assert len(read_ladders(table_from(runs))) == 2
+
+
 def test_exact_name_comes_before_its_aliases_and_two_aliases_are_ambiguous() -> None:
     assert table_from({"loss": [1.0], "val_loss": [2.0]}).numbers("loss").tolist() == [1.0]
     with pytest.raises(UsageError, match="val_loss, eval_loss, each of which could be loss"):

@@ -92,7 +92,7 @@ def read_ladders(table: Table) -> dict[str, Ladder]:
     """
     table.require(["arm", "flops", "loss"])
     flops, loss = table.numbers("flops"), table.numbers("loss")
-    corpora, recipes = (table.names(name) if name in table.columns else [] for name in ("corpus", "recipe"))
+    corpora, recipes = (table.names(name) if table.has(name) else [] for name in ("corpus", "recipe"))
     arms = series_labels(table.names("arm"), corpora, recipes)
     seeds, precision = table.seeds(), read_weights(table)
     run_names = table.names("run") if table.has("run") else None
