@@ -460,6 +460,15 @@ def test_shared_irreducible_loss_test_holds_its_level() -> None:
     assert 2 <= rejected <= 16
 
 
+def test_shared_irreducible_loss_is_not_tested_where_rungs_share_runs() -> None:
+    ladders = pair(1e-3)
+    fit = fit_compute(ladders, FitSettings("vanilla"))
+    own = {name: replace(ladder, clusters=tuple("abcdefgh")) for name, ladder in ladders.items()}
+    assert shared_irreducible_loss(own, fit).p == shared_irreducible_loss(ladders, fit).p is not None
+    shared = shared_irreducible_loss(own | {"grow": replace(own["grow"], clusters=tuple("aabcdefg"))}, fit)
+    assert shared.p is None and not shared.by_arm and len(shared.theta) == 6
+
+
 def test_loss_at_or_below_the_fitted_e_is_named_by_its_row() -> None:
     ladders = {name: ladder(name, 3.0, 1.0, 1.0, noise=1e-4, seed=i) for i, name in enumerate(("r", "a"))}
     loss = ladders["a"].loss.copy()

@@ -22,8 +22,8 @@ class Ladder:
 
     `weights` are the relative precisions of the rungs' losses: 1 is that of a single run of typical noise.
     They are the numbers of seeds, or sums of the table's own weights; `rung_component_weights` allows for
-    errors that all seeds of a rung share. `clusters` has one name for all rungs that share training runs, whose
-    errors are then not independent; `seed_names` the seeds of each rung.
+    errors that all seeds of a rung share. `clusters` has one name for all rungs that share training runs:
+    their errors are not independent; `seed_names` the seeds of each rung.
     """
 
     arm: str

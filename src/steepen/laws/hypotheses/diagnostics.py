@@ -48,8 +48,8 @@ def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
 class SharedIrreducibleLoss:
     """F-tests of one irreducible loss E for all arms against a separate E for each.
 
-    `p` is for all arms at once (None with too few points), `by_arm` for each arm with the reference alone.
-    `theta` holds the separate laws: every arm's E, then every log A, then every γ.
+    `p` is for all arms at once (None with too few points, or rungs that share runs), `by_arm` for each arm
+    with the reference alone. `theta` holds the separate laws: every arm's E, then every log A, then every γ.
     """
 
     p: float | None
@@ -58,8 +58,12 @@ class SharedIrreducibleLoss:
 
 
 def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> SharedIrreducibleLoss:
-    """Test whether the arms can share one E."""
+    """Test whether the arms can share one E.
+
+    Not where rungs share training runs: the F-test would take the runs' errors for differences in E.
+    """
     settings = fit.settings
+    share_runs = any(len(set(ladder.clusters)) < len(ladder.clusters) for ladder in ladders.values())
 
     def fitted(names: list[str]) -> tuple[float, Array]:
         return _fit_shared(ladders, fit, names, log=settings.fits_log_loss)
@@ -69,7 +73,7 @@ def shared_irreducible_loss(ladders: dict[str, Ladder], fit: ComputeFit) -> Shar
     points = sum(len(ladder.flops) for ladder in ladders.values())
     df = points - 3.0 * len(ladders)
     free = sum(rss for rss, _ in alone.values())
-    if len(ladders) < 2 or (df < 1 and not settings.noise):
+    if len(ladders) < 2 or share_runs or (df < 1 and not settings.noise):
         return SharedIrreducibleLoss(None, {}, theta)
     mean = float(np.concatenate([ladder.loss for ladder in ladders.values()]).mean())
     if settings.noise:
