@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -23,10 +24,21 @@ def test_speed_comes_from_finished_runs_of_similar_size_else_is_assumed(
     # Each size at the pace of its own kind.
     assert speed.seconds(small) == pytest.approx(10 + 5) and speed.seconds(large) == pytest.approx(20 + 5)
     assert Speed.from_records([slow], device="another machine").samples == ()
-    assert "H100" in Speed.from_records([slow], gpu="h100", mfu=0.5).source
+    assert "H100" in Speed.from_records([slow], gpu="h100", mfu=0.5).assumption
     assert Speed.from_records([], device="NVIDIA H200").assumed_flops_per_second == pytest.approx(
         0.4 * 989.4e12
     )
+
+
+def test_runs_of_another_precision_say_nothing_about_the_speed(spec: Spec, trainer: ModuleType) -> None:
+    wanted = spec(1)
+    other = trainer.record_of(replace(wanted, precision="bf16"), seconds_training=1e6, seconds_total=1e6)
+    speed = Speed.from_records([other])
+    assert wanted.precision == "fp32"
+    assert speed.seconds(wanted) == Speed.from_records([]).seconds(wanted)
+    assert speed.source([wanted]).endswith("as no run of this precision is measured yet")
+    assert speed.seconds(other.spec) == pytest.approx(1e6 + 5)
+    assert speed.source([other.spec]) == "measured on 1 finished run"
 
 
 def test_makespan_starts_runs_in_order_on_the_first_free_slot() -> None:

@@ -52,7 +52,7 @@ def test_auto_and_the_dry_run_follow_the_way_to_shard() -> None:
         GpusPerRun.parse("auto", shard="half")
     one, many = (Speed.from_records([], gpu="h100", gpus_per_run=each) for each in (None, full))
     assert many.seconds(large) - START_SECONDS == pytest.approx((one.seconds(large) - START_SECONDS) / 16)
-    assert "one H100" in one.source and "each H100" in many.source
+    assert "one H100" in one.assumption and "each H100" in many.assumption
 
 
 def test_wrong_numbers_of_gpus_are_rejected(spec: Spec) -> None:

@@ -48,7 +48,7 @@ def test_a_dry_run_returns_the_next_runs_and_writes_nothing(
 
 def test_totals_of_a_dry_run_are_sums_over_its_runs(instant: Any, store: RunStore, spec: Spec) -> None:
     speed = Speed.from_records([])
-    assert f"{ASSUMED_CPU_FLOPS:.0e}" in speed.source
+    assert f"{ASSUMED_CPU_FLOPS:.0e}" in speed.assumption
     forecast = DryRunReport.from_simulation(
         simulate_study(adaptive(spec), store), store, speed, 2, dollars_per_hour=3.6
     )

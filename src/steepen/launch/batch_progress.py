@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from steepen.errors import SteepenError
 from steepen.launch.base import Outcome
-from steepen.launch.cost_estimate import Speed, makespan, remaining_flops
+from steepen.launch.cost_estimate import Speed, makespan, remaining_flops, speed_samples
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec, expected_flops
 from steepen.runs.status import last_metrics
@@ -88,10 +89,8 @@ class BatchProgress:
 
     def speed(self) -> Speed:
         """Speed of the runs that ended here, or, before the first has, the initial estimate."""
-        if not self.records and self.initial_speed is not None:
-            return self.initial_speed
-        gpus = None if self.initial_speed is None else self.initial_speed.gpus_per_run
-        return Speed.from_records(self.records, gpus_per_run=gpus)
+        initial = self.initial_speed or Speed.from_records(())
+        return replace(initial, samples=speed_samples(self.records)) if self.records else initial
 
     def __enter__(self) -> BatchProgress:
         self.display = ProgressDisplay(quiet=self.quiet, line_seconds=_LINE_SECONDS, poll=self._progress)

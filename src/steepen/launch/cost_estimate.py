@@ -30,6 +30,7 @@ def remaining_flops(spec: RunSpec, run: RunDirectory) -> float:
 class SpeedSample:
     """Speed of one finished run."""
 
+    precision: str
     flops_per_token: float
     flops_per_second: float  # of one GPU, or process of a CPU
     overhead_seconds: float  # outside training: validation, checkpoints, compilation
@@ -37,11 +38,11 @@ class SpeedSample:
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of runs. Small networks are slower per FLOP, so samples of similar size are used."""
+    """Speed of runs. Samples of the same precision and similar size are used: small networks are slower."""
 
     samples: tuple[SpeedSample, ...]
-    assumed_flops_per_second: float  # of one GPU, used if there is no sample
-    source: str  # how it was obtained, for messages
+    assumed_flops_per_second: float  # of one GPU, used for a precision without samples
+    assumption: str  # where that rate comes from, for messages
     gpus_per_run: GpusPerRun = field(default_factory=GpusPerRun)  # several are that many times as fast as one
 
     def gpus(self, spec: RunSpec) -> int:
@@ -52,13 +53,24 @@ class Speed:
         """Estimated seconds of a run, or of the part of it that costs `flops`."""
         whole = expected_flops(spec)
         flops = whole if flops is None else flops
-        if not self.samples:
+        samples = self._samples_like([spec])
+        if not samples:
             return flops / self.assumed_flops_per_second / self.gpus(spec) + START_SECONDS
         size = whole / spec.tokens
-        near = sorted(self.samples, key=lambda sample: abs(math.log(sample.flops_per_token / size)))[:3]
+        near = sorted(samples, key=lambda sample: abs(math.log(sample.flops_per_token / size)))[:3]
         rate = statistics.median(sample.flops_per_second for sample in near)
         overhead = statistics.median(sample.overhead_seconds for sample in near)
         return flops / rate / self.gpus(spec) + overhead + START_SECONDS
+
+    def source(self, specs: Sequence[RunSpec]) -> str:
+        """How the speed of these runs was obtained, for messages."""
+        found = len(self._samples_like(specs))
+        return f"measured on {found} finished {'run' if found == 1 else 'runs'}" if found else self.assumption
+
+    def _samples_like(self, specs: Sequence[RunSpec]) -> list[SpeedSample]:
+        """The samples that have the precision of one of these runs."""
+        precisions = {spec.precision for spec in specs}
+        return [sample for sample in self.samples if sample.precision in precisions]
 
     @staticmethod
     def from_records(
@@ -80,37 +92,34 @@ class Speed:
             found = find_accelerator(gpu or "h100")
             fraction = ASSUMED_MFU if mfu is None else mfu
             rate = found.peak_flops * fraction
-            source = f"assuming {fraction:.0%} of the peak of {one} {found.name.upper()}"
-            return Speed((), rate, source, gpus)
-        chosen = [record for record in records if device is None or hardware_name(record) == device]
-        samples = tuple(
-            SpeedSample(
-                record.flops / record.tokens,
-                record.flops / record.seconds_training / _ranks(record),
-                max(0.0, record.seconds_total - record.seconds_training),
-            )
-            for record in chosen
-            if record.seconds_training > 0 and record.tokens > 0 and record.flops > 0
+            return Speed((), rate, f"assuming {fraction:.0%} of the peak of {one} {found.name.upper()}", gpus)
+        samples = speed_samples(
+            record for record in records if device is None or hardware_name(record) == device
         )
-        if samples:
-            noun = "run" if len(samples) == 1 else "runs"
-            return Speed(samples, ASSUMED_CPU_FLOPS, f"measured on {len(samples)} finished {noun}", gpus)
         name = (device or "").lower().replace(" ", "")
         known = [each for each in ACCELERATORS.values() if each.name in name]
         if known:
             best = max(known, key=lambda each: len(each.name))
-            return Speed(
-                (),
-                best.peak_flops * ASSUMED_MFU,
-                f"assuming {ASSUMED_MFU:.0%} of the peak of {one} {best.name.upper()}",
-                gpus,
-            )
-        return Speed(
-            (),
-            ASSUMED_CPU_FLOPS,
-            f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as nothing is measured yet",
-            gpus,
+            rate = best.peak_flops * ASSUMED_MFU
+            assumption = f"assuming {ASSUMED_MFU:.0%} of the peak of {one} {best.name.upper()}"
+            return Speed(samples, rate, assumption, gpus)
+        why = "no run of this precision" if samples else "nothing"
+        assumption = f"assuming {ASSUMED_CPU_FLOPS:.0e} FLOPs/s per process, as {why} is measured yet"
+        return Speed(samples, ASSUMED_CPU_FLOPS, assumption, gpus)
+
+
+def speed_samples(records: Iterable[RunRecord]) -> tuple[SpeedSample, ...]:
+    """The speeds of finished runs that trained for some time."""
+    return tuple(
+        SpeedSample(
+            record.spec.precision,
+            record.flops / record.tokens,
+            record.flops / record.seconds_training / _ranks(record),
+            max(0.0, record.seconds_total - record.seconds_training),
         )
+        for record in records
+        if record.seconds_training > 0 and record.tokens > 0 and record.flops > 0
+    )
 
 
 def _ranks(record: RunRecord) -> int:

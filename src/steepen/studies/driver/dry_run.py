@@ -86,7 +86,8 @@ class DryRunReport:
         """The report of a simulated study."""
         runs = tuple(_row(spec, store, speed) for spec in simulated.batch)
         return DryRunReport(
-            simulated.finished, simulated.complete, runs, slots, speed.source, dollars_per_hour,
+            simulated.finished, simulated.complete, runs, slots, speed.source(simulated.batch),
+            dollars_per_hour,
             len(simulated.later), sum(map(expected_flops, simulated.later)),
             all(spec.data.identity != UNKNOWN_DATA for spec in simulated.batch),
         )  # fmt: skip
