@@ -59,6 +59,21 @@ def test_store_is_evaluated_once_and_failures_do_not_stop_it(
     assert record is not None and {"validation", "kl_depth"} <= set(record.evaluation)
 
 
+def test_options_of_a_single_run_and_unknown_launchers_are_rejected(
+    many: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["eval", str(many / "a"), str(many / "b"), "--data", str(dataset.directory), "--device", "cpu"]
+    for option in ("--published", "--figures"):
+        assert main([*asked, option, "nowhere"]) == 2
+        assert f"{option} " in capsys.readouterr().err
+    # The environment variable serves single runs, and a folder that it names is not read here.
+    monkeypatch.setenv("STEEPEN_PUBLISHED", "nowhere")
+    assert main(asked) == 0
+    # A launcher is rejected though every run has its scores and none would be launched.
+    assert main([*asked, "--launcher", "nope"]) == 2
+    assert "--launcher 'nope' is not known" in capsys.readouterr().err
+
+
 def test_runs_of_a_study_are_evaluated(
     many: Path, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

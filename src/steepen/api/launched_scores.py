@@ -35,9 +35,10 @@ def evaluate_on_launcher(
     from steepen.evaluation.evaluate_many import TimeLeft, find_waiting_runs, finish_run
     from steepen.evaluation.evaluate_run import Evaluation
     from steepen.launch.base import LaunchContext, LauncherBase, evaluation_result
-    from steepen.launch.registry import make_launcher
+    from steepen.launch.registry import find_launcher, make_launcher
     from steepen.runs.store import RunStore
 
+    find_launcher(launcher, jobs, launcher_options)  # rejects a wrong one even if no run is waiting
     found, waiting = find_waiting_runs(runs, Dataset.open(data).identity, request, report)
     stores: dict[Path, dict[str, WaitingRun]] = {}
     for one in waiting:

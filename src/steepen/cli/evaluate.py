@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from steepen.cli.former_options import former_options
+from steepen.cli.given_options import was_given
 from steepen.cli.score_options import make_request
 from steepen.cli.score_tables import print_core, print_scores
 from steepen.errors import SteepenError, UsageError
@@ -46,6 +48,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
     context_settings=former_options({"shard": "split-runs"}),
 )
 def checkpoint(
+    context: typer.Context,
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -223,9 +226,12 @@ def checkpoint(
         validation_tokens=validation_tokens,
         published=published,
     )
+    # Only a single run is compared with published scores: elsewhere their environment variable is ignored.
+    published_given = was_given(context, "published")
     if hf is not None:
         if paths or study is not None:
             raise UsageError("give a run or --hf, not both.")
+        request = request if published_given else replace(request, published=None)
         _evaluate_hugging_face(hf, data, request, device, precision, trust_remote_code, as_json)
         return
     if not (paths or study) or data is None:
@@ -237,6 +243,9 @@ def checkpoint(
     if len(runs) != 1 or study is not None or split_runs is not None or launched:
         if figures is not None:
             raise UsageError("--figures draws one run; evaluate the runs first, then draw each.")
+        if published_given:
+            raise UsageError("--published compares one run; evaluate the runs first, then compare each.")
+        request = replace(request, published=None)
         where = {"launcher": launcher or "local", "jobs": jobs, "launcher_options": launcher_options or ()}
         _evaluate_many(
             runs, data, request, split_runs, as_json=as_json, update_record=update_record, device=device,

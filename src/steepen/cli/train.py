@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steepen.cli.given_options import was_given
 from steepen.cli.token_count import parse_token_count
 from steepen.errors import UsageError, shorten
 from steepen.utils.formatting import wrap_to_terminal
@@ -380,7 +381,7 @@ def train(
         raise UsageError("--sample-prompt needs --sample-every.")
     dataset = Dataset.open(data)
     if spec is not None:
-        given = [name for name in SPEC_OPTIONS if _was_given(context_, name)]
+        given = [name for name in SPEC_OPTIONS if was_given(context_, name)]
         if given:
             option = given[0].replace("_", "-")
             raise UsageError(f"--{option} is set by the spec file; change the file, or use --set.")
@@ -436,7 +437,7 @@ def train(
         _print_notes(notes)
     store = RunStore(runs)
     if on_cpu and place.is_main and run.precision == "bf16" and store.record(run) is None:
-        given = _was_given(context_, "precision") or any("precision" in text for text in settings or ())
+        given = was_given(context_, "precision") or any("precision" in text for text in settings or ())
         if spec is None and not given:
             print(wrap_to_terminal(f"note: {BF16_ON_CPU}", sys.stderr), file=sys.stderr)
 
@@ -582,11 +583,6 @@ def _train_on_ranks(
         )
     if code:
         raise SystemExit(code)
-
-
-def _was_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _micro_batch(text: str) -> int | None:

@@ -32,6 +32,14 @@ def make_launcher(
     `jobs` is the max number of runs at a time, None for the launcher's default. `options` are KEY=VALUE
     texts: threads=4, partition=gpu, num_gpus=0.5.
     """
+    factory, settings = find_launcher(launcher, jobs, options)
+    return factory(context, jobs, **settings)
+
+
+def find_launcher(
+    launcher: str | Callable[..., Launcher], jobs: int | None = None, options: Sequence[str] = ()
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The class of a launcher and its options; raises UsageError for a name, jobs or option that is wrong."""
     name = launcher if isinstance(launcher, str) else object_name(launcher, "launcher")
     if name not in LAUNCHERS and ":" not in name:
         raise UsageError(
@@ -46,7 +54,7 @@ def make_launcher(
         raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")
     settings = dict(_parse_option(option) for option in options)
     _check_options(name, factory, settings)
-    return factory(context, jobs, **settings)  # pyright: ignore[reportReturnType]  (a Protocol, by duck typing)
+    return factory, settings
 
 
 def _check_options(name: str, factory: Callable[..., Any], settings: dict[str, Any]) -> None:
