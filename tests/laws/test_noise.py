@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from steepen.errors import UsageError
-from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse
+from steepen.laws.analysis import AnalysisRequest, LadderAnalysis, analyse, fit_compute
+from steepen.laws.fits.compute_law import FitSettings
+from steepen.laws.hypotheses.bootstrap import residual_draws, seed_draws
+from steepen.laws.hypotheses.diagnostics import lack_of_fit
 from steepen.laws.hypotheses.judge_draws import DrawnAnswers, judge_draws
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
@@ -23,6 +27,7 @@ from steepen.laws.hypotheses.noise_checks import (
 from steepen.laws.hypotheses.variance_components import rung_component_weights
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.table import table_from
+from steepen.laws.verdict.compare import compare
 from steepen.laws.verdict.sentences import verdict_sentence
 
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
@@ -246,6 +251,46 @@ def test_loss_sd_and_weight_columns_are_precisions_of_the_losses() -> None:
     assert np.mean(answer_questions(tests, RULE).growth != "undecided") <= 0.08
     with pytest.raises(UsageError, match="loss_sd and weight"):
         table(ladder_rows(errors, loss_sd=sd, weight=sd))
+
+
+@pytest.mark.parametrize("noisy", [slice(0, 5), slice(5, 8)])
+def test_lack_of_fit_test_holds_its_level_with_known_unequal_noise(noisy: slice) -> None:
+    rng = np.random.default_rng(5)
+    sd = np.full(8, 1e-3)
+    sd[noisy] *= 10
+    fit = fit_compute({name: make_ladder(name, FLOPS, law(FLOPS)) for name in ("a", "b")}, FitSettings("a"))
+    found: list[float] = []
+    for _ in range(40):
+        rows = [
+            {"arm": name, "flops": float(FLOPS[i]), "loss": float(law(FLOPS)[i] + sd[i] * z), "seed": k,
+             "loss_sd": float(sd[i])}
+            for name in ("a", "b") for k in range(3) for i, z in enumerate(rng.standard_normal(8))
+        ]  # fmt: skip
+        found.append(lack_of_fit(table(rows), fit) or 0.0)
+    assert stats.kstest(found, "uniform").pvalue > 0.05
+
+
+def test_bootstrap_over_seeds_is_about_the_fitted_loss() -> None:
+    """Which is a weighted mean where the rows of a rung have different weights."""
+    rows = [
+        {"arm": "a", "flops": float(c), "loss": 3.0 + k, "seed": k, "weight": 4.0 if k else 1.0}
+        for c in FLOPS
+        for k in range(2)
+    ]
+    ladder = table(rows)["a"]
+    drawn = seed_draws((ladder, ladder), 2000, np.random.default_rng(0))
+    assert drawn is not None
+    assert ladder.loss == pytest.approx(3.8)
+    assert drawn.mean() == pytest.approx(3.8, abs=0.02)
+
+
+def test_bootstrap_does_not_draw_the_residuals_of_a_ladder_without_any() -> None:
+    """Three rungs have a law through each: its residuals of zero say nothing about the noise."""
+    rungs = FLOPS[[0, 3, 7]]
+    reference = make_ladder("vanilla", FLOPS, law(FLOPS) + noise("", 1)[0, :8])
+    found = compare(reference, make_ladder("arm", rungs, law(rungs)), FitSettings("vanilla"), RULE)
+    drawn = residual_draws(found.fits, found.y, RULE, 200, np.random.default_rng(0))[:, 8:] - law(rungs)
+    assert len(np.unique(drawn.round(8))) == 8
 
 
 def test_runs_within_one_percent_of_compute_are_one_rung() -> None:

@@ -81,13 +81,15 @@ def residual_draws(
         sign = rng.choice([-1.0, 1.0], size=(draws, int(clusters.max()) + 1))
         noise = residual / np.sqrt(np.maximum(1 - of_run, 0.1)) * sign[:, clusters]
     else:
-        drawn = rng.integers(len(x), size=(draws, len(x)))
+        # A ladder with as many rungs as parameters has residuals of zero, which say nothing about noise.
+        pool = np.flatnonzero(leverage <= max(1 - 1e-6, float(leverage.min())))
+        drawn = pool[rng.integers(len(pool), size=(draws, len(x)))]
         if fits.pair.partners is not None:
             # Partners keep a common error: both take the residuals of the same pair.
             first, second = fits.pair.partners
             pairs = rng.integers(len(first), size=(draws, len(first)))
             drawn[:, first], drawn[:, second] = first[pairs], second[pairs]
-        noise = (scaled - scaled.mean())[drawn] / np.sqrt(weights)
+        noise = (scaled - scaled[pool].mean())[drawn] / np.sqrt(weights)
     return predicted * np.exp(noise) if rule.log else predicted + noise
 
 
@@ -125,13 +127,13 @@ def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Genera
         return None
     columns: list[Array] = []
     for ladder in ladders:
-        for runs in ladder.runs:
+        for loss, runs in zip(ladder.loss, ladder.runs, strict=True):
             count = len(runs)
             if count < 2:
                 columns.append(np.full(draws, runs[0]))
                 continue
             deviation = (runs - runs.mean()) * np.sqrt(count / (count - 1))
-            columns.append(runs.mean() + deviation[rng.integers(count, size=(draws, count))].mean(axis=1))
+            columns.append(loss + deviation[rng.integers(count, size=(draws, count))].mean(axis=1))
     return np.stack(columns, axis=1)
 
 

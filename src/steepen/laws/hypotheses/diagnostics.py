@@ -34,7 +34,9 @@ def lack_of_fit(ladders: dict[str, Ladder], fit: ComputeFit) -> float | None:
     About the paper's laws, which take E from one arm, it is too large even where the law is right.
     """
     within = sum(
-        float(((runs - runs.mean()) ** 2).sum()) for ladder in ladders.values() for runs in ladder.runs
+        float(weight) * float(runs.var())  # of a run of typical noise, as about the laws
+        for ladder in ladders.values()
+        for weight, runs in zip(ladder.weights, ladder.runs, strict=True)
     )
     df_within = sum(len(runs) - 1 for ladder in ladders.values() for runs in ladder.runs)
     df = sum(len(ladder.flops) for ladder in ladders.values()) - 1 - 2 * len(ladders)
