@@ -70,7 +70,7 @@ def other_rates(folder: Path, ladder: Sequence[RunRecord], shown: set[frozenset[
     lines: list[tuple[str, int, int, list[str]]] = []
     for other in all_records(folder):
         record = known.get(without_rate(other))
-        if record is None or other.run == record.run or {record.run, other.run} in shown:
+        if record is None or other.run == record.run or frozenset({record.run, other.run}) in shown:
             continue
         shown.add(frozenset({record.run, other.run}))
         cells = [
@@ -140,7 +140,8 @@ def verdict_table(rows: Sequence[dict[str, Any]], reference: str) -> str:
         if row["delta_gamma"] is not None:
             low, high = row["delta_gamma_low"], row["delta_gamma_high"]
             gain = f"{row['delta_gamma']:+.4f} ({low:+.4f} to {high:+.4f})"
-            inside = [one for one in found[row["arm"]].leading_multipliers if not one.extrapolated]
+            measured = found.analysis.multipliers[row["arm"]]
+            inside = [one for one in measured if one.method == "interpolated"]
             if inside:
                 top = max(inside, key=lambda one: one.flops)
                 at = f"{top.value:.3f} ({top.low:.3f} to {top.high:.3f}) at {top.flops:.2g}"
@@ -153,7 +154,7 @@ def verdict_table(rows: Sequence[dict[str, Any]], reference: str) -> str:
                 at,
             ]
         )
-    return markdown(["arm", "verdict", "γ", "Δγ", "multiplier at FLOPs"], lines)
+    return markdown(["arm", "verdict", "γ", "Δγ", "interpolated multiplier at FLOPs"], lines)
 
 
 def study_tables(answer: Mapping[str, Any]) -> list[str]:
@@ -174,7 +175,6 @@ def tables(folder: Path) -> str:
     for journal in finished(folder):
         name, answer = journal.entry.name, journal.entry.answer
         records = records_of(folder, journal)
-        epochs = max(record.spec.data.epochs for record in records)
         parts += [f"### `{name}`: {len(records)} runs", ""]
         if answer["study"] == LADDER:
             records = with_further_seeds(folder, records)
@@ -185,11 +185,6 @@ def tables(folder: Path) -> str:
                 parts += ["The same runs with another learning rate:", "", others, ""]
         else:
             parts += [*study_tables(answer), ""]
-        if epochs > 1:
-            parts += [
-                f"Runs longer than the data repeat it, {epochs} times at most (`--epochs {epochs}`).",
-                "",
-            ]
     return "\n".join(parts).strip() + "\n"
 
 

@@ -5,7 +5,10 @@ An interrupted ladder is resumed; a finished one is only judged again.
 
 from __future__ import annotations
 
+import signal
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,11 @@ def main(preset: str) -> int:
     study = steepen.ladder(
         preset=preset, runs=OUT / "runs", studies=OUT / "studies", label=f"{preset}-ladder"
     )
-    page = study.report(OUT)
-    paper: Any = steepen.fit("paper:fineweb")
+    ignore = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is answered here, not by a second traceback
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as process:
+        fitting = process.submit(steepen.fit, "paper:fineweb")  # beside the drawing of the page
+        page = study.report(OUT)
+        paper: Any = fitting.result()
     say(f"\nThe paper's ladders, {paper_ladders('paper:fineweb').title}: does the gain over vanilla grow?\n")
     for arm, verdict in paper.verdicts.items():
         gain = verdict.growth + (" (fragile)" if verdict.fragile else "")

@@ -121,9 +121,10 @@ def _levels(analysis: LadderAnalysis) -> str:
         return ""
     if not analysis.request.adjust or len(levels) == 1:
         return f"Tests of each arm at {percent(analysis.request.level)}, Δγ with intervals to match."
+    own = dict.fromkeys(f"{level:.2g}" for level in (levels[0], levels[-1]))
     return (
         f"Family-wise error rate {percent(analysis.request.level)} (Holm: arms are tested at "
-        f"{levels[0]:.2g} to {levels[-1]:.2g}, with intervals of Δγ to match)."
+        f"{' to '.join(own)}, with intervals of Δγ to match)."
     )
 
 
