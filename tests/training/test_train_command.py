@@ -1,4 +1,4 @@
-"""What `steepen train` imports, and its note when a run on a CPU uses bf16 by default."""
+"""What `steepen train` imports, and its notes: bf16 by default on a CPU, fewer tokens than a step."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def test_a_given_precision_prints_no_note(
 ) -> None:
     place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
     assert notes(capfd, *place, *RUN, *words) == 0
+
+
+def test_fewer_tokens_than_a_step_are_noted_before_training(
+    tiny_data: Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--data", str(tiny_data.directory), "--runs", str(tmp_path / "runs")]
+    assert main(["train", "--device", "cpu", *place, *RUN, "--tokens", "100"]) == 0
+    said = capfd.readouterr().err
+    assert 0 <= said.find("--tokens 100 is less than one step of 256 tokens") < said.index("step 1/1")
 
 
 def test_training_imports_neither_compiler_nor_sympy(tiny_data: Dataset, tmp_path: Path) -> None:

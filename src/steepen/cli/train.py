@@ -432,7 +432,8 @@ def train(
     place = process_environment()
     if gpus is not None and place.size > 1:
         raise UsageError("--gpus starts the processes itself: leave it out under torchrun or srun.")
-    small = expected_flops(run) < SMALL_RUN_FLOPS  # done in a moment: its result comes first
+    # Done in a moment: its result comes first. A single step may be far more tokens than were asked for.
+    small = expected_flops(run) < SMALL_RUN_FLOPS and run.steps > 1
     if place.is_main and not small:
         _print_notes(notes)
     store = RunStore(runs)

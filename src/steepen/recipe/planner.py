@@ -198,9 +198,11 @@ def make_plan(
             f"--gpus {cluster.gpus} is not possible: a batch of {sequences:,} sequences cannot be divided "
             "evenly."
         )
-    return Plan(
-        planned, recipe, cluster, tuple(_warnings(planned, recipe, size_rule or SizeRule(), flops, rho))
-    )
+    found = _warnings(planned, recipe, size_rule or SizeRule(), flops, rho)
+    if tokens is not None and tokens < planned.batch_tokens:
+        step = f"one step of {planned.batch_tokens:,} tokens (--batch-tokens)"
+        found.insert(0, f"--tokens {tokens:,.0f} is less than {step}: one step is trained.")
+    return Plan(planned, recipe, cluster, tuple(found))
 
 
 def plan_ladders(choice: RecipeChoice, size_rule: SizeRule | None = None, **changes: int) -> list[PlannedRun]:
