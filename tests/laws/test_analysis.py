@@ -426,7 +426,7 @@ def test_different_irreducible_losses_are_detected_and_no_row_is_an_outlier() ->
     (warning,) = [w for w in report.warnings if "do not share one irreducible loss" in w]
     assert "(low, p = " in warning
     assert "read the verdicts" in warning
-    assert not any("off its law" in w for w in report.warnings)
+    assert not any("off the law of the other rungs" in w for w in report.warnings)
     data = report.to_dict()
     assert (
         data["arms"]["low"]["p_shared_irreducible_loss"]
@@ -442,7 +442,7 @@ def test_different_irreducible_losses_are_detected_and_no_row_is_an_outlier() ->
     loss = ladders["low"].loss + np.where(np.arange(8) == 3, 0.05, 0.0)
     spoiled = ladders | {"low": replace(ladders["low"], loss=loss)}
     found = analyse(spoiled, AnalysisRequest("vanilla", draws=100)).warnings
-    named = [w for w in found if "off its law" in w]
+    named = [w for w in found if "off the law of the other rungs" in w]
     assert len(named) == 1
     assert named[0].startswith(ladders["low"].row_labels[3])
     assert "more than 20 standard errors" in named[0]

@@ -204,8 +204,8 @@ def _outliers(ladders: dict[str, Ladder], fit: ComputeFit, free: Array | None) -
     p = 2 * stats.t.sf(np.abs(t), df) * len(x)
     row_labels = [label for ladder in ladders.values() for label in ladder.row_labels]
     return [
-        f"{row_labels[i]}: the loss is {residual[i] / np.sqrt(w[i]):+.4f} off its law"
-        f" ({_format_t(float(t[i]))}); check that run"
+        f"{row_labels[i]}: the loss is {residual[i] / left[i] / np.sqrt(w[i]):+.4f} off the law of the other"
+        f" rungs ({_format_t(float(t[i]))}); check what was run there"
         for i in np.flatnonzero(p < 0.01)
     ]
 
