@@ -29,7 +29,7 @@ from steepen.laws.registered_forecasts import register_forecasts
 from steepen.laws.verdict.evidence import Verdict
 from steepen.laws.verdict.holdout import split_hold_out
 from steepen.laws.verdict.multipliers import fitted_multipliers
-from steepen.laws.verdict.sensitivity import separate_hypotheses
+from steepen.laws.verdict.sensitivity import extend, separate_hypotheses
 
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
 LONG = np.geomspace(1e16, 1e22, 12)
@@ -286,6 +286,16 @@ def test_seeds_and_rungs_factors_reach_the_power_they_promise(reference: int, ar
     dense = [np.geomspace(part[0], part[-1], len(part) * int(separation.rungs_factor)) for part in flops]
     assert power(dense, noise) > 0.8
     assert power(flops, noise) < 0.8, "without them it would not"
+
+
+def test_ladders_of_unequal_length_are_extended_to_the_same_compute() -> None:
+    ends = [(0.0, 4.0, 5), (0.0, 8.0, 9)]
+    x = np.concatenate([np.linspace(*end) for end in ends])
+    pair = LadderPair(x, np.repeat([False, True], [5, 9]), np.ones(14))
+    longer = extend(pair, 2.001 / math.log(10))
+    for flag in (False, True):
+        assert longer.x[longer.arm == flag].max() == pytest.approx(10.0)
+    assert len(longer.x) == 22
 
 
 def scattered(fits: NestedFits, noise: float) -> NestedFits:

@@ -106,12 +106,13 @@ def alternative_rss(
 
 
 def extend(pair: LadderPair, decades: float) -> LadderPair:
-    """Both ladders extended upwards by `decades` at their mean spacing."""
+    """Both ladders extended to `decades` above the higher of their tops, each at its mean spacing."""
     x, arm, weights = [pair.x], [pair.arm], [pair.weights]
     for flag in (False, True):
         own = np.sort(pair.x[pair.arm == flag])
         step = max((own[-1] - own[0]) / (len(own) - 1), 1e-3)
-        more = own[-1] + step * np.arange(1, int(decades * math.log(10) / step + 1e-9) + 1)
+        reach = pair.x.max() + decades * math.log(10) - own[-1]
+        more = own[-1] + step * np.arange(1, int(reach / step + 1e-9) + 1)
         x.append(more)
         arm.append(np.full(len(more), flag))
         weights.append(np.full(len(more), float(np.median(pair.weights[pair.arm == flag]))))

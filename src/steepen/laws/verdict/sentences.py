@@ -353,9 +353,10 @@ def _what_separates(v: Evidence) -> list[str]:
     """More measurements that would separate the exponent from the irreducible-loss hypothesis."""
     lines: list[str] = []
     s = v.separation
-    if s.top_flops is not None and s.extra_decades:
+    if s.top_flops is not None and s.extra_rungs:
+        more = f"another {s.extra_decades:.1f} decades: " if s.extra_decades else ""
         lines.append(
-            f"another {s.extra_decades:.1f} decades: extending both ladders to {format_flops(s.top_flops, 2)}"
+            f"{more}extending both ladders to {format_flops(s.top_flops, 2)}"
             f" {v.unit} ({s.extra_runs} more runs) separates the hypotheses with 90% power"
         )
     elif s.top_flops is None:
