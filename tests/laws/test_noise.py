@@ -214,6 +214,21 @@ def test_robust_answer_is_in_the_first_sentence_where_it_differs() -> None:
     assert "robust (Huber) fit says 'constant'" in verdict_sentence(verdict).split(". ")[0]
 
 
+def test_answer_that_nothing_could_check_is_no_claim() -> None:
+    """Four and three rungs are too few for every check; above 200 points the noise models are left out."""
+    errors = 1e-4 * np.random.default_rng(0).standard_normal(7)
+    ladders = {
+        "vanilla": make_ladder("vanilla", FLOPS[:4], law(FLOPS[:4]) + errors[:4]),
+        "arm": make_ladder("arm", FLOPS[:3], law(FLOPS[:3] * 1.3) + errors[4:]),
+    }
+    found = analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=100)).verdicts["arm"]
+    assert found.growth == "constant" and not found.claim
+    assert "too few rungs to check the noise" in found.sentence.split(". ")[0]
+    checked = analysed(np.zeros(16), law(FLOPS, 1.4, 0.1113)).verdicts["arm"]
+    assert "not checked" not in checked.sentence
+    assert "The noise was not checked" in verdict_sentence(replace(checked, noise_checks=()))
+
+
 def table(rows: list[dict[str, object]]) -> dict[str, Ladder]:
     return read_ladders(table_from({name: [row[name] for row in rows] for name in rows[0]}))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from steepen.laws.hypotheses.bootstrap import LeaveOneOut
 from steepen.laws.hypotheses.nested_models import ByWhat, Growth
-from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
+from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL, MAX_POINTS_CHECKED
 from steepen.laws.verdict.evidence import SIMPLE_HYPOTHESES, Evidence, HypothesisFit, NoiseCheckResult
 from steepen.laws.verdict.sensitivity import (
     MAX_EXTRA_DECADES,
@@ -57,6 +57,8 @@ def fragile_reasons(
     reasons += _rungs_it_rests_on([(out, out.growth) for out in left_out if out.growth != growth])
     if robust != growth:
         reasons.append(f"a robust (Huber) fit says '{robust}'")
+    if not checks and not left_out:
+        reasons.append("too few rungs to check the noise or to leave one out")
     return tuple(reasons)
 
 
@@ -122,12 +124,17 @@ def _left_out(v: Evidence) -> str:
 
 
 def _noise(v: Evidence) -> str:
-    """A remark where the scatter contradicts the stated noise."""
+    """Remarks where the noise could not be checked, and where the scatter contradicts the stated noise."""
+    unchecked = (
+        f" The noise was not checked: the ladders have more than {MAX_POINTS_CHECKED} points."
+        if v.leave_one_out and not v.noise_checks
+        else ""
+    )
     if v.p_scatter >= CHECK_LEVEL:
-        return ""
+        return unchecked
     return (
-        f" The residuals scatter by {v.sigma:.2g}, more than the stated noise (p = {v.p_scatter:.2g}), so the"
-        " scatter was used."
+        f"{unchecked} The residuals scatter by {v.sigma:.2g}, more than the stated noise"
+        f" (p = {v.p_scatter:.2g}), so the scatter was used."
     )
 
 
