@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterable
@@ -92,9 +93,15 @@ class Planted:
 
 
 @pytest.fixture
-def folder(studies: ModuleType, context: StudyContext, tmp_path: Path) -> Path:
+def folder(made_once: Path, tmp_path: Path) -> Path:
+    """A results directory of the test's own."""
+    return shutil.copytree(made_once, tmp_path / "toy")
+
+
+@pytest.fixture(scope="module")
+def made_once(studies: ModuleType, context: StudyContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results directory as run.sh leaves it: tuned recipes, their ladder, and a second seed."""
-    folder = tmp_path / "toy"
+    folder = tmp_path_factory.mktemp("results") / "toy"
     store = RunStore(folder / "runs")
     launcher = Planted(context, store)
 
