@@ -30,8 +30,9 @@ def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_plan_prints_every_published_command_line_exactly(
-    reference_data: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    reference_data: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     folder = reference_data("refdata/authors")
     with (folder / "ladder_recipes.csv").open(newline="") as file:
         published = list(csv.DictReader(file))
@@ -56,6 +57,19 @@ def test_plan_prints_every_published_command_line_exactly(
         assert (found["steps"], found["tokens"]) == (int(row["steps"]), int(row["tokens"]))
         assert found["growth_step"] == (int(row["crossover_step"]) if growth else None)
         assert found["flops"] == float(flops[key])
+
+
+def test_ladders_fit_a_terminal_of_80_columns_and_a_pipe_has_every_digit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short = out(capsys, "--recipe", "paper")
+    assert max(map(len, short.splitlines())) == 80 and " 0.06169 " in short and " 3.253e17\n" in short
+    assert "or use --json" in short.splitlines()[-1]
+    for columns in ("200", None):
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
+        long = out(capsys, "--recipe", "paper")
+        assert "0.061689730348159694" in long and "--json" not in long
 
 
 def test_ladder_rows_equal_the_plans_of_single_runs() -> None:

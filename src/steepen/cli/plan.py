@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -245,18 +249,35 @@ def plan(
 
 
 def _show_ladders(rows: list[dict[str, Any]]) -> None:
-    """Print one line per run, with every digit of learning rates and FLOPs."""
+    """Print one line per run, with every digit where the terminal is wide enough."""
+    from steepen.utils.formatting import format_flops
+
+    lines = _ladder_lines(rows, str)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ  # otherwise a pipe or a file, of any width
+    if known and len(lines[0]) > shutil.get_terminal_size().columns:
+        rounded = _ladder_lines(rows, lambda value: format_flops(value, 4))
+        lines = [*rounded, f"Every digit: widen the terminal to {len(lines[0])} columns, or use --json."]
+    print("\n".join(lines))
+
+
+def _ladder_lines(rows: list[dict[str, Any]], format_float: Callable[[float], str]) -> list[str]:
+    """Headings and one line per run, in aligned columns."""
     columns = {
-        "arm": "arm", "depth": "depth", "steps": "steps", "growth_step": "growth step",
-        "learning_rate": "lr of matrices", "embedding_lr": "of embedding", "head_lr": "of head",
-        "flops": "FLOPs",
+        "arm": "arm", "depth": "depth", "steps": "steps", "growth_step": "growth", "learning_rate": "lr",
+        "embedding_lr": "emb. lr", "head_lr": "head lr", "flops": "FLOPs",
     }  # fmt: skip
-    cells = [[*columns.values()]]
-    cells += [["" if row[name] is None else f"{row[name]}" for name in columns] for row in rows]
+
+    def cell(value: Any) -> str:
+        return format_float(value) if isinstance(value, float) else "" if value is None else str(value)
+
+    cells = [[*columns.values()], *([cell(row[name]) for name in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    for line in cells:
-        rest = [text.rjust(width) for text, width in zip(line[1:], widths[1:], strict=True)]
-        print("  ".join([line[0].ljust(widths[0]), *rest]))
+    return [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in cells
+    ]
 
 
 def _show(plan: Plan) -> None:
