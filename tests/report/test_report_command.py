@@ -32,7 +32,9 @@ def test_report_writes_page_figures_and_tables(
     out = tmp_path / "r"
     words = ["report", "tpp", "studies/extrapolate", "--out", str(out), "--format", "svg,pdf", "--json"]
     assert main(words) == 0
-    said = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)
+    assert "did not write" not in captured.err
     there = {str(file) for file in out.rglob("*") if file.is_file()}
     assert set(said["files"]) == there and said["page"] in there
     figures = (
@@ -68,9 +70,14 @@ def test_report_is_written_to_the_folder_report_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    other = tmp_path / "report" / "figures" / "another-study-laws.svg"  # left by an earlier report
+    other.parent.mkdir(parents=True)
+    other.touch()
     assert main(["report", str(simulated_studies / "studies" / "extrapolate"), "--format", "svg"]) == 0
-    assert "report/report.html: open it in any browser." in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "report/report.html: open it in any browser." in said.out
     assert (tmp_path / "report" / "report.html").is_file()
+    assert "report also has 1 file that this report did not write" in said.err and other.exists()
 
 
 def test_report_bytes_are_equal_across_processes(simulated_studies: Path, tmp_path: Path) -> None:

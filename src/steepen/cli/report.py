@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from steepen.utils.formatting import wrap_to_terminal
+
 LINE_SECONDS = 5  # between lines of progress, where there is no terminal
 
 
@@ -63,6 +65,12 @@ def report(
         loaded = [with_registered_forecasts(one, forecasts) for one in loaded]
     steps = with_progress(write_report(loaded, out, kinds), step_count(loaded))
     written = [file for files in steps for file in files]
+    if others := [
+        file for kind in ("figures", "tables") for file in (out / kind).glob("*") if file not in written
+    ]:
+        count = "1 file" if len(others) == 1 else f"{len(others)} files"
+        note = f"note: {out} also has {count} that this report did not write, such as {min(others)}."
+        print(wrap_to_terminal(note, sys.stderr), file=sys.stderr)
     if as_json:
         print(json.dumps({"page": str(out / PAGE_NAME), "files": [str(file) for file in written]}, indent=2))
         return
