@@ -21,7 +21,7 @@ from steepen.laws.hypotheses.nested_models import (
     verdict_words,
 )
 from steepen.laws.ladder import make_ladder
-from steepen.laws.power import LadderPlan, Power, predicted_power, simulate_power
+from steepen.laws.power import LadderPlan, Power, cheapest_ladder, predicted_power, simulate_power
 
 # Vanilla d6 to d20 at TPP 5, and a law that meets the paper's printed γ and losses.
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
@@ -249,6 +249,11 @@ def test_power_by_simulation_agrees_with_the_noncentral_prediction() -> None:
         assert alone["grows: exponent"] == pytest.approx(predicted_power(plan, "exponent"), abs=0.06)
         assert power.verdict <= alone["grows: exponent"]
         assert sum(power.verdict_fractions.values()) == pytest.approx(1)
+
+
+def test_the_search_for_a_cheap_ladder_includes_the_largest_one_allowed() -> None:
+    found = cheapest_ladder(LadderPlan(0.05, noise=1e-5), max_rungs=4, max_seeds=1, draws=100)
+    assert found.plan is not None and found.plan.rungs == 4
 
 
 def test_power_counts_claims_at_the_level_of_a_table() -> None:

@@ -309,7 +309,7 @@ def cheapest_ladder(
     longest: dict[tuple[int, int], int] = {}  # spans that were too short, by rungs and seeds
     sizes = [
         (rungs, seeds)
-        for rungs in (*range(4, min(8, max_rungs)), *range(8, max_rungs + 1, 2))
+        for rungs in (*range(4, min(8, max_rungs + 1)), *range(8, max_rungs + 1, 2))
         for seeds in range(1, max_seeds + 1)
     ]
     # The checks of a verdict take power from the F-test, so its power is raised until enough draws pass them.
