@@ -398,6 +398,28 @@ def test_matching_seeds_are_paired_and_buy_power() -> None:
     assert low < 0.1140 - 0.1113 < high and low > 0
 
 
+@pytest.mark.parametrize(("cost", "missing"), [(1.0, 0), (1.2, 0), (1.0, 1)])
+def test_pairs_stay_together_when_a_rung_is_left_out(cost: float, missing: int) -> None:
+    """Also where the arm's runs take more compute, and where it lacks the lowest rung."""
+    rng = np.random.default_rng(4)
+    flops = np.geomspace(3e17, 1e20, 12)
+    own_flops, shared = flops[missing:] * cost, 4e-3 * rng.standard_normal(12)
+    loss = law(flops) + shared + 4e-4 * rng.standard_normal(12)
+    own_loss = law(own_flops * 1.1) + shared[missing:] + 4e-4 * rng.standard_normal(12 - missing)
+    loss[4] += 0.2
+    rows: list[dict[str, object]] = [
+        {"arm": name, "flops": float(c), "loss": float(y), "seed": 0}
+        for name, at, losses in (("vanilla", flops, loss), ("arm", own_flops, own_loss))
+        for c, y in zip(at, losses, strict=True)
+    ]
+    ladders = table(rows)
+    found = compare(ladders["vanilla"], ladders["arm"], FitSettings("vanilla"), RULE)
+    assert found.outlier is not None and found.outlier.flops == pytest.approx(flops[4])
+    partners = found.fits.pair.partners
+    assert partners is not None and len(partners[0]) == 11 - missing
+    assert np.ptp(np.diff(found.fits.pair.x[np.array(partners)], axis=0)) == pytest.approx(0, abs=1e-9)
+
+
 def test_paired_tests_hold_their_level() -> None:
     rng = np.random.default_rng(5)
     partners = (np.arange(8), np.arange(8, 16))

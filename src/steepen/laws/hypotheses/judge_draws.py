@@ -39,7 +39,8 @@ class DrawnAnswers:
     """Answers of every draw: by least squares alone, and after all checks; and which of these are claims.
 
     `claim` is false where the answer to the first question is *undecided* or fragile, `by_what_claim` also
-    where that to the second is fragile or open. `outlier` is the point that was left out, −1 for none.
+    where there is no second answer or it is fragile (*either* may be true). `outlier` is the point that was
+    left out, −1 for none.
     """
 
     tests: FTests
@@ -90,7 +91,7 @@ def judge_draws(
         else:
             found = _drop(fits.rows(chosen), rule, int(i))
             left_out = _leave_out_each(found, rule)
-            partners = _drop_partner(pair.partners, int(i))
+            partners = drop_partner(pair.partners, int(i))
         growth[chosen], by_what[chosen], claim[chosen], by_what_claim[chosen] = _judge(
             found, left_out, rule, partners
         )
@@ -153,7 +154,7 @@ def _drop(fits: NestedFits, rule: DecisionRule, point: int) -> NestedFits:
     return fit_hypotheses(pair, fits.y[:, kept], rule, weights=fits.weights[:, kept], warm_start=fits)
 
 
-def _drop_partner(
+def drop_partner(
     partners: tuple[NDArray[np.intp], NDArray[np.intp]] | None, point: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
     """Partners without a point, numbered as in the ladders without it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from steepen.laws.fits.compute_law import FitSettings, default_c0
 from steepen.laws.fits.solver import Array
 from steepen.laws.hypotheses.bootstrap import cluster_inflation, fit_without_each
+from steepen.laws.hypotheses.judge_draws import drop_partner
 from steepen.laws.hypotheses.nested_models import (
     DecisionRule,
     FTests,
@@ -79,18 +79,25 @@ def compare(
     `arms` are compared with the reference in all; they share the level of the test for such a rung.
     """
     c0 = settings.c0 or default_c0(reference)
-    found = _compare(reference, arm, c0, rule)
+    partners = find_partners(reference, arm)
+    found = _compare(reference, arm, c0, rule, partners)
     outlier = _find_outlier(found, OUTLIER_LEVEL / arms)
     if outlier is None:
         return found
     first, second = (
-        ladder.keep((ladder.flops != outlier.flops) | (ladder.arm != outlier.arm))
-        for ladder in (reference, arm)
+        (ladder.flops != outlier.flops) | (ladder.arm != outlier.arm) for ladder in (reference, arm)
     )
-    return replace(_compare(first, second, c0, rule), outlier=outlier)
+    partners = drop_partner(partners, int(np.argmin(np.concatenate([first, second]))))
+    return replace(_compare(reference.keep(first), arm.keep(second), c0, rule, partners), outlier=outlier)
 
 
-def _compare(reference: Ladder, arm: Ladder, c0: float, rule: DecisionRule) -> Comparison:
+def _compare(
+    reference: Ladder,
+    arm: Ladder,
+    c0: float,
+    rule: DecisionRule,
+    partners: tuple[NDArray[np.intp], NDArray[np.intp]] | None,
+) -> Comparison:
     reference, arm = with_rung_component({"reference": reference, "arm": arm}, c0).values()
     pair = LadderPair(
         np.log(np.concatenate([reference.flops, arm.flops]) / c0),
@@ -101,7 +108,6 @@ def _compare(reference: Ladder, arm: Ladder, c0: float, rule: DecisionRule) -> C
     y = np.concatenate([reference.loss, arm.loss])
     fits = fit_hypotheses(pair, y, rule)
     fits = replace(fits, inflation=cluster_inflation(fits, y, rule))
-    partners = find_partners(reference, arm)
     correlated = partners is not None and float(partner_correlation_p(fits, partners)[0]) < CHECK_LEVEL
     if correlated and rule.noise is None and pair.clusters is None:
         fits = replace(fits, pair=replace(pair, partners=partners))
@@ -145,30 +151,28 @@ def _find_outlier(found: Comparison, level: float) -> Outlier | None:
 
 
 def find_partners(reference: Ladder, arm: Ladder) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Points (reference, arm) with the same named seeds: rungs in order, or of equal compute; None if few.
+    """Points (reference, arm) with the same named seeds; None if few.
 
-    Ladders of different length are matched by compute, within 1%.
+    Rungs are matched by compute, within 1%, or in order, where ladders of equal length have few of those.
     """
     if not (reference.seed_names and arm.seed_names):
         return None
     count = len(reference.flops)
-    if count == len(arm.flops):
-        matches = [(i, i) for i in range(count)]
-    else:
-        matches = [
-            (i, int(np.argmin(np.abs(np.log(arm.flops / flops))))) for i, flops in enumerate(reference.flops)
-        ]
-        matches = [
-            (i, k) for i, k in matches if abs(math.log(arm.flops[k] / reference.flops[i])) < MERGE_TOLERANCE
-        ]
-    alike = [
-        (i, k)
-        for i, k in matches
-        if all(reference.seed_names[i]) and sorted(reference.seed_names[i]) == sorted(arm.seed_names[k])
+    apart = np.abs(np.log(arm.flops / reference.flops[:, None]))
+    nearest = apart.argmin(axis=1)
+    matches = [
+        [(i, int(k)) for i, k in enumerate(nearest) if apart[i, k] < MERGE_TOLERANCE],
+        [(i, i) for i in range(count)] if count == len(arm.flops) else [],
     ]
-    if len(alike) < MIN_PARTNERS:
-        return None
-    return np.array([i for i, _ in alike]), count + np.array([k for _, k in alike])
+    for pairs in matches:
+        alike = [
+            (i, k)
+            for i, k in pairs
+            if all(reference.seed_names[i]) and sorted(reference.seed_names[i]) == sorted(arm.seed_names[k])
+        ]
+        if len(alike) >= MIN_PARTNERS:
+            return np.array([i for i, _ in alike]), count + np.array([k for _, k in alike])
+    return None
 
 
 def _clusters(reference: Ladder, arm: Ladder) -> NDArray[np.intp] | None:
