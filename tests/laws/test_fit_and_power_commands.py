@@ -14,6 +14,8 @@ import pytest
 from steepen.cli.app import main
 from steepen.cli.fit_tables import STYLES
 from steepen.laws.hypotheses.nested_models import GROWTH
+from steepen.laws.read_table import read_table
+from steepen.laws.verdict.holdout import hold_out_rungs
 
 HEADER = "arm,flops,loss"
 FLOPS = np.geomspace(3.25e17, 1.01e20, 8)
@@ -240,6 +242,33 @@ def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.C
     assert "'grow' is held out but not fitted" in err
 
 
+def test_hold_out_table_is_read_as_the_fitted_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights are relative to the fitted table's, its columns have the names of --columns."""
+    fitted = write(tmp_path, [f"{row},0.001" for row in lines()], header="arm,flops,my_loss,loss_sd")
+    base = ("fit", fitted, "--reference", "vanilla", "--draws", "100", "--method", "joint")
+    held = [
+        result(capsys, *base, "--columns", "loss=my_loss", "--hold-out", later)["hold_out"][0]
+        for later in (
+            write(tmp_path, ["grow,1.225e21,2.45,0.001"], name="a.csv", header="arm,flops,my_loss,loss_sd"),
+            write(tmp_path, ["grow,1.225e21,2.45,0.02"], name="b.csv", header="arm,flops,loss,loss_sd"),
+        )
+    ]
+    assert held[0]["forecast"] == held[1]["forecast"]
+    assert held[0]["error_in_sigma"] == pytest.approx(20 * held[1]["error_in_sigma"])
+    variance = [(one["error"] / one["error_in_standard_errors"]) ** 2 for one in held]
+    sigma = held[0]["error"] / held[0]["error_in_sigma"]
+    assert variance[1] - variance[0] == pytest.approx(399 * sigma**2)
+
+
+def test_hold_out_table_takes_a_seed_of_a_rung_out_of_the_fit(tmp_path: Path) -> None:
+    rows = [row.split(",") for row in lines()]
+    runs = [f"{arm},{float(flops) * factor:.6g},{loss}" for arm, flops, loss in rows for factor in (1, 1.004)]
+    table = read_table(write(tmp_path, runs))
+    fitted, held = hold_out_rungs(table, [write(tmp_path, runs[-1:], name="held.csv")])
+    assert [len(fitted[arm].flops) for arm in ("vanilla", "grow")] == [8, 7]
+    assert len(held["grow"].flops) == 1
+
+
 def test_repeats_need_a_seed_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{row},{seed}" for seed in (0, 1) for row in lines()]
     path = write(tmp_path, rows, header=HEADER + ",seed")
@@ -264,6 +293,13 @@ def test_chinchilla_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert code == 0
     assert "N* ∝" in out
     assert figure.stat().st_size > 10_000
+    path, later = (
+        write(tmp_path, part, header="parameters,tokens,my_loss", name=f"{len(part)}.csv")
+        for part in (rows[:-1], rows[-1:])
+    )
+    words = ("fit", path, "--law", "chinchilla", "--draws", "100", "--columns", "loss=my_loss")
+    (held,) = result(capsys, *words, "--hold-out", later)["hold_out"]
+    assert held["observed"] == pytest.approx(loss[-1])
 
 
 def test_chinchilla_laws_of_two_arms_are_compared_and_hold_outs_named_by_arm(

@@ -163,7 +163,7 @@ def fit_chinchilla_table(
         raise UsageError(
             f"the reference '{reference}' is not among the arms; did you mean {nearest(reference, arms)}?"
         )
-    held, further = _hold_out(rows, arms, hold_out)
+    held, further = _hold_out(table, rows, arms, hold_out)
     fits: dict[str, ArmChinchilla] = {}
     for arm in arms:
         own = np.array([name == arm for name in rows.arm])
@@ -223,14 +223,16 @@ class _Rows:
         return cls(table.lines, arm, n, d, y, flops, run)
 
 
-def _hold_out(rows: _Rows, arms: Sequence[str], hold_out: Sequence[str]) -> tuple[Mask, list[_Rows]]:
+def _hold_out(
+    table: Table, rows: _Rows, arms: Sequence[str], hold_out: Sequence[str]
+) -> tuple[Mask, list[_Rows]]:
     """Rows to hold out, and further rows to score from other tables."""
     held, further = np.zeros(len(rows.y), bool), list[_Rows]()
     if list(hold_out) == ["none"]:
         return held, further
     for text in hold_out:
         if Path(text).is_file():
-            other = _Rows.read(read_table(text), with_arms=arms != [""])
+            other = _Rows.read(read_table(text).rename_like(table), with_arms=arms != [""])
             # A run that is also in the fitted table would be scored against itself.
             keys = set(zip(other.arm, other.n.tolist(), other.d.tolist(), strict=True))
             held |= [key in keys for key in zip(rows.arm, rows.n.tolist(), rows.d.tolist(), strict=True)]

@@ -83,18 +83,18 @@ def _mean_compute(flops: Array) -> float:
     return float(flops[0]) if np.ptp(flops) == 0 else float(np.exp(np.log(flops).mean()))
 
 
-def read_ladders(table: Table) -> dict[str, Ladder]:
+def read_ladders(table: Table, typical: Table | None = None) -> dict[str, Ladder]:
     """The ladders of a table with columns arm, flops and loss, in the order arms appear.
 
     Further columns are used where present: `seed`; `loss_sd` or `weight`, the standard deviation or the
     relative precision of a row's loss; `run`, the training run a row belongs to; `corpus` and `recipe`, which
-    separate ladders of one arm.
+    separate ladders of one arm. `typical` is the table whose typical row has weight 1: this one by default.
     """
     table.require(["arm", "flops", "loss"])
     flops, loss = table.numbers("flops"), table.numbers("loss")
     corpora, recipes = (table.names(name) if table.has(name) else [] for name in ("corpus", "recipe"))
     arms = series_labels(table.names("arm"), corpora, recipes)
-    seeds, precision = table.seeds(), read_weights(table)
+    seeds, precision = table.seeds(), read_weights(table, typical or table)
     run_names = table.names("run") if table.has("run") else None
     seen: dict[tuple[str, float, str, str], int] = {}
     rows_of: dict[str, list[int]] = {}
@@ -134,20 +134,25 @@ def _link_rungs(runs: list[list[str]]) -> tuple[str, ...]:
     return tuple(min(groups[own[0]]) for own in runs)
 
 
-def read_weights(table: Table) -> Array:
+def read_weights(table: Table, typical: Table) -> Array:
     """Relative precision of every row: from `loss_sd` (1/variance) or `weight`; 1 without these columns.
 
-    They are scaled to a median of 1, so that estimated noise is that of a typical row.
+    They are scaled to a median of 1 in the table `typical`, so that estimated noise is that of a typical row;
+    in the table itself where `typical` has no such column.
     """
-    if table.has("loss_sd") and table.has("weight"):
-        raise UsageError(f"{table.source} has columns loss_sd and weight; keep one of them.")
-    if table.has("loss_sd"):
-        weights = table.numbers("loss_sd") ** -2.0
-    elif table.has("weight"):
-        weights = table.numbers("weight")
-    else:
+    column = _weight_column(table)
+    if column is None:
         return np.ones(len(table))
-    return weights / float(np.median(weights))
+    power = -2.0 if column == "loss_sd" else 1.0
+    scale = typical if _weight_column(typical) == column else table
+    return table.numbers(column) ** power / float(np.median(scale.numbers(column) ** power))
+
+
+def _weight_column(table: Table) -> str | None:
+    found = [name for name in ("loss_sd", "weight") if table.has(name)]
+    if len(found) > 1:
+        raise UsageError(f"{table.source} has columns loss_sd and weight; keep one of them.")
+    return found[0] if found else None
 
 
 def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:

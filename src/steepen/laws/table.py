@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ class Table:
     lines: tuple[int, ...]
     columns: dict[str, tuple[Any, ...]]
     in_python: bool = False  # errors name keywords of `steepen.fit`, not options of the command
+    renamed: Mapping[str, str] = field(default_factory=dict)  # the file's names of columns, by ours
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -164,7 +165,11 @@ class Table:
                 )
             renamed = {name: cells for name, cells in renamed.items() if name.casefold() != ours.casefold()}
             renamed[ours] = self.columns[found]
-        return replace(self, columns=renamed)
+        return replace(self, columns=renamed, renamed={**self.renamed, **columns})
+
+    def rename_like(self, other: Table) -> Table:
+        """The table with columns renamed as those of `other` were, as far as it has them."""
+        return self.rename({ours: theirs for ours, theirs in other.renamed.items() if self.has(theirs)})
 
     def where(self, conditions: Sequence[str]) -> Table:
         """The rows that satisfy every condition: `dataset=c4`, `arm=a,b`, `arm!=c`, `params>=1e8`."""

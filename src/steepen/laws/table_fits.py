@@ -20,7 +20,7 @@ from steepen.laws.fits.isoflop import IsoflopFit, fit_isoflop
 from steepen.laws.fits.isoflop_runs import fit_isoflop_runs
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.fits.vertex import VertexMethod
-from steepen.laws.ladder import Ladder, read_ladders
+from steepen.laws.ladder import Ladder
 from steepen.laws.table import Table
 from steepen.laws.verdict.holdout import hold_out_rungs, parse_flops
 
@@ -46,7 +46,7 @@ def analyse_table(
     workers: int = 1,
 ) -> tuple[LadderAnalysis, dict[str, Ladder]]:
     """Analyse a table with columns arm, flops, loss (and seed); also return the ladders that were fitted."""
-    ladders, held_out = hold_out_rungs(read_ladders(table), hold_out)
+    ladders, held_out = hold_out_rungs(table, hold_out)
     return analyse(ladders, request, held_out or None, progress, workers), ladders
 
 

@@ -14,8 +14,9 @@ from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.joint_method import fit_joint
-from steepen.laws.ladder import Ladder, read_ladders
+from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, read_ladders
 from steepen.laws.read_table import read_table
+from steepen.laws.table import Table
 from steepen.laws.verdict.evidence import Verdict
 
 MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
@@ -25,10 +26,10 @@ MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
 class HeldOutLoss:
     """A held-out rung and its forecast; `error` is observed minus forecast, so negative is better.
 
-    `error_in_sigma` is the error in standard deviations of one run, `error_in_standard_errors` in standard
-    errors of the forecast (law and run together), to which `p_value` belongs. `compute_factor` is the compute
-    the law needs for the observed loss over the compute spent (above 1: better than forecast). `own_law`: the
-    forecast is by the arm's own E, A and γ, because the data reject one E for all arms.
+    `error_in_sigma` is the error in standard deviations of one such run, `error_in_standard_errors` in
+    standard errors of the forecast (law and run together), to which `p_value` belongs. `compute_factor` is
+    the compute the law needs for the observed loss over the compute spent (above 1: better than forecast).
+    `own_law`: the forecast is by the arm's own E, A and γ, because the data reject one E for all arms.
     """
 
     arm: str
@@ -46,19 +47,17 @@ class HeldOutLoss:
     own_law: bool = False
 
 
-def hold_out_rungs(
-    ladders: dict[str, Ladder], hold_out: Sequence[str]
-) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
-    """Split ladders into (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or a table's path.
+def hold_out_rungs(table: Table, hold_out: Sequence[str]) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
+    """Ladders of a table (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or another table's path.
 
     `none` holds nothing out.
     """
-    held: dict[str, Ladder] = {}
+    ladders, held = read_ladders(table), dict[str, Ladder]()
     if list(hold_out) == ["none"]:
         return ladders, held
     for text in hold_out:
         if Path(text).is_file():
-            out = read_ladders(read_table(text))
+            out = read_ladders(read_table(text).rename_like(table), typical=table)
             # A run that is also in the fitted table would be scored against itself.
             rest = {name: exclude_rungs(ladder, out.get(name)) for name, ladder in ladders.items()}
             ladders = {name: ladder for name, ladder in rest.items() if len(ladder.flops)}
@@ -113,10 +112,11 @@ def split_hold_out(
 
 
 def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:
-    """The ladder without the rungs that `other` also has."""
+    """The ladder without the rungs that `other` also has: its runs would be seeds of them."""
     if other is None:
         return ladder
-    return ladder.keep(~np.isin(ladder.flops, other.flops))
+    nearest_rung = np.abs(np.log(ladder.flops[:, None] / other.flops)).min(axis=1)
+    return ladder.keep(nearest_rung > math.log1p(MERGE_TOLERANCE))
 
 
 def own_law(shared: ComputeFit, ladder: Ladder) -> ComputeFit:
@@ -148,7 +148,9 @@ def score_hold_outs(
         fit = own_law(shared, ladders[arm]) if ladders else shared
         df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
         law = fit.arms[arm]
-        for flops, observed, weight in zip(ladder.flops, ladder.loss, ladder.weights, strict=True):
+        for flops, observed, weight, seeds in zip(
+            ladder.flops, ladder.loss, ladder.weights, ladder.seeds, strict=True
+        ):
             x = math.log(flops / fit.c0)
             forecast, standard_error = forecast_loss(fit, arm, float(flops), float(weight))
             half_width = fit.quantile * standard_error
@@ -162,7 +164,7 @@ def score_hold_outs(
                     forecast=forecast,
                     interval=(forecast - half_width, forecast + half_width),
                     error=error,
-                    error_in_sigma=error / max(fit.sigma, 1e-300),
+                    error_in_sigma=error / max(fit.sigma * math.sqrt(seeds / weight), 1e-300),
                     error_in_standard_errors=t,
                     p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
