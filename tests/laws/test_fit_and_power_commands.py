@@ -121,7 +121,8 @@ def test_three_formats_give_the_same_json(tmp_path: Path, capsys: pytest.Capture
         (lambda rows: [*rows[:3], ",1e19,3.0", *rows[4:]], "line 5: arm is empty"),
         (lambda rows: [*rows[:3], "vanilla,1e19", *rows[4:]], "line 5: 2 cells"),
         (lambda rows: [*rows, rows[2]], "line 18: arm 'vanilla'"),
-        (lambda rows: [*rows, "lonely,1e19,3.0"], "line 18: arm 'lonely' has only 1 rung"),
+        (lambda rows: [*rows, "lonely,1e19,3.0"], "line 18: arm 'lonely' has only 1 rung;"),
+        (lambda rows: [*rows, "VANILLA ,1e19,3.0"], "'VANILLA' has only 1 rung (did you mean 'vanilla'?);"),
     ],
 )
 def test_error_for_a_bad_table_names_the_row(

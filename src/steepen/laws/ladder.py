@@ -167,8 +167,15 @@ def check_ladders(ladders: dict[str, Ladder], reference: str) -> None:
         if count < minimum:
             what = "rung" if count == 1 else "rungs"
             role = "the reference" if arm == reference else "an arm"
+            same = [other for other in ladders if other != arm and _plain(other) == _plain(arm)]
+            meant = f" (did you mean '{same[0]}'?)" if same else ""
             raise UsageError(
-                f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}; {role} needs at"
+                f"{ladder.row_labels[-1]}: arm '{arm}' has only {count} {what}{meant}; {role} needs at"
                 f" least {minimum}"
                 " rungs of different compute."
             )
+
+
+def _plain(name: str) -> str:
+    """A name without spaces and capitals, which are easily mistyped."""
+    return "".join(name.split()).casefold()
