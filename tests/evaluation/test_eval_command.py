@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from steepen.cli.app import main
+from steepen.cli.score_tables import print_scores
 from steepen.data import Dataset
 from steepen.evaluation.core.suite import CORE17, CORE22
 from steepen.laws.fits.downstream import GPT3_CORE
@@ -79,6 +80,13 @@ def test_scores_are_printed_as_text(
     said = capsys.readouterr().out
     for part in ("validation loss", "choose_shots", "KL effective depth", "loss at k passes", "at most 3"):
         assert part in said
+
+
+def test_passes_are_printed_where_a_core_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    validation = {"loss": 3.0, "bits_per_byte": 1.0, "tokens": 64}
+    for passes, expected in ((1, "step 5, fp32: validation"), (2, "step 5, 2 core passes, fp32: validation")):
+        print_scores({"step": 5, "passes": passes, "precision": "fp32", "validation": validation})
+        assert capsys.readouterr().out.startswith(expected)
 
 
 def test_unsupported_passes_are_named(

@@ -48,6 +48,7 @@ def test_store_is_evaluated_once_and_failures_do_not_stop_it(
     first, said = evaluated(capsys, 1, *asked)
     assert (first["evaluated"], first["skipped"], first["failed"]) == (2, 0, 1)
     assert "1/2 untied-grow d3 (a): validation loss" in said and "left" in said
+    assert "1 run was not evaluated, c because" in said
     assert [Path(run).name for run in first["reasons"]] == ["c"]
     again, said = evaluated(capsys, 1, *asked)
     assert (again["evaluated"], again["skipped"], again["failed"]) == (0, 2, 1)
@@ -99,8 +100,8 @@ def test_launcher_evaluates_runs_as_jobs(
     assert first["evaluated"] == 1 and f"1/1 untied-grow d3 ({record.run}): validation loss" in said
     record = RunDirectory(run).record()
     assert record is not None and record.evaluation["kl_depth"]["threshold"] == 0.125
-    again, _ = evaluated(capsys, 0, run, *options)
-    assert (again["evaluated"], again["skipped"]) == (0, 1)
+    again, said = evaluated(capsys, 0, run, *options)
+    assert (again["evaluated"], again["skipped"]) == (0, 1) and "1 run has these scores already." in said
     # A job that fails has no scores, though the run has a record, which stays as it is.
     job = Job(record.spec, RunDirectory(run))
     result = evaluation_result(job, Attempt(1, "steepen: the checkpoint is damaged."))

@@ -116,6 +116,7 @@ def test_the_table_shows_the_cause_of_a_failure(mixed: RunStore, capsys: pytest.
         (["runs", "--runs", "{root}", "--status", "done"], "finished, running"),
         (["runs", "--runs", "{root}", "--sort", "los"], "loss"),
         (["runs", "--runs", "{root}/nowhere"], "--runs"),
+        (["runs", "list"], "no command 'list': without one it lists the runs"),
         (["status", "ladder", "--studies", "{root}"], "no study 'ladder'"),
         (["status", "--studies", "{root}/nowhere"], "--studies"),
     ],

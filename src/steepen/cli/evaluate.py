@@ -394,12 +394,14 @@ def _evaluate_many(
         typer.echo(json.dumps({**counts, "scores": scores, "reasons": failed}, indent=2))
     else:
         typer.echo(
-            f"{counts['evaluated']} runs evaluated, {counts['skipped']} had these scores, "
+            f"{counts['evaluated']} {'run' if counts['evaluated'] == 1 else 'runs'} evaluated, "
+            f"{counts['skipped']} had these scores, "
             f"{counts['failed']} failed."
         )
     if found.failed:
         run, why = next(iter(found.failed.items()))
-        raise SteepenError(f"{len(found.failed)} runs were not evaluated, {run.name} because: {why}")
+        what = "1 run was" if len(found.failed) == 1 else f"{len(found.failed)} runs were"
+        raise SteepenError(f"{what} not evaluated, {run.name} because: {why}")
 
 
 @app.command("filter")

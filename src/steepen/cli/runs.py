@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from steepen.cli import runs_clean, runs_show
 from steepen.cli.launch_options import Runs
@@ -27,7 +28,21 @@ STYLES = {
     "finished": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim",
 }  # fmt: skip
 
-app = typer.Typer(help="List, show, compare and clean runs.", invoke_without_command=True)
+
+class ListsByDefault(TyperGroup):
+    """`steepen runs` without a command lists the runs, so there is no command for that."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; an error for an unknown one says how to list."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            raise UsageError(
+                f"steepen runs has no command {args[0]!r}: without one it lists the runs; others are "
+                f"{', '.join(self.commands)}."
+            )
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=ListsByDefault, help="List, show, compare and clean runs.", invoke_without_command=True)
 
 
 @app.callback()

@@ -10,8 +10,9 @@ import typer
 def print_scores(found: dict[str, Any]) -> None:
     """Print scores as text and tables."""
     validation = found["validation"]
+    passes = f"{found['passes']} core passes, " if found["passes"] > 1 else ""  # 1: nothing is repeated
     typer.echo(
-        f"step {found['step']:,}, {found['passes']} core passes, {found['precision']}: validation loss "
+        f"step {found['step']:,}, {passes}{found['precision']}: validation loss "
         f"{validation['loss']:.4f} ({validation['bits_per_byte']:.4f} bits per byte, "
         f"{validation['tokens']:,} tokens)"
     )

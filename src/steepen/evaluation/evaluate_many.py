@@ -129,7 +129,8 @@ def find_waiting_runs(
         else:
             waiting.append(WaitingRun(run, checkpoint, key))
     if found.skipped:
-        report(f"{len(found.skipped)} runs have these scores already.")
+        count = len(found.skipped)
+        report(f"{count} {'run has' if count == 1 else 'runs have'} these scores already.")
     return found, waiting
 
 
