@@ -25,6 +25,7 @@ from steepen.laws.hypotheses.nested_models import (
     fit_hypotheses,
     verdict_words,
 )
+from steepen.laws.hypotheses.variance_components import held_out_weights, with_rung_component
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.table import table_from
@@ -243,6 +244,46 @@ def test_hold_out_intervals_cover_at_their_confidence() -> None:
         (result,) = score_hold_outs(fit_compute(kept, FitSettings("vanilla")), held)
         hits += result.interval[0] < result.observed < result.interval[1]
     assert 45 <= hits <= 59
+
+
+def ladders_with_rung_errors(seeds: list[int], rng: np.random.Generator) -> dict[str, Ladder]:
+    """Two arms whose seeds of a rung share an error four times as large as their own."""
+    columns: dict[str, Any] = {"arm": [], "flops": [], "loss": [], "seed": []}
+    for arm in ("vanilla", "grow"):
+        for flops, count in zip(np.geomspace(3e17, 2e20, len(seeds)), seeds, strict=True):
+            loss = 1.83 + 1.5 * (flops / 1e18) ** -0.1113 + 2e-3 * rng.standard_normal()
+            columns["arm"] += [arm] * count
+            columns["flops"] += [flops] * count
+            columns["loss"] += (loss + 5e-4 * rng.standard_normal(count)).tolist()
+            columns["seed"] += range(count)
+    return read_ladders(table_from(columns))
+
+
+@pytest.mark.parametrize("seeds", [[3, 3, 2, 2, 1, 1, 1, 1, 10], [1] * 8 + [10], [3] * 8 + [1]])
+def test_variance_of_a_held_out_rung_is_that_of_its_own_number_of_seeds(seeds: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    found: list[float] = []
+    for _ in range(25):
+        kept, held = split_hold_out(ladders_with_rung_errors(seeds, rng), 1.9e20)
+        weighted = with_rung_component(kept, 1e19)
+        fit = fit_compute(weighted, FitSettings("vanilla", method="paper"))
+        weights = held_out_weights(held, kept, weighted, fit.sigma)
+        found.append(fit.sigma**2 / float(weights["grow"][0]))
+    assert np.mean(found) == pytest.approx(2e-3**2 + 5e-4**2 / seeds[-1], rel=0.3)
+
+
+def test_analysis_allows_for_rung_errors_in_hold_outs_and_measured_multipliers() -> None:
+    ladders = ladders_with_rung_errors([3, 3, 2, 2, 1, 1, 1, 1, 10], np.random.default_rng(1))
+    kept, held = split_hold_out(ladders, 1.9e20)
+    found = analyse(kept, AnalysisRequest("vanilla", draws=100, method="joint"), held)
+    as_if_independent = score_hold_outs(found.primary_fit, held)
+    for one, narrow in zip(found.hold_out, as_if_independent, strict=True):
+        assert np.ptp(one.interval) > 1.2 * np.ptp(narrow.interval)
+    weighted = with_rung_component(kept, found.primary_fit.c0)
+    sigma = found.verdicts["grow"].sigma
+    assert interpolated_multipliers(weighted["vanilla"], weighted["grow"], sigma=sigma) == [
+        one for one in found.multipliers["grow"] if one.method == "interpolated"
+    ]
 
 
 @pytest.mark.parametrize(("gamma", "ladder_at_fault"), [(0.1140, "vanilla"), (0.1086, "grow")])

@@ -30,7 +30,7 @@ from steepen.laws.hypotheses.diagnostics import (
 )
 from steepen.laws.hypotheses.nested_models import DecisionRule, holm_levels, verdict_label
 from steepen.laws.hypotheses.noise_checks import CHECK_LEVEL
-from steepen.laws.hypotheses.variance_components import with_rung_component
+from steepen.laws.hypotheses.variance_components import held_out_weights, with_rung_component
 from steepen.laws.ladder import Ladder, check_ladders
 from steepen.laws.verdict.compare import Comparison, compare
 from steepen.laws.verdict.evidence import Verdict
@@ -256,11 +256,10 @@ def analyse(
     judging = partial(_judge, request=request, settings=base, arms=len(compared) if request.adjust else 1)
     judged = map_in_processes(judging, list(zip(compared.values(), levels, strict=True)), workers)
     for name, verdict in zip(compared, judged, strict=True):
-        ladder = ladders[name]
         verdicts[name] = verdict
         found = interpolated_multipliers(
-            reference,
-            ladder,
+            weighted[request.reference],
+            weighted[name],
             sigma=verdicts[name].sigma,
             confidence=request.confidence,
             seed=request.seed,
@@ -283,12 +282,14 @@ def analyse(
     p_lack_of_fit = lack_of_fit(ladders, primary)
     shared = shared_irreducible_loss(ladders, primary)
     separate = weighted if "joint" in fits and _rejected(shared, request.level) else None
+    held_out = hold_out or {}
+    precisions = held_out_weights(held_out, ladders, weighted, primary.sigma)
     return LadderAnalysis(
         request=request,
         fits=fits,
         verdicts=verdicts,
         multipliers=multipliers,
-        hold_out=score_hold_outs(primary, hold_out, verdicts, separate) if hold_out else (),
+        hold_out=score_hold_outs(primary, held_out, verdicts, separate, precisions),
         p_lack_of_fit=p_lack_of_fit,
         shared_irreducible_loss=shared,
         warnings=(

@@ -67,3 +67,24 @@ def with_rung_component(ladders: dict[str, Ladder], c0: float) -> dict[str, Ladd
     return {
         name: replace(ladder, weights=weights[group == i]) for i, (name, ladder) in enumerate(ladders.items())
     }
+
+
+def held_out_weights(
+    held: dict[str, Ladder], ladders: dict[str, Ladder], weighted: dict[str, Ladder], sigma: float
+) -> dict[str, Array]:
+    """Precisions σ²/(τ² + s²/k) of held-out rungs, where σ is the noise of the fit to the `weighted` ladders.
+
+    s² is from the scatter of all seeds, τ² what the variances σ²/weight of the fitted rungs have beyond s²/k.
+    The ladders' own weights where too few rungs have several seeds, or where a table gives weights.
+    """
+    everything = [*ladders.values(), *held.values()]
+    own = any(not np.array_equal(ladder.weights, ladder.seeds) for ladder in everything)
+    freedom = sum(len(runs) - 1 for ladder in everything for runs in ladder.runs)
+    if own or freedom < MIN_SEED_FREEDOM:
+        return {name: ladder.weights for name, ladder in held.items()}
+    per_seed = float(np.mean(np.concatenate([1 / ladder.seeds for ladder in ladders.values()])))
+    of_rungs = sigma**2 * float(np.mean(np.concatenate([1 / ladder.weights for ladder in weighted.values()])))
+    squares = sum(len(runs) * float(runs.var()) for ladder in everything for runs in ladder.runs)
+    within = min(squares / freedom, of_rungs / per_seed)
+    rung = of_rungs - within * per_seed
+    return {name: sigma**2 / (rung + within / ladder.seeds) for name, ladder in held.items()}

@@ -14,6 +14,7 @@ from steepen.errors import UsageError, nearest
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.joint_method import fit_joint
+from steepen.laws.fits.solver import Array
 from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, read_ladders
 from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
@@ -134,10 +135,12 @@ def score_hold_outs(
     held: dict[str, Ladder],
     verdicts: dict[str, Verdict] | None = None,
     ladders: dict[str, Ladder] | None = None,
+    weights: dict[str, Array] | None = None,
 ) -> tuple[HeldOutLoss, ...]:
     """Compare every held-out rung with its arm's law and, given verdicts, with both hypotheses.
 
-    With the fitted `ladders` the law is the arm's own (`own_law`), else that of the `shared` fit.
+    With the fitted `ladders` the law is the arm's own (`own_law`), else that of the `shared` fit. `weights`
+    are the precisions of the held-out rungs (`held_out_weights`), by default those of their ladders.
     """
     found: list[HeldOutLoss] = []
     for arm, ladder in held.items():
@@ -148,8 +151,10 @@ def score_hold_outs(
         fit = own_law(shared, ladders[arm]) if ladders else shared
         df = fit.degrees_of_freedom if math.isfinite(fit.degrees_of_freedom) else 1e9
         law = fit.arms[arm]
-        for flops, observed, weight, seeds in zip(
-            ladder.flops, ladder.loss, ladder.weights, ladder.seeds, strict=True
+        precisions = weights[arm] if weights else ladder.weights
+        runs_own_noise = fit.sigma * np.sqrt(ladder.seeds / ladder.weights)
+        for flops, observed, weight, sigma in zip(
+            ladder.flops, ladder.loss, precisions, runs_own_noise, strict=True
         ):
             x = math.log(flops / fit.c0)
             forecast, standard_error = forecast_loss(fit, arm, float(flops), float(weight))
@@ -164,7 +169,7 @@ def score_hold_outs(
                     forecast=forecast,
                     interval=(forecast - half_width, forecast + half_width),
                     error=error,
-                    error_in_sigma=error / max(fit.sigma * math.sqrt(seeds / weight), 1e-300),
+                    error_in_sigma=error / max(float(sigma), 1e-300),
                     error_in_standard_errors=t,
                     p_value=float(2 * stats.t.sf(abs(t), max(df, 1e-9))),
                     compute_factor=float(law.compute_for(float(observed))) / float(flops),
