@@ -20,6 +20,7 @@ from steepen.laws.hypotheses.nested_models import (
     answer_questions,
     f_test_hypotheses,
     fit_hypotheses,
+    paired_free_fit,
 )
 from steepen.laws.hypotheses.noise_checks import (
     scatter_p_value,
@@ -28,6 +29,7 @@ from steepen.laws.hypotheses.variance_components import rung_component_weights
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.table import table_from
 from steepen.laws.verdict.compare import compare
+from steepen.laws.verdict.sensitivity import separate_hypotheses
 from steepen.laws.verdict.sentences import verdict_sentence
 
 FLOPS = np.array([3.252e17, 1.056e18, 2.925e18, 6.743e18, 1.4977e19, 3.060e19, 5.572e19, 1.0063e20])
@@ -431,3 +433,58 @@ def test_paired_tests_hold_their_level() -> None:
     tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE), RULE)
     for p in (tests.p_slope, tests.p_exponent_hypothesis, tests.p_irreducible_hypothesis):
         assert 0.025 <= np.mean(p < 0.05) <= 0.08
+
+
+def test_numbers_beside_a_paired_verdict_are_paired_too() -> None:
+    """Three seeds with noise that both arms share: it cancels in the seed bootstrap and in the free model."""
+    rng = np.random.default_rng(0)
+    shared = 3e-3 * rng.standard_normal((8, 3))
+    rows: list[dict[str, object]] = [
+        {
+            "arm": name,
+            "flops": float(c),
+            "seed": f"s{k}",
+            "loss": float(law(c * gain) + shared[i, k] + 3e-4 * rng.standard_normal()),
+        }
+        for name, gain, order in (("vanilla", 1.0, (0, 1, 2)), ("arm", 1.08, (2, 0, 1)))
+        for i, c in enumerate(FLOPS)
+        for k in order
+    ]
+    ladders = table(rows)
+    found = analyse(ladders, AnalysisRequest("vanilla", method="joint", draws=300)).verdicts["arm"]
+    assert found.paired
+    residuals, seeds = (np.ptp(one.delta_gamma) for one in found.bootstraps)
+    assert 0.4 < seeds / residuals < 2.5
+    widths = [np.ptp(found.delta_e_free_interval), np.ptp(found.delta_gamma_free_interval)]
+    apart = {name: replace(ladder, seed_names=()) for name, ladder in ladders.items()}
+    unpaired = analyse(apart, AnalysisRequest("vanilla", method="joint", draws=100)).verdicts["arm"]
+    assert widths[0] < 0.4 * np.ptp(unpaired.delta_e_free_interval)
+    assert widths[1] < 0.4 * np.ptp(unpaired.delta_gamma_free_interval)
+    # The interval of ΔE excludes zero exactly where the test rejects one E.
+    low, high = found.delta_e_free_interval
+    assert (low <= 0 <= high) == (found.p_exponent_hypothesis >= found.level)
+    assert found.separation.seeds_factor < 0.2 * unpaired.separation.seeds_factor
+
+
+def test_seeds_factor_of_paired_ladders_reaches_the_power_it_promises() -> None:
+    rng = np.random.default_rng(1)
+    pair = LadderPair(
+        np.log(np.tile(FLOPS, 2) / 6e18), np.repeat([False, True], 8), np.ones(16),
+        partners=(np.arange(8), np.arange(8, 16)),
+    )  # fmt: skip
+
+    def noise(draws: int, own: float) -> np.ndarray:
+        return 6e-3 * np.tile(rng.standard_normal((draws, 8)), 2) + own * rng.standard_normal((draws, 16))
+
+    truth = np.concatenate([law(FLOPS), law(FLOPS, 1.5 * 1.3**-0.1168, 0.1168)])
+    fits = fit_hypotheses(pair, truth + noise(1, 1.5e-3), RULE)
+    factor = separate_hypotheses(fits, RULE, 6e18).seeds_factor
+    assert factor > 1.3
+    sigma = float(np.sqrt(paired_free_fit(fits, RULE)[2][0]))
+    true = fits.designs["exponent"].predict(fits.solutions["exponent"].theta, pair.x)
+    power: list[float] = []
+    for times in (1.0, factor):
+        y = true + noise(400, sigma) / np.sqrt(times)
+        tests = f_test_hypotheses(fit_hypotheses(pair, y, RULE, warm_start=fits), RULE)
+        power.append(float(np.mean(tests.p_irreducible_hypothesis < RULE.level)))
+    assert power[0] < 0.85 < power[1] < 0.97

@@ -118,22 +118,28 @@ def cluster_inflation(fits: NestedFits, y: Array, rule: DecisionRule) -> float:
     return max(1.0, *ratios)
 
 
-def seed_draws(ladders: tuple[Ladder, Ladder], draws: int, rng: np.random.Generator) -> Array | None:
+def seed_draws(
+    ladders: tuple[Ladder, Ladder],
+    draws: int,
+    rng: np.random.Generator,
+    partners: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None,
+) -> Array | None:
     """Rung means of seeds resampled within each rung: (draws, rungs); None if no rung has two seeds.
 
     With k seeds the variance of a resampled mean is too small by (k − 1)/k, so deviations are rescaled.
+    `partners` are drawn the same seeds.
     """
     if all(len(runs) < 2 for ladder in ladders for runs in ladder.runs):
         return None
-    columns: list[Array] = []
+    of_reference = {} if partners is None else {int(k): int(i) for i, k in zip(*partners, strict=True)}
+    columns, drawn = list[Array](), list[NDArray[np.intp]]()
     for ladder in ladders:
-        for loss, runs in zip(ladder.loss, ladder.runs, strict=True):
-            count = len(runs)
-            if count < 2:
-                columns.append(np.full(draws, runs[0]))
-                continue
-            deviation = (runs - runs.mean()) * np.sqrt(count / (count - 1))
-            columns.append(loss + deviation[rng.integers(count, size=(draws, count))].mean(axis=1))
+        for place, (loss, runs) in enumerate(zip(ladder.loss, ladder.runs, strict=True)):
+            count, partner = len(runs), of_reference.get(len(columns))
+            drawn.append(rng.integers(count, size=(draws, count)) if partner is None else drawn[partner])
+            by_name = np.argsort(ladder.seed_names[place]) if of_reference else slice(None)
+            deviation = (runs[by_name] - runs.mean()) * np.sqrt(count / max(count - 1, 1))
+            columns.append(loss + deviation[drawn[-1]].mean(axis=1))
     return np.stack(columns, axis=1)
 
 
@@ -155,7 +161,7 @@ def bootstrap(
     residual_fits = fits
     for kind, data in (
         ("residuals", residual_draws(fits, y, rule, draws, rng)),
-        ("seeds", seed_draws(ladders, draws, rng)),
+        ("seeds", seed_draws(ladders, draws, rng, fits.pair.partners)),
     ):
         if data is None:
             continue

@@ -290,11 +290,13 @@ def f_test_hypotheses(fits: NestedFits, rule: DecisionRule) -> FTests:
     )
 
 
-def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
-    """The tests on differences of partners, arm minus reference, linearised at the exponent hypothesis.
+def _regress_differences(
+    fits: NestedFits, rule: DecisionRule
+) -> tuple[Callable[[str], tuple[Array, Array, Array]], Array]:
+    """Regression of the differences of partners on columns of ΔE (e), Δ log A (a) and Δγ (g); their number.
 
-    Whatever errors partners share cancels, so the tests are valid at any correlation between the arms; they
-    have half as many points. The reference's law is taken from the joint fit.
+    The regression takes the letters of its columns and returns the RSS, the coefficients and their variances
+    for a noise variance of 1.
     """
     assert fits.pair.partners is not None
     first, second = fits.pair.partners
@@ -314,7 +316,6 @@ def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
     used = (weight > 0).sum(axis=1).astype(float)
 
     def fit(names: str) -> tuple[Array, Array, Array]:
-        """RSS, coefficients and their unscaled variances of a regression on some columns."""
         if not names:
             return (target**2).sum(axis=1), np.zeros((len(target), 0)), np.zeros((len(target), 0))
         design = np.stack([columns[name] for name in names], axis=2)
@@ -324,6 +325,29 @@ def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
         found = np.einsum("bij,bnj,bn->bi", inverse, scaled, target)
         rest = target - np.einsum("bni,bi->bn", scaled, found)
         return (rest**2).sum(axis=1), found / size, np.einsum("bii->bi", inverse) / size**2
+
+    return fit, used
+
+
+def paired_free_fit(fits: NestedFits, rule: DecisionRule) -> tuple[Array, Array, Array, Array]:
+    """Free model of the differences of partners: (ΔE, Δ log A, Δγ), standard errors, noise variance, freedom.
+
+    The variance is that of one run without the errors that partners share.
+    """
+    fit, used = _regress_differences(fits, rule)
+    rss, values, variances = fit("eag")
+    freedom = used - 3
+    variance = rss / np.maximum(freedom, 1e-9)
+    return values, np.sqrt(variances * variance[:, None]), variance, freedom
+
+
+def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
+    """The tests on differences of partners, arm minus reference, linearised at the exponent hypothesis.
+
+    Whatever errors partners share cancels, so the tests are valid at any correlation between the arms; they
+    have half as many points. The reference's law is taken from the joint fit.
+    """
+    fit, used = _regress_differences(fits, rule)
 
     def p(small: str, large: str) -> Array:
         freedom, extra = used - len(large), float(len(large) - len(small))
@@ -341,7 +365,7 @@ def _paired_tests(fits: NestedFits, rule: DecisionRule) -> FTests:
         p_irreducible_hypothesis=p("ea", "eag"),
         delta_gamma=values[:, 1],
         delta_gamma_error=np.sqrt(variances[:, 1] * rss / np.maximum(freedom, 1e-9)),
-        gamma=theta[:, 3],
+        gamma=fits.solutions["exponent"].theta[:, 3],
         delta_log_a=fit("a")[1][:, 0],
         delta_e=fit("ea")[1][:, 0],
         delta_gamma_free=free[:, 2],

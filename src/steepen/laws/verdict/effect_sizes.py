@@ -18,6 +18,7 @@ from steepen.laws.hypotheses.nested_models import (
     LadderPair,
     NestedFits,
     f_test_hypotheses,
+    paired_free_fit,
 )
 from steepen.laws.ladder import Ladder
 from steepen.laws.verdict.compare import Comparison
@@ -108,6 +109,8 @@ def delta_gamma_interval(
             t_quantile((1 + confidence) / 2, tests.degrees_of_freedom)[0] * tests.delta_gamma_error[0]
         )
         return float(tests.delta_gamma[0]) - reach, float(tests.delta_gamma[0]) + reach
+    if fits.pair.partners is not None:
+        return _paired_free_interval(2, fits, confidence, rule)
     design, theta = fits.designs[hypothesis], fits.solutions[hypothesis].theta[0]
     weights = fits.weights[0]
     fit = LeastSquaresFit(
@@ -118,6 +121,13 @@ def delta_gamma_interval(
     covariance = unscaled_covariance(design, fits.pair.x, theta, weights=weights, log=rule.log)[0]
     quantile = float(t_quantile((1 + confidence) / 2, df))
     return profile_intervals(fit, [index], covariance, quantile)[0]
+
+
+def _paired_free_interval(index: int, fits: NestedFits, confidence: float, rule: DecisionRule) -> Interval:
+    """The t-interval of ΔE (0) or Δγ (2) in the free model of the differences of partners."""
+    values, errors, _, freedom = paired_free_fit(fits, rule)
+    reach = float(t_quantile((1 + confidence) / 2, freedom)[0] * errors[0, index])
+    return float(values[0, index]) - reach, float(values[0, index]) + reach
 
 
 def equivalence_interval(tests: FTests, rule: DecisionRule) -> Interval:
@@ -132,8 +142,10 @@ def delta_e_interval(fits: NestedFits, y: Array, confidence: float, rule: Decisi
 
     A ΔE of δ is the exponent hypothesis on data whose arm is lower by δ, so the interval contains zero
     exactly where the exponent hypothesis is not rejected at 1 − confidence. Infinite where it is not reached
-    within the loss itself.
+    within the loss itself. For paired ladders it is the t-interval of the differences.
     """
+    if fits.pair.partners is not None:
+        return _paired_free_interval(0, fits, confidence, rule)
     arm = fits.pair.arm
     df = math.inf if rule.noise else float(fits.degrees_of_freedom("free")[0])
     limit = float(t_quantile((1 + confidence) / 2, np.array(df))) ** 2

@@ -17,6 +17,7 @@ from steepen.laws.hypotheses.nested_models import (
     NestedFits,
     f_test_hypotheses,
     fit_hypotheses,
+    paired_free_fit,
     verdict_words,
 )
 
@@ -140,6 +141,9 @@ def separate_hypotheses(
     """
     pair = fits.pair
     variance = float(fits.variance("free", rule)[0])
+    # Tests of paired ladders have the noise that partners do not share, and half as many points.
+    paired = pair.partners is not None
+    tested_variance = float(paired_free_fit(fits, rule)[2][0]) if paired else variance
     exponent, irreducible = (fits.solutions[name].theta[0] for name in ("exponent", "irreducible"))
 
     def noncentrality(points: LadderPair) -> float:
@@ -150,10 +154,11 @@ def separate_hypotheses(
         second = alternative_rss(
             designs["irreducible"], irreducible, designs["exponent"], exponent, points, log=rule.log
         )
-        return min(first, second) / variance
+        return min(first, second) / max(tested_variance, 1e-300)
 
     def required(points: int) -> float:
-        return required_noncentrality(math.inf if rule.noise else points - 6.0, rule.level)
+        freedom = (points - 6.0) / (2 if paired else 1)
+        return required_noncentrality(math.inf if rule.noise else freedom, rule.level)
 
     def separates(points: LadderPair) -> bool:
         return noncentrality(points) >= required(len(points.x))
