@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from steepen.cli.app import app
+from steepen.cli.app import app, main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
@@ -81,6 +81,13 @@ def failure(words: list[str], *, complete: bool = True) -> str | None:
         if complete or not left_out:
             return f"steepen {shlex.join(words)}: {getattr(error, 'message', '') or error}"
     return None
+
+
+def test_the_dry_run_of_the_tutorial_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs" / "tutorial.md").read_text()
+    (words,) = (words for words in commands(inline(text)) if "--dry-run" in words)
+    assert main(words) == 0
 
 
 def test_a_wrong_option_in_a_command_is_found() -> None:

@@ -244,7 +244,10 @@ def checkpoint(
         if figures is not None:
             raise UsageError("--figures draws one run; evaluate the runs first, then draw each.")
         if published_given:
-            raise UsageError("--published compares one run; evaluate the runs first, then compare each.")
+            raise UsageError(
+                "--published compares a single run, without --launcher and --jobs; evaluate the runs first, "
+                "then compare each."
+            )
         request = replace(request, published=None)
         where = {"launcher": launcher or "local", "jobs": jobs, "launcher_options": launcher_options or ()}
         _evaluate_many(
