@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -62,6 +63,19 @@ def test_help_leaves_80_columns_to_the_text_of_options() -> None:
         "-m", "steepen", "fit", "x.csv", "--level", "3"
     )  # the range is checked all the same
     assert too_large.returncode == 2 and "less than or equal to 0.5" in too_large.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["eval"], ["eval", "filter"], ["report"], ["forecast"], ["downstream"], ["data", "prepare"]]
+)
+def test_help_cuts_no_option_and_shows_no_python_types_at_80_columns(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"--[\w-]*…|list\[|\.\.\.\]\.\.\.|\.\.\.\}\.\.\.", text), text
 
 
 @pytest.mark.parametrize("module", ["steepen", "steepen.cli"])

@@ -12,7 +12,7 @@ def downstream(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS...",
+            metavar="RUNS",
             help="Stores, run directories or record.json files with scores; or tables with columns arm, "
             "flops, loss, answer_nll, core22, core17, depth, corpus, and one with a column task.",
         ),

@@ -36,6 +36,7 @@ app = typer.Typer(cls=CheckpointFirst, help="Evaluate a checkpoint: validation l
 CORE = "CORE"
 DEPTH = "KL effective depth"
 MANY = "Many runs"
+OUTPUT = "Output"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -52,7 +53,7 @@ def checkpoint(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUNS...",
+            metavar="RUNS",
             help="Runs (their newest checkpoints), checkpoint directories, or a directory of runs.",
         ),
     ] = None,
@@ -175,12 +176,15 @@ def checkpoint(
             "single run where arm, depth and corpus match.",
         ),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Directory to write figures to.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Directory to write figures to.", rich_help_panel=OUTPUT)
+    ] = None,
     update_record: Annotated[
         bool | None,
         typer.Option(
             help="Add the scores to the run's record (default: for a finished run, if the data is known to "
-            "have its tokenizer)."
+            "have its tokenizer).",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
@@ -412,7 +416,7 @@ def filter_(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS...", help="Stores, run directories or record.json files of the reference arm."
+            metavar="RUNS", help="Stores, run directories or record.json files of the reference arm."
         ),
     ],
     arm: Annotated[

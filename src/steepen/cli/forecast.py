@@ -20,7 +20,7 @@ def forecast(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS...",
+            metavar="RUNS",
             help="Stores, run directories or record.json files with CORE scores; or one table with"
             " columns accuracy or error, and flops, loss or both (and arm).",
         ),

@@ -1,4 +1,4 @@
-"""Short types of options in `--help`: nothing for a flag, `<float>` for a number with bounds.
+"""Short types of options and arguments in `--help`: nothing for a flag, `<float>` for a number with bounds.
 
 typer prints `<bool>`, `<float range> [1<=x<=1e+60]` and `<list[str]>`, which leave little of 80 columns to
 the text. A value out of its range is an error that states the range.
@@ -6,6 +6,7 @@ the text. A value out of its range is an error that states the range.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -16,10 +17,13 @@ def shorten_types(command: Any) -> Any:
 
     def get_params(context: Any) -> list[Any]:
         found = plain(context)
-        for option in found:
-            if option.param_type_name == "option" and option.metavar is None:
-                option.metavar = _short_type(option, context)
-                option.min = option.max = None  # printed only: the range is checked elsewhere
+        for one in found:
+            if one.param_type_name == "argument":
+                # The metavar of an argument is its name, so its type is replaced where it is printed.
+                one.display_type_rich = functools.partial(_short_type, one)
+            elif one.metavar is None:
+                one.metavar = _short_type(one, context)
+                one.min = one.max = None  # printed only: the range is checked elsewhere
         return found
 
     command.get_params = get_params
@@ -28,10 +32,10 @@ def shorten_types(command: Any) -> Any:
     return command
 
 
-def _short_type(option: Any, context: Any) -> str | None:
-    if getattr(option, "is_flag", False):
+def _short_type(parameter: Any, ctx: Any) -> str | None:
+    if getattr(parameter, "is_flag", False):
         return ""
-    if not hasattr(option, "display_type"):  # typer before 0.20 has no such types
+    if not hasattr(parameter, "display_type"):  # typer before 0.20 has no such types
         return None
-    name = option.display_type(context).lower()
+    name = parameter.display_type(ctx).lower()
     return re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", r"<\1>", name)
