@@ -37,9 +37,7 @@ $(VENV)/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
 quickstart: setup
 	$(BIN)/python tools/quickstart.py $(PRESET)
 
-# Types are checked while the first tests run: each alone leaves a core idle.
-test: setup-dev lint
-	$(MAKE) -j2 types unit
+test: setup-dev lint types unit
 
 lint: setup-dev
 	$(BIN)/ruff check .
