@@ -101,7 +101,7 @@ def print_registered(scored: Sequence[ScoredForecast]) -> None:
 
 
 def _laws(fit: ComputeFit) -> Table:
-    confidence = f"{percent(fit.settings.confidence)}"
+    confidence = percent(fit.settings.confidence)
     how = (
         "one E from all arms"
         if fit.settings.method == "joint"

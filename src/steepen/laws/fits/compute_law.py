@@ -138,7 +138,7 @@ class ComputeFit:
 
     def summary(self) -> str:
         """The laws as lines of text."""
-        confidence, width = f"{percent(self.settings.confidence)}", max(20, *map(len, self.arms))
+        confidence, width = percent(self.settings.confidence), max(20, *map(len, self.arms))
         head = f"compute law, {self.settings.method} method, C0 = {self.c0:.4g}, residual SD {self.sigma:.2g}"
         lines = [
             head,
