@@ -165,7 +165,7 @@ class TokenizationJob:
                     self.progress(PrepareProgress("reading text for the tokenizer", read, total, 0, count))
                 if read >= TOKENIZER_CHARACTERS:
                     break
-        self.progress(PrepareProgress("training the tokenizer", total, total, 0, 0))
+        self.progress(PrepareProgress("making the tokenizer", total, total, 0, 0))
 
     def _documents(self, part: int, start: int, stop: int | None = None) -> Iterator[SourceDocument]:
         """The documents from number `start` of a part on, up to part `stop`."""
