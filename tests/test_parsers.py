@@ -35,7 +35,7 @@ from steepen.launch.registry import _parse_option as parse_launcher_option
 from steepen.laws.read_table import read_table
 from steepen.laws.registered_forecasts import read_registered
 from steepen.laws.table import parse_columns, table_from
-from steepen.laws.verdict.holdout import parse_flops
+from steepen.laws.table_selection import parse_flops
 from steepen.model.arm import MAX_PASSES
 from steepen.model.arms import find_arm
 from steepen.recipe.hardware import find_accelerator

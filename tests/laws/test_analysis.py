@@ -29,7 +29,8 @@ from steepen.laws.hypotheses.variance_components import held_out_weights, with_r
 from steepen.laws.ladder import Ladder, make_ladder, read_ladders
 from steepen.laws.power import LadderPlan, simulate_power
 from steepen.laws.table import table_from
-from steepen.laws.verdict.holdout import score_hold_outs, split_hold_out
+from steepen.laws.table_selection import HoldOut
+from steepen.laws.verdict.holdout import score_hold_outs, split_hold_outs
 from steepen.laws.verdict.multipliers import fitted_multipliers, interpolated_multipliers
 from steepen.utils.json_io import to_json
 
@@ -216,7 +217,7 @@ def test_multipliers_are_extrapolated_only_on_request() -> None:
 
 
 def test_held_out_run_is_scored_in_loss_sigma_and_compute() -> None:
-    kept, held = split_hold_out(pair(1e-3), 9e19, "grow")
+    kept, held = split_hold_outs(pair(1e-3), [HoldOut("", "grow", 9e19)])
     assert len(kept["grow"].flops) == 7
     assert len(kept["vanilla"].flops) == 8
     fit = fit_compute(kept, FitSettings("vanilla"))
@@ -240,7 +241,7 @@ def test_hold_out_intervals_cover_at_their_confidence() -> None:
         rungs = make_ladder(
             "vanilla", long, 1.83 + 1.5 * (long / 1e18) ** -0.1113 + 1e-3 * rng.standard_normal(9)
         )
-        kept, held = split_hold_out({"vanilla": rungs}, 1e21)
+        kept, held = split_hold_outs({"vanilla": rungs}, [HoldOut("", flops=1e21)])
         (result,) = score_hold_outs(fit_compute(kept, FitSettings("vanilla")), held)
         hits += result.interval[0] < result.observed < result.interval[1]
     assert 45 <= hits <= 59
@@ -264,7 +265,7 @@ def test_variance_of_a_held_out_rung_is_that_of_its_own_number_of_seeds(seeds: l
     rng = np.random.default_rng(0)
     found: list[float] = []
     for _ in range(25):
-        kept, held = split_hold_out(ladders_with_rung_errors(seeds, rng), 1.9e20)
+        kept, held = split_hold_outs(ladders_with_rung_errors(seeds, rng), [HoldOut("", flops=1.9e20)])
         weighted = with_rung_component(kept, 1e19)
         fit = fit_compute(weighted, FitSettings("vanilla", method="paper"))
         weights = held_out_weights(held, kept, weighted, fit.sigma)
@@ -274,7 +275,7 @@ def test_variance_of_a_held_out_rung_is_that_of_its_own_number_of_seeds(seeds: l
 
 def test_analysis_allows_for_rung_errors_in_hold_outs_and_measured_multipliers() -> None:
     ladders = ladders_with_rung_errors([3, 3, 2, 2, 1, 1, 1, 1, 10], np.random.default_rng(1))
-    kept, held = split_hold_out(ladders, 1.9e20)
+    kept, held = split_hold_outs(ladders, [HoldOut("", flops=1.9e20)])
     found = analyse(kept, AnalysisRequest("vanilla", draws=100, method="joint"), held)
     as_if_independent = score_hold_outs(found.primary_fit, held)
     for one, narrow in zip(found.hold_out, as_if_independent, strict=True):

@@ -184,7 +184,7 @@ def test_compute_in_another_unit_is_warned_of_and_changes_no_law(
         (["--reference", "vanilla", "--objective", "l2"], "huber, mse, log-mse"),
         (["--reference", "vanilla", "--figure", "x.doc"], ".pdf"),
         (["--reference", "vanilla", "--hold-out", "lots"], "FLOPS"),
-        (["--reference", "vanilla", "--hold-out", "9e30"], "no rung"),
+        (["--reference", "vanilla", "--hold-out", "9e30"], "matches no run"),
         (["--reference", "vanilla", "--hold-out", "grw:1e19"], "grow"),
         (["--reference", "vanilla", "--budget", "-1"], "budget"),
         (["--law", "isoflop"], "budget"),
@@ -237,6 +237,11 @@ def test_hold_out_by_compute_by_arm_and_by_file(tmp_path: Path, capsys: pytest.C
     same = write(tmp_path, lines()[-1:], name="same.csv")
     by_file, by_compute = (result(capsys, *base, "--hold-out", hold) for hold in (same, "grow:1e20"))
     assert by_file["hold_out"][0]["forecast"] == by_compute["hold_out"][0]["forecast"]
+    holds = ("vanilla:1e20", "4e19", later)
+    union = result(capsys, *base, *(word for hold in holds for word in ("--hold-out", hold)))["hold_out"]
+    assert [(one["arm"], round(one["flops"] / 1e19)) for one in union] == [
+        ("vanilla", 4), ("vanilla", 10), ("grow", 4), ("grow", 10), ("grow", 122)
+    ]  # fmt: skip
     whole = write(tmp_path, lines()[8:], name="whole.csv")
     code, _, err = run(capsys, *base, "--hold-out", whole)
     assert code == 2

@@ -26,8 +26,9 @@ from steepen.laws.hypotheses.nested_models import (
 )
 from steepen.laws.ladder import Ladder, check_ladders, make_ladder
 from steepen.laws.registered_forecasts import register_forecasts
+from steepen.laws.table_selection import HoldOut
 from steepen.laws.verdict.evidence import Verdict
-from steepen.laws.verdict.holdout import split_hold_out
+from steepen.laws.verdict.holdout import split_hold_outs
 from steepen.laws.verdict.multipliers import fitted_multipliers
 from steepen.laws.verdict.sensitivity import extend, separate_hypotheses
 
@@ -159,7 +160,7 @@ def test_rejected_hypotheses_are_neither_extrapolated_nor_drawn(tmp_path: Path) 
         "vanilla": make_ladder("vanilla", LONG, noisy(law(LONG), 1e-3, 0)),
         "arm": make_ladder("arm", LONG, noisy(truth[:-1], 1e-3, 1)),
     }
-    kept, held = split_hold_out(ladders, 5e21, "arm")
+    kept, held = split_hold_outs(ladders, [HoldOut("", "arm", 5e21)])
     request = AnalysisRequest("vanilla", method="joint", draws=200, budget=1e28, extrapolate=True)
     found = analyse(kept, request, held)
     arm = found.verdicts["arm"]

@@ -17,7 +17,7 @@ from steepen.laws.fits.chinchilla import ChinchillaFit, ChinchillaSettings, fit_
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.read_table import read_table
 from steepen.laws.table import Table
-from steepen.laws.verdict.holdout import parse_flops
+from steepen.laws.table_selection import parse_flops
 
 
 @dataclass(frozen=True)

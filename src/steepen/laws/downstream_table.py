@@ -20,13 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.accuracy_links import LINK_PARAMETERS, accuracy_at, fit_link, refit_link
 from steepen.laws.fits.paper_method import fit_irreducible_losses
 from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.table import Table
-from steepen.laws.verdict.holdout import parse_flops
+from steepen.laws.table_selection import held_out, parse_hold_outs
 
 Chain = Literal["gadre", "olmo", "paper", "direct"]
 CHAINS: tuple[Chain, ...] = ("gadre", "olmo", "paper", "direct")
@@ -144,7 +144,7 @@ def forecast_table(
         chain = "direct"
     if chain == "direct" and rows.flops is None:
         raise UsageError("a direct law of the error needs a flops column.")
-    held = _held_out(rows, hold_out)
+    held = _held_out(rows, hold_out, table)
     if held.all():
         raise UsageError("every run is held out; nothing is left to fit.")
     rng = np.random.default_rng(seed)
@@ -195,7 +195,7 @@ def _read(table: Table) -> _Rows:
     return _Rows(arm, flops, loss, 1 - score if is_error else score, is_error, run)
 
 
-def _held_out(rows: _Rows, hold_out: Sequence[str] | None) -> Mask:
+def _held_out(rows: _Rows, hold_out: Sequence[str] | None, table: Table) -> Mask:
     """The rows to hold out: by default the largest run of each arm that has more than enough."""
     held = np.zeros(len(rows.arm), bool)
     arms = np.array(rows.arm)
@@ -207,15 +207,15 @@ def _held_out(rows: _Rows, hold_out: Sequence[str] | None) -> Mask:
             if len(own) > MIN_RUNS + 1:
                 held[own[np.argmax(x[own])]] = True
         return held
-    for text in hold_out if list(hold_out) != ["none"] else []:
-        arm, colon, number = text.rpartition(":")
-        if colon and arm not in rows.arm:
-            raise UsageError(
-                f"--hold-out {text}: there is no arm '{arm}'; did you mean {nearest(arm, set(rows.arm))}?"
-            )
-        value = parse_flops(number, text)
-        chosen = x >= (value * (1 - 1e-9) if rows.flops is not None else -value)
-        held |= chosen & (arms == arm) if colon else chosen
+    hold_outs = parse_hold_outs(hold_out, list(dict.fromkeys(rows.arm)), table)
+    if any(one.table is not None for one in hold_outs):
+        raise UsageError("hold runs of the table itself out of a forecast: FLOPS or ARM:FLOPS.")
+    if rows.flops is None:  # a hold-out is then a loss, and holds the runs at or below it out
+        for one in hold_outs:
+            held |= (-x <= one.flops) & ((arms == one.arm) if one.arm else True)
+        return held
+    for arm, mask in held_out(hold_outs, {arm: x[arms == arm] for arm in dict.fromkeys(rows.arm)}).items():
+        held[arms == arm] = mask
     return held
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,22 @@ class Ladder:
             self.weights[index], tuple(self.clusters[i] for i in index if self.clusters),
             tuple(self.seed_names[i] for i in index if self.seed_names),
         )  # fmt: skip
+
+
+def join_ladders(first: Ladder, second: Ladder) -> Ladder:
+    """One ladder with the rungs of two of the same arm, in order of compute."""
+    parts, flops = (first, second), np.concatenate([first.flops, second.flops])
+    order = np.argsort(flops, kind="stable")
+
+    def joined(name: str) -> tuple[Any, ...]:
+        values = [value for part in parts for value in getattr(part, name)]
+        return tuple(values[i] for i in order) if len(values) == len(order) else ()
+
+    loss, weights = (np.concatenate([getattr(part, name) for part in parts]) for name in ("loss", "weights"))
+    return Ladder(
+        first.arm, flops[order], loss[order], joined("runs"), joined("row_labels"), weights[order],
+        joined("clusters"), joined("seed_names"),
+    )  # fmt: skip
 
 
 def make_ladder(arm: str, flops: Array, loss: Array) -> Ladder:

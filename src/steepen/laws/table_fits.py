@@ -22,7 +22,8 @@ from steepen.laws.fits.solver import Array, Mask
 from steepen.laws.fits.vertex import VertexMethod
 from steepen.laws.ladder import Ladder
 from steepen.laws.table import Table
-from steepen.laws.verdict.holdout import hold_out_rungs, parse_flops
+from steepen.laws.table_selection import parse_flops
+from steepen.laws.verdict.holdout import hold_out_rungs
 
 SweepLoss = Literal["mse", "log-mse"]
 

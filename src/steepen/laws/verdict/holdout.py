@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from steepen.errors import UsageError, nearest
+from steepen.errors import UsageError
 from steepen.laws.distributions import Interval
 from steepen.laws.fits.compute_law import ComputeFit
 from steepen.laws.fits.joint_method import fit_joint
 from steepen.laws.fits.solver import Array
-from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, read_ladders
-from steepen.laws.read_table import read_table
+from steepen.laws.ladder import MERGE_TOLERANCE, Ladder, join_ladders, read_ladders
 from steepen.laws.table import Table
+from steepen.laws.table_selection import HoldOut, held_out, parse_hold_outs
 from steepen.laws.verdict.evidence import Verdict
 
 MIN_RUNGS_OF_OWN_LAW = 5  # two more than its parameters
@@ -49,67 +48,28 @@ class HeldOutLoss:
 
 
 def hold_out_rungs(table: Table, hold_out: Sequence[str]) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
-    """Ladders of a table (to fit, to score); each hold-out is FLOPS, ARM:FLOPS or another table's path.
-
-    `none` holds nothing out.
-    """
-    ladders, held = read_ladders(table), dict[str, Ladder]()
-    if list(hold_out) == ["none"]:
-        return ladders, held
-    for text in hold_out:
-        if Path(text).is_file():
-            out = read_ladders(read_table(text).rename_like(table), typical=table)
+    """Ladders of a table (to fit, to score) by the union of hold-outs (`parse_hold_outs`)."""
+    ladders = read_ladders(table)
+    hold_outs = parse_hold_outs(hold_out, list(ladders), table)
+    ladders, held = split_hold_outs(ladders, hold_outs)
+    for one in hold_outs:
+        if one.table is None:
+            continue
+        for name, ladder in read_ladders(one.table, typical=table).items():
             # A run that is also in the fitted table would be scored against itself.
-            rest = {name: exclude_rungs(ladder, out.get(name)) for name, ladder in ladders.items()}
-            ladders = {name: ladder for name, ladder in rest.items() if len(ladder.flops)}
-        else:
-            arm, _, flops = text.rpartition(":")
-            ladders, out = split_hold_out(ladders, parse_flops(flops, text), arm or None)
-        for name, ladder in out.items():
-            if name in held:
-                raise UsageError(f"arm '{name}' is held out twice; give one --hold-out for each arm.")
-            held[name] = ladder
-    return ladders, held
+            if name in ladders:
+                ladders[name] = exclude_rungs(ladders[name], ladder)
+            held[name] = join_ladders(exclude_rungs(held[name], ladder), ladder) if name in held else ladder
+    return {name: ladder for name, ladder in ladders.items() if len(ladder.flops)}, held
 
 
-def parse_flops(text: str, hold_out: str) -> float:
-    """The FLOPs of a hold-out; raises UsageError for what is neither a file nor a number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UsageError(
-            f"--hold-out {hold_out!r} is neither a file nor FLOPS nor ARM:FLOPS, such as 1e20 or"
-            " vanilla:1e20."
-        )
-    return value
-
-
-def split_hold_out(
-    ladders: dict[str, Ladder], min_flops: float, arm: str | None = None
+def split_hold_outs(
+    ladders: dict[str, Ladder], hold_outs: Sequence[HoldOut]
 ) -> tuple[dict[str, Ladder], dict[str, Ladder]]:
-    """Split ladders into rungs below and rungs at or above `min_flops`, of one arm or of all."""
-    if arm is not None and arm not in ladders:
-        raise UsageError(f"hold-out arm '{arm}' is not in the table; did you mean {nearest(arm, ladders)}?")
-    fitted: dict[str, Ladder] = {}
-    held: dict[str, Ladder] = {}
-    for name, ladder in ladders.items():
-        mask = (ladder.flops >= min_flops) & (arm is None or arm == name)
-        if not mask.all():
-            fitted[name] = ladder.keep(~mask)
-        if mask.any():
-            held[name] = ladder.keep(mask)
-    if not held:
-        raise UsageError(
-            f"no rung{'' if arm is None else f' of {arm!r}'} has {min_flops:g} FLOPs or more to hold out."
-        )
-    if not fitted:
-        raise UsageError(
-            f"every run has {min_flops:g} FLOPs or more, so all are held out and none is left to fit; hold"
-            " out from a higher compute."
-        )
-    return fitted, held
+    """Split ladders into rungs to fit and rungs that the hold-outs select."""
+    masks = held_out(hold_outs, {name: ladder.flops for name, ladder in ladders.items()})
+    fitted = {name: ladder.keep(~masks[name]) for name, ladder in ladders.items() if not masks[name].all()}
+    return fitted, {name: ladder.keep(masks[name]) for name, ladder in ladders.items() if masks[name].any()}
 
 
 def exclude_rungs(ladder: Ladder, other: Ladder | None) -> Ladder:

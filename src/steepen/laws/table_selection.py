@@ -1,0 +1,117 @@
+"""Which rows and arms of a table enter a fit: hold-outs (their union), and arms with too few runs.
+
+Every law of a table uses these two rules, so a hold-out means the same for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from steepen.errors import UsageError, nearest
+from steepen.laws.fits.solver import Array, Mask
+from steepen.laws.read_table import read_table
+from steepen.laws.table import Table
+
+
+@dataclass(frozen=True, eq=False)
+class HoldOut:
+    """Runs to hold out: from `flops` up, of one arm or of every arm; or the runs of another `table`."""
+
+    text: str
+    arm: str | None = None
+    flops: float = math.inf
+    table: Table | None = None
+
+    def selects(self, arm: str, flops: Array) -> Mask:
+        """Which runs of an arm, by their compute, are held out (the runs of another table are not known)."""
+        return (flops >= self.flops * (1 - 1e-9)) & (self.arm in (None, arm))
+
+
+def parse_hold_outs(texts: Sequence[str], arms: Sequence[str], table: Table) -> tuple[HoldOut, ...]:
+    """Parse hold-outs of a table: FLOPS, ARM:FLOPS, the path of a table of runs, or `none` alone.
+
+    A table of runs is read with the columns of the fitted `table`.
+    """
+    if list(texts) == ["none"]:
+        return ()
+    found: list[HoldOut] = []
+    for text in texts:
+        if Path(text).is_file():
+            found.append(HoldOut(text, table=read_table(text).rename_like(table)))
+            continue
+        arm, colon, flops = text.rpartition(":")
+        if colon and arm not in arms:
+            hint = f"did you mean {nearest(arm, arms)}?" if list(arms) != [""] else "the table has no arms."
+            raise UsageError(f"hold-out {text}: there is no arm '{arm}'; {hint}")
+        found.append(HoldOut(text, arm if colon else None, parse_flops(flops, text)))
+    return tuple(found)
+
+
+def parse_flops(text: str, hold_out: str) -> float:
+    """The FLOPs of a hold-out; raises UsageError for what is neither a file nor a number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise UsageError(
+            f"the hold-out {hold_out!r} is neither a file nor FLOPS nor ARM:FLOPS, such as 1e20 or"
+            " vanilla:1e20."
+        )
+    return value
+
+
+def held_out(hold_outs: Sequence[HoldOut], flops: Mapping[str, Array]) -> dict[str, Mask]:
+    """The union of the hold-outs: a mask over the runs of every arm, whose compute `flops` has.
+
+    Raises UsageError for a hold-out that no run reaches, and if no run is left to fit.
+    """
+    masks = {arm: np.zeros(len(values), bool) for arm, values in flops.items()}
+    for one in (each for each in hold_outs if each.table is None):
+        chosen = {arm: one.selects(arm, values) for arm, values in flops.items()}
+        if not any(mask.any() for mask in chosen.values()):
+            highest = max(float(values.max()) for arm, values in flops.items() if one.arm in (None, arm))
+            whose = "" if one.arm is None else f" of {one.arm!r}"
+            raise UsageError(
+                f"hold-out {one.text} matches no run{whose}: the largest has {highest:.4g} FLOPs."
+            )
+        masks = {arm: mask | chosen[arm] for arm, mask in masks.items()}
+    if all(mask.all() for mask in masks.values()):
+        raise UsageError("every run is held out, so none is left to fit; hold out from a higher compute.")
+    return masks
+
+
+def arms_with_enough(
+    counts: Mapping[str, int], minimum: int, what: str = "run", *, reference: str | None = None
+) -> tuple[list[str], list[str]]:
+    """The arms that have the `minimum` number of runs, and a warning for each that is left out.
+
+    Raises UsageError if no arm is left, or if the reference is left out.
+    """
+    needs = f"a law needs at least {minimum} {what}s"
+    short = {arm: count for arm, count in counts.items() if count < minimum}
+    if reference in short or len(short) == len(counts):
+        arm = reference if reference in short else max(short, key=lambda name: short[name])
+        role = f"the reference '{arm}'" if arm == reference else f"arm '{arm}'" if arm else "the table"
+        most = "" if arm == reference or len(counts) == 1 else ", the most of any arm"
+        raise UsageError(f"{role} has {_count(short[arm], what)}{most}; {needs}.")
+    return [arm for arm in counts if arm not in short], [
+        f"arm '{arm}' has {_count(count, what)} and is left out: {needs}" + _meant(arm, counts)
+        for arm, count in short.items()
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"only {number} {what}{'' if number == 1 else 's'}"
+
+
+def _meant(arm: str, arms: Mapping[str, int]) -> str:
+    """A hint where another arm's name differs in spaces or capitals only."""
+    plain = "".join(arm.split()).casefold()
+    same = [other for other in arms if other != arm and "".join(other.split()).casefold() == plain]
+    return f" (did you mean '{same[0]}'?)" if same else ""
