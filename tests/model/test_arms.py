@@ -207,6 +207,6 @@ def test_arm_made_from_another_is_titled_by_its_own_name(monkeypatch: pytest.Mon
     mine = replace(ARMS["vanilla"], name="mine")
     assert find_arm(mine).title == "mine" and find_arm(replace(mine, title="My arm")).title == "My arm"
     assert find_arms([mine, "vanilla"])[0].title == "mine"
-    monkeypatch.setattr("steepen.model.arms.import_object", lambda *_: mine)
+    monkeypatch.setattr("steepen.model.arms.import_object", lambda *_, **__: mine)
     assert find_arm("mylab:MINE").title == "mine"
     assert all(find_arm(arm) is arm for arm in ARMS.values())

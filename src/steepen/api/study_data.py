@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steepen.data import Dataset
+from steepen.data.tokenizer import GPT2_SIZE, parse_tokenizer
 from steepen.errors import UsageError
 from steepen.model.arms import find_arm
 from steepen.recipe.flops import FlopCount
@@ -70,8 +71,7 @@ def open_data(
 
 def assumed_data(preset: Preset) -> DatasetInfo:
     """Data for a dry run: the vocabulary follows from the tokenizer, the tokens suffice for anything."""
-    _, _, size = preset.tokenizer.partition(":")
-    real = int(size or 50_257)
+    real = parse_tokenizer(preset.tokenizer) or GPT2_SIZE
     return DatasetInfo(UNKNOWN_DATA, -(-real // 128) * 128, 10**15, 10**9, real)
 
 

@@ -144,12 +144,10 @@ def main(arguments: list[str] | None = None) -> int:
     # Set before torch is imported: OpenMP threads that spin while they wait stall each other on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        here = str(Path.cwd())
+        Path.cwd()
     except FileNotFoundError:  # libraries fail there with messages of their own
         _print_error("the current directory was removed; change to another one.")
         return 1
-    if here not in sys.path:  # at the end: `my_module:ARM` is found but never shadows another module
-        sys.path.append(here)
     try:
         with code_from(words, trust_all=trust), printable_output():
             shorten_types(typer.main.get_command(app))(args=words, prog_name="steepen")

@@ -80,7 +80,8 @@ class LaunchContext:
         """
         run = self.store.run(spec)
         ranks = ("--gpus", str(gpus)) if gpus > 1 else ()
-        if not run.spec_file.exists():
+        # The worker trusts the code that this file names, so it is not one that others may have left there.
+        if spec.code is not None or not run.spec_file.exists():
             write_json(run.spec_file, spec.to_dict())
         return TrainCommand(
             str(run.path.absolute()),

@@ -49,7 +49,7 @@ def find_launcher(
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         limit = "at least 1" if jobs < 1 else f"at most {MAX_JOBS:,}"
         raise UsageError(f"--jobs {jobs} is not valid: it must be {limit}.")
-    factory = import_object(LAUNCHERS.get(name, name), "launcher")
+    factory = import_object(LAUNCHERS.get(name, name), "launcher", own=LAUNCHERS.values())
     if not callable(factory):
         raise UsageError(f"the launcher {name!r} is not valid: it must be a class or a function.")
     settings = dict(_parse_option(option) for option in options)

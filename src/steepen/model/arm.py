@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 BOUNDARIES = ("identity", "norm", "inject", "norm+inject")
 BLOCKS = ("transformer",)
-
+# The same objects by "module:attribute", as an arm holds them that was given the object itself.
+OWN_CODE = {
+    "steepen.model.block:TransformerBlock",
+    "steepen.model.boundary:identity",
+    "steepen.model.boundary:normalize",
+    "steepen.model.boundary:inject",
+    "steepen.model.boundary:normalize_and_inject",
+}
 
 MAX_PASSES = 10_000  # of the core
 

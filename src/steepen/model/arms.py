@@ -307,7 +307,7 @@ def paper_names(arm: str) -> list[str]:
 
 
 def _from_module(path: str) -> Arm:
-    arm = import_object(path, "arm")
+    arm = import_object(path, "arm", values=Arm)
     if isinstance(arm, type):
         return _from_block(arm)
     if not isinstance(arm, Arm):

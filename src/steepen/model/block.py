@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steepen.errors import SteepenError, UsageError, is_out_of_memory
+from steepen.model.arm import OWN_CODE
 from steepen.model.config import ModelOptions, Multipliers
 from steepen.model.shape import Shape
 from steepen.utils.imports import import_object
@@ -166,7 +167,7 @@ def find_block(name: str) -> type[TransformerBlock]:
     """Find a block class: "transformer", or the class that "module:attribute" names."""
     if name == "transformer":
         return TransformerBlock
-    found = import_object(name, "block")
+    found = import_object(name, "block", own=OWN_CODE)
     if not (isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "attention_flops")):
         raise UsageError(
             f"the block {name!r} is not a torch module class with attention_flops; "

@@ -14,6 +14,7 @@ from typing import cast
 from torch import Tensor
 
 from steepen.errors import UsageError
+from steepen.model.arm import OWN_CODE
 from steepen.utils.imports import import_object
 
 Norm = Callable[[Tensor], Tensor]
@@ -56,7 +57,7 @@ def find_boundary(name: str) -> Boundary:
     """Find a boundary: a built-in name, or the function that "module:attribute" names."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    found = import_object(name, "boundary")
+    found = import_object(name, "boundary", own=OWN_CODE)
     if not callable(found):
         raise UsageError(
             f"the boundary {name!r} is a {type(found).__name__}, not a function (h, e, alpha, norm)."

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from steepen.errors import UsageError, nearest
-from steepen.model.arm import Arm, PassSchedule
+from steepen.model.arm import OWN_CODE, Arm, PassSchedule
 from steepen.model.config import ModelOptions
 from steepen.model.shape import Shape
 from steepen.optim.config import LRScheduleConfig, OptimizerConfig
@@ -181,7 +181,7 @@ class RunSpec:
 def code_digest(arm: Arm, optimizer: OptimizerConfig | None = None) -> str | None:
     """Digest of an arm's and an optimizer's custom source; None if everything is built in."""
     custom = [*arm.custom_code, *([optimizer.kind] if optimizer is not None and optimizer.is_custom else [])]
-    return source_digest(custom)
+    return source_digest(custom, own=OWN_CODE)
 
 
 _NOT_HASHED = {"title", "about", "recipe"}  # of an arm: texts for people, and where its recipe came from

@@ -31,7 +31,7 @@ class StudyEntry:
     @property
     def function(self) -> Callable[..., Study]:
         """The study: a generator function whose first argument is the `StudyContext`."""
-        found = import_object(self.target, "study")
+        found = import_object(self.target, "study", own={entry.target for entry in STUDIES.values()})
         if not callable(found):
             raise UsageError(f"the study {self.target!r} is not a function.")
         return cast("Callable[..., Study]", found)

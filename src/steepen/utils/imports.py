@@ -5,27 +5,30 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Generator, Iterable
+import sys
+from collections.abc import Container, Generator, Iterable
+from pathlib import Path
 
 from steepen.errors import UsageError, shorten
 
-# Modules whose code may be imported by name; None: any, as in a Python program, which chooses its own names.
+MODULE_ATTRIBUTE = re.compile(r"([^\W\d]\w*(?:\.\w+)*):[^\W\d]\w*(?:\.\w+)*")
+
+# Names that may be imported, and modules of which every own object may be; None: any, as in a Python program,
+# which chooses its own names.
 _trusted: set[str] | None = None
-_EVERY_MODULE = "*"
-_NAME = re.compile(r"(?:^|[=,\s])([A-Za-z_][\w.]*):[A-Za-z_]")
+_EVERYTHING = "*"
 
 
 @contextlib.contextmanager
 def code_from(words: Iterable[str], *, trust_all: bool = False) -> Generator[None]:
-    """Import only modules that are named as module:attribute in the words of a command line, or all.
+    """Import only what is named as module:attribute in the words of a command line, or everything.
 
     Names also come from files (specs, presets, recipes, run directories), which others may have written.
     """
     global _trusted  # noqa: PLW0603  (one command line per process)
     before = _trusted
-    _trusted = {match[1] for word in words for match in _NAME.finditer(word)}
-    if trust_all:
-        _trusted.add(_EVERY_MODULE)
+    _trusted = {_EVERYTHING} if trust_all else set()
+    trust_code(part.strip() for word in words for part in re.split("[=,]", word))
     try:
         yield
     finally:
@@ -33,33 +36,50 @@ def code_from(words: Iterable[str], *, trust_all: bool = False) -> Generator[Non
 
 
 def trust_code(names: Iterable[str]) -> None:
-    """Trust the modules of these names too: those that trusted code itself refers to."""
-    if _trusted is not None:
-        _trusted.update(name.partition(":")[0] for name in names)
+    """Trust these names and what their modules define: those that trusted code itself refers to."""
+    for match in filter(None, map(MODULE_ATTRIBUTE.fullmatch, names)):
+        if _trusted is not None:
+            _trusted.update(match.group(0, 1))
 
 
-def _require_trust(name: str, what: str) -> None:
-    module = name.partition(":")[0]
-    if _trusted is None or module.split(".")[0] == "steepen" or {module, _EVERY_MODULE} & _trusted:
-        return
+def import_object(name: str, what: str, *, own: Container[str] = (), values: type | None = None) -> object:
+    """Import the object "module:attribute"; `what` ("arm", "block", …) is used in the error message.
+
+    `own` are names of steepen's objects that a file may give here. Of a module that the command line names, a
+    file may give functions and classes which that module defines, and its objects of the type `values`.
+    """
+    module, _, attribute = name.partition(":")
+    named = _trusted is None or name in own or bool({name, _EVERYTHING} & _trusted)
+    if not named and module not in (_trusted or ()):
+        raise UsageError(
+            f"the {what} {shorten(name)!r} is named in a file, and loading it would run the code of its "
+            "module; add --trust-code if you trust that code."
+        )
+    try:
+        found: object = _import_module(module)
+        for part in attribute.split(".") if named else ():
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module does when it is imported
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"the {what} {name!r} could not be loaded: {reason}.") from error
+    if named:
+        return found
+    found = vars(found).get(attribute)  # no dotted names: they lead to other modules and to builtins
+    home = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
+    if home == (module, attribute) or (values is not None and isinstance(found, values)):
+        return found
     raise UsageError(
-        f"the {what} {shorten(name)!r} is named in a file, and loading it would run the code of its module; "
+        f"the {what} {shorten(name)!r} is named in a file, and {module} does not define it itself; "
         "add --trust-code if you trust that code."
     )
 
 
-def import_object(name: str, what: str) -> object:
-    """Import the object "module:attribute"; `what` ("arm", "block", …) is used in the error message."""
-    _require_trust(name, what)
-    module, _, attribute = name.partition(":")
-    try:
-        found: object = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found
-    except Exception as error:  # whatever the user's module does when it is imported
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"the {what} {name!r} could not be loaded: {reason}.") from error
+def _import_module(name: str) -> object:
+    """The module of this name; of a command line, also one in the current directory."""
+    # At the end of the path, and only now: it never replaces an installed or optional module.
+    if _trusted is not None and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
 
 
 def object_name(value: object, what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from steepen.utils.imports import import_object
 
 
-def source_digest(names: Iterable[str]) -> str | None:
+def source_digest(names: Iterable[str], own: Container[str] = ()) -> str | None:
     """Digest of the source of "module:attribute" objects, 16 hex digits; None if `names` is empty.
 
     It covers each object and the functions, classes, constants and modules that it uses from its directory.
@@ -21,7 +21,7 @@ def source_digest(names: Iterable[str]) -> str | None:
     digest, any_name = hashlib.sha256(), False
     for name in names:
         any_name = True
-        for source in own_sources(import_object(name, "custom code"), name):
+        for source in own_sources(import_object(name, "custom code", own=own), name):
             digest.update(source.encode())
     return digest.hexdigest()[:16] if any_name else None
 

@@ -28,7 +28,7 @@ from steepen.utils.imports import import_object
 def custom_source(source: str | SourceFunction) -> Source:
     """Build a Source from a function, or from its name "module:attribute"."""
     name = source if isinstance(source, str) else _name(source)
-    found = import_object(source, "data source") if isinstance(source, str) else source
+    found = import_object(source, "data source", values=Source) if isinstance(source, str) else source
     if isinstance(found, Source):
         return found
     if not callable(found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from steepen.data.sources.files import file_source
 from steepen.data.sources.readers import ReadOptions
 from steepen.data.sources.source import Source, SourceFunction
 from steepen.errors import UsageError
-
-MODULE_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")
+from steepen.utils.imports import MODULE_ATTRIBUTE
 
 
 def resolve_source(
