@@ -7,17 +7,17 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steepen.distributed.environment import LOOPBACK
 from steepen.distributed.monitor import FAULT_DIRECTORY_VARIABLE, LOST_EXIT_CODE
 
-MEETING_SECONDS = 600  # for all nodes to have started
 SHUTDOWN_SECONDS = 300  # for the ranks to save after SIGTERM, before they are killed
 
 
@@ -56,20 +56,26 @@ def start_processes(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from steepen.distributed.rendezvous import BACKEND
+
+    before = dict(os.environ)
     logging.disable(logging.ERROR)  # the agent logs every signal and exit code; faults are reported here
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no stack traces of lost connections
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_SECONDS)
     os.environ.update(environment or {})
+    if nodes is None:  # nobody else has to reach the ranks
+        for _, interface in socket.if_nameindex():
+            if interface.startswith("lo"):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     config = LaunchConfig(
         min_nodes=1 if nodes is None else nodes.count,
         max_nodes=1 if nodes is None else nodes.count,
         nproc_per_node=count,
-        run_id=uuid.uuid4().hex if nodes is None else nodes.address,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0" if nodes is None else nodes.address,
-        # By itself the agent compares host names, which misleads where a machine has several addresses.
-        rdzv_configs={} if nodes is None else {"is_host": nodes.node == 0, "read_timeout": MEETING_SECONDS},
+        rdzv_backend=BACKEND,
+        rdzv_endpoint=f"{LOOPBACK}:0" if nodes is None else nodes.address,
+        rdzv_configs={"node": 0 if nodes is None else nodes.node},
         max_restarts=max_restarts,
     )
     with (
@@ -92,7 +98,8 @@ def start_processes(
                 return 128 + number
             return faults.exit_code() or first.exitcode
         finally:
-            os.environ.pop(FAULT_DIRECTORY_VARIABLE, None)
+            os.environ.clear()
+            os.environ.update(before)  # this process may start the ranks of other runs
         return faults.exit_code() or 0
 
 

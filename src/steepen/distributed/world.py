@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from steepen.distributed.environment import ProcessEnvironment, process_environment
 from steepen.distributed.monitor import Monitor
+from steepen.distributed.store import open_store
 from steepen.errors import SteepenError, UsageError
 
 DEFAULT_TIMEOUT = 600.0  # seconds without progress after which a rank counts as hung
@@ -55,13 +56,8 @@ class World:
         where, wait = self.environment, datetime.timedelta(seconds=timeout)
         address = f"{where.address}:{where.port}"
         try:
-            store = TCPStore(
-                where.address,
-                where.port,
-                is_master=self.is_main and not where.store_is_elsewhere,
-                timeout=datetime.timedelta(seconds=_JOIN_SECONDS),
-                wait_for_workers=False,
-            )
+            host = self.is_main and not where.store_is_elsewhere
+            store = open_store(where.address, where.port, _JOIN_SECONDS, host=host)
             self._store = PrefixStore(f"steepen/{where.restart}", store)
             self.device, self.backend = device, backend
             dist.init_process_group(
@@ -80,7 +76,7 @@ class World:
         # Flags and objects travel between hosts without waiting for the GPUs.
         self._host_group = dist.new_group(backend="gloo", timeout=wait)
         self._background_group = dist.new_group(backend="gloo", timeout=wait)
-        connection = TCPStore(where.address, where.port, is_master=False, wait_for_workers=False)
+        connection = open_store(where.address, where.port, _JOIN_SECONDS)
         self.monitor = Monitor(
             PrefixStore(f"steepen/{where.restart}/monitor", connection),
             self.rank,

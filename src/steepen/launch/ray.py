@@ -50,6 +50,28 @@ def run_on_node(command: TrainCommand, node: int, nodes: int, address: str) -> A
     return run_attempt(replace(command, environment={**command.environment, **meeting}))
 
 
+@contextlib.contextmanager
+def _loopback_only() -> Generator[None]:
+    """Have a Ray that starts listen on the loopback interface, as it does by itself on macOS and Windows.
+
+    Whoever reaches its ports runs code; on Linux they would be open to the network. Ray reads the variable
+    when it is imported, and in the processes that it starts.
+    """
+    from ray._private import ray_constants
+
+    name, before = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER
+    set_before = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if set_before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = set_before
+
+
 class RayLauncher(LauncherBase):
     """Ray tasks of `num_cpus` and `num_gpus` each (half a GPU means two runs on one).
 
@@ -137,7 +159,8 @@ class RayLauncher(LauncherBase):
             need = max(available_cores(), int((self.jobs or 0) * self.num_cpus + 0.999))
             options |= {"address": "local", "num_cpus": need, "include_dashboard": False}
         try:
-            self.ray.init(**options)
+            with _loopback_only() if self.address is None else contextlib.nullcontext():
+                self.ray.init(**options)
         except Exception as error:
             where = self.address or "this machine"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,230 @@
+"""What listens: every command on one machine has sockets on the loopback interface only."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from ranks import free_port
+from steepen.data import Dataset
+from steepen.launch.worker import NODES_VARIABLE
+from steepen.runs.spec import RunSpec
+from steepen.utils.json_io import read_json, write_json
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+MakeSpec = Callable[..., RunSpec]
+SECONDS = 180.0
+LISTEN = "0A"  # state of a TCP socket in /proc/net
+
+
+@dataclass(frozen=True)
+class Listener:
+    process: str
+    address: str
+    port: int
+
+    @property
+    def is_local(self) -> bool:
+        address = ipaddress.ip_address(self.address)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+
+
+def descendants(process: int) -> Iterator[int]:
+    yield process
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from descendants(int(child))
+
+
+def listeners(process: int) -> set[Listener]:
+    """Sockets of a process and its descendants that accept TCP connections or UDP packets."""
+    owners: dict[str, str] = {}
+    for one in list(descendants(process)):
+        with contextlib.suppress(OSError):  # it has just ended
+            name = Path(f"/proc/{one}/comm").read_text().strip()
+            for link in list(Path(f"/proc/{one}/fd").iterdir()):
+                with contextlib.suppress(OSError):  # it was just closed
+                    if (target := str(link.readlink())).startswith("socket:["):
+                        owners[target[8:-1]] = name
+    found: set[Listener] = set()
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            open_udp = table.startswith("udp") and fields[2].endswith(":0000")  # not connected
+            if fields[9] in owners and (fields[3] == LISTEN or open_udp):
+                text, _, port = fields[1].partition(":")
+                words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+                address = ipaddress.ip_address(b"".join(words))
+                found.add(Listener(owners[fields[9]], str(address), int(port, 16)))
+    return found
+
+
+def watch(
+    words: list[str], folder: Path, *, stop: Callable[[set[Listener]], object] | None = None
+) -> tuple[int, set[Listener], str]:
+    """Run `steepen` to its end, or until `stop` is true; returns exit code, sockets and output."""
+    log = folder / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "steepen", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")},
+        )
+    found: set[Listener] = set()
+    deadline = time.monotonic() + SECONDS
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            found |= listeners(process.pid)
+            if stop is not None and stop(found):
+                process.terminate()
+                break
+            time.sleep(0.02)
+        code = process.wait(60)
+    finally:
+        process.kill()
+    return code, found, log.read_text()
+
+
+def train_words(spec: RunSpec, data: Dataset, folder: Path) -> list[str]:
+    write_json(folder / "spec.json", spec.to_dict())
+    words = ["train", "--spec", folder / "spec.json", "--data", data.directory, "--runs", folder / "runs"]
+    return [str(word) for word in (*words, "--device", "cpu", "--micro-batch", "2")]
+
+
+def test_sockets_of_a_process_are_found() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as one, socket.socket(type=socket.SOCK_DGRAM) as two:
+        two.bind(("127.0.0.1", 0))
+        found = {(each.port, each.is_local) for each in listeners(os.getpid())}
+        assert {(one.getsockname()[1], False), (two.getsockname()[1], True)} <= found
+
+
+def test_ranks_of_one_machine_listen_on_loopback_only(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    words = train_words(make_spec("vanilla", steps=30), tiny_data, tmp_path)
+    code, found, said = watch([*words, "--gpus", "2"], tmp_path)
+    assert code == 0, said
+    assert len(found) >= 3, found  # the store, and the ranks among each other
+    assert not [one for one in found if not one.is_local]
+
+
+class _Attack:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = str(file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.file, "w")
+
+
+def test_pickles_in_the_store_of_a_run_are_never_loaded(
+    make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path
+) -> None:
+    owned = tmp_path / "owned"
+    content = pickle.dumps(_Attack(owned))
+    attacked: dict[int, list[str]] = {}
+
+    def attack(found: set[Listener]) -> None:
+        for port in {one.port for one in found} - set(attacked):
+            try:
+                wait = datetime.timedelta(seconds=2)
+                store: Any = TCPStore(
+                    "127.0.0.1", port, is_master=False, timeout=wait, wait_for_workers=False
+                )
+                attacked[port] = store.list_keys()
+                for key in [*attacked[port], "torch.rendezvous.steepen", "torch.rendezvous.none"]:
+                    store.set(key, base64.b64encode(content) if "rendezvous" in key else content)
+            except RuntimeError:  # not a store
+                attacked.setdefault(port, [])
+
+    spec = make_spec("vanilla", steps=30)
+    words = train_words(spec, tiny_data, tmp_path)
+    code, _, said = watch([*words, "--gpus", "2", "--rank-timeout", "20"], tmp_path, stop=attack)
+    assert any(attacked.values()), said  # a store was found, and its keys overwritten
+    assert not owned.exists() and code is not None
+
+
+def test_two_nodes_train_as_one(make_spec: MakeSpec, tiny_data: Dataset, tmp_path: Path) -> None:
+    """Two agents with one rank each meet at an address, and meet again after a fault."""
+    spec = make_spec("vanilla", steps=30)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    code, found, said = watch([*train_words(spec, tiny_data, alone), "--gpus", "1"], alone)
+    assert code == 0 and not found, said
+    words = [*train_words(spec, tiny_data, tmp_path), "--gpus", "1", "--checkpoint-every", "5"]
+    address = f"127.0.0.1:{free_port()}"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "steepen", *words, "--max-restarts", "1"],
+            stderr=subprocess.PIPE,
+            env={**os.environ, NODES_VARIABLE: f"{node}/2 {address}"},
+        )
+        for node in range(2)
+    ]
+    run = tmp_path / "runs" / spec.hash
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not list(run.glob("checkpoints/0*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (rank,) = [one for one in descendants(nodes[1].pid) if one != nodes[1].pid]
+        os.kill(rank, 9)
+        said = [node.communicate(timeout=SECONDS)[1].decode() for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], said
+    two, one = (read_json(folder / "record.json") for folder in (run, alone / "runs" / spec.hash))
+    assert two["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-4)
+    assert "resuming from step" in said[0]
+
+
+def small_preset(folder: Path) -> str:
+    """The preset tiny with two small ladders."""
+    shipped = Path(__file__).parents[2] / "src/steepen/studies/presets/tiny.yaml"
+    preset = yaml.safe_load(shipped.read_text(encoding="utf-8"))
+    preset |= {"arms": ["vanilla", "operator-1"], "rungs": [1, 2, 3, 4], "arm_rungs": []}
+    (folder / "small.yaml").write_text(json.dumps(preset))
+    return str(folder / "small.yaml")
+
+
+@pytest.mark.parametrize("launcher", ["local", "ray"])
+def test_study_listens_on_loopback_only(launcher: str, tmp_path: Path) -> None:
+    words = ["study", "ladder", "--preset", small_preset(tmp_path), "--device", "cpu", "--jobs", "1"]
+    more = ["--launcher", "ray"] if launcher == "ray" else ["--gpus-per-run", "2"]
+    code, found, said = watch(
+        [*words, *more], tmp_path, stop=lambda _: [*tmp_path.glob("runs/*/record.json")]
+    )
+    assert list(tmp_path.glob("runs/*/record.json")), (code, said)
+    assert found, said
+    assert not [one for one in found if not one.is_local]
+    if launcher == "ray":
+        assert {"gcs_server", "raylet"} <= {one.process for one in found}
+
+
+def test_server_listens_on_loopback_only(tmp_path: Path) -> None:
+    (tmp_path / "studies").mkdir()
+    _, found, said = watch(["serve", "--port", "0"], tmp_path, stop=lambda found: found)
+    assert len(found) == 1 and all(one.is_local for one in found), said
+    assert re.search(r"http://(127\.0\.0\.1|localhost):", said) or not said
