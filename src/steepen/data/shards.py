@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from steepen.errors import SteepenError, UsageError
-from steepen.utils.files import open_regular, read_file, sha256_of_file, write_atomically
+from steepen.utils.files import file_version, open_regular, read_file, sha256_of_file, write_atomically
 
 MAGIC = b"STEEPTOK"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32x")
 BLOCK_TOKENS = 1 << 15  # ids under one checksum: 64 kB of uint16
 MAX_OPEN_FILES = 256  # shards that are open at a time
+MAX_READS = 5  # of a batch whose shards change meanwhile
 DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -94,8 +95,9 @@ class TokenStream:
     """The shards of one split as one flat sequence of ids.
 
     Ids are read with `pread`, not through a memory map: a shard that is truncated while it is in use gives
-    an error, not SIGBUS. Every block of a shard is compared with its checksum when it is first read; without
-    `sums` (data prepared by an earlier version) a block is a whole shard.
+    an error, not SIGBUS. Every block of a shard is compared with its checksum when it is first read, and
+    again after the file has changed, so what is returned is what the checksums say; without `sums` (data
+    prepared by an earlier version) a block is a whole shard.
     """
 
     def __init__(self, shards: Sequence[Shard], sums: npt.NDArray[np.uint64] | None = None) -> None:
@@ -103,6 +105,7 @@ class TokenStream:
         self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
         self._offsets: list[int] = self._starts.tolist()
         self._files: dict[int, FileIO] = {}
+        self._versions: dict[int, tuple[int, ...] | None] = {}  # of each shard when its blocks were checked
         self._sums = sums
         longest = max((shard.tokens for shard in self._shards), default=1)
         self._block = longest if sums is None else BLOCK_TOKENS
@@ -148,19 +151,47 @@ class TokenStream:
         """Fill the flat `out` with the ids [starts[i], starts[i] + lengths[i]) of each piece, in order."""
         if not len(out):
             return
-        if self._left:
-            self._check(starts, lengths)
+        content, changed = out.view(np.uint8), [0]
+        for _ in range(MAX_READS):
+            if self._left:
+                self._check(starts, lengths)
+            used = self._copy(starts, lengths, content)
+            changed = [shard for shard in used if self._has_changed(shard)]
+            if not changed:
+                return
+        raise SteepenError(
+            f"shard {self._shards[changed[0]].path} keeps changing while it is read; stop what writes to it, "
+            "then restore it or prepare the data again."
+        )
+
+    def _copy(
+        self, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], content: npt.NDArray[np.uint8]
+    ) -> set[int]:
+        """Fill `content` with the bytes of the pieces, unchecked; returns the shards that it read."""
         size = self.dtype.itemsize
-        content = out.view(np.uint8)
         shards = np.searchsorted(self._starts, starts, side="right") - 1
         filled = 0
+        used: set[int] = set()
         for start, length, first in zip(starts.tolist(), lengths.tolist(), shards.tolist(), strict=True):
             position, shard, stop = start, first, start + length
             while position < stop:  # a piece may span shards
                 count = min(stop, self._offsets[shard + 1]) - position
                 end = filled + count * size
                 self._read_bytes(shard, (position - self._offsets[shard]) * size, content[filled:end])
+                used.add(shard)
                 position, shard, filled = position + count, shard + 1, end
+        return used
+
+    def _has_changed(self, shard: int) -> bool:
+        """Whether a shard is another than when its blocks were checked; if so, they must be checked again."""
+        version = file_version((self._files.get(shard) or self._open(shard)).fileno())
+        if version == self._versions.get(shard):
+            return False
+        blocks = self._unchecked[self._first_blocks[shard] : self._first_blocks[shard + 1]]
+        self._left += int(np.count_nonzero(~blocks))
+        blocks[:] = True
+        self._versions[shard] = version
+        return True
 
     def _read_bytes(self, number: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill `out` with the bytes from `offset` on that follow a shard's header."""
@@ -196,6 +227,8 @@ class TokenStream:
             blocks = np.concatenate([first, last])
         for block in np.unique(blocks[self._unchecked[blocks]]).tolist():
             shard = int(np.searchsorted(self._first_blocks, block, side="right")) - 1
+            if shard not in self._versions:
+                self._has_changed(shard)
             if self._sums is None:
                 good = self._shards[shard].sha256 in ("", sha256_of_file(self._shards[shard].path))
             else:
@@ -233,14 +266,20 @@ def blocks_file(directory: Path, split: str) -> Path:
 
 
 def write_block_sums(directory: Path, split: str, shards: Sequence[Shard]) -> str:
-    """Write the checksums of all blocks of a split's shards; returns the SHA-256 of the file."""
+    """Write the checksums of all blocks of a split's shards; returns the SHA-256 of the file.
+
+    Raises if a shard is not the one whose SHA-256 is known.
+    """
     sums: list[int] = []
     for shard in shards:
         size = BLOCK_TOKENS * DTYPES[shard.dtype].itemsize
         with shard.path.open("rb") as stream:
-            stream.seek(HEADER.size)
+            whole = hashlib.sha256(stream.read(HEADER.size))
             while content := stream.read(size):
                 sums.append(block_sum(content))
+                whole.update(content)
+        if shard.sha256 not in ("", whole.hexdigest()):
+            raise SteepenError(f"shard {shard.path} was altered while it was prepared; prepare it again.")
     path = blocks_file(directory, split)
     write_atomically(path, np.array(sums, "<u8").tobytes())
     return sha256_of_file(path)

@@ -51,6 +51,7 @@ class JournalState:
     threshold: int | None = None  # of the validation split, once it is fixed
     finished: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"train": [], "val": []})
     open_tokens: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    versions: list[list[int] | None] = field(default_factory=list[list[int] | None])  # of the source's files
 
 
 def read_journal(directory: Path) -> tuple[dict[str, Any], JournalState] | None:
@@ -85,6 +86,8 @@ class TokenizationJob:
         validation_parts = [] if validation is None else list(validation.parts)
         self.parts = [*validation_parts, *source.parts]
         self.first_train_part = len(validation_parts)
+        state.versions = state.versions or [part.version for part in self.parts]
+        self._require_unchanged(*range(len(self.parts)))
         self.val_tokens, self.val_fraction = plan_split(source.size, request.val_tokens, request.max_tokens)
         if validation is not None:
             self.val_tokens = sys.maxsize if request.val_tokens is None else request.val_tokens
@@ -173,6 +176,17 @@ class TokenizationJob:
             first = start if number == part else 0
             for document, text in enumerate(self.parts[number].documents(first), start=first):
                 yield SourceDocument(number, document, text)
+            self._require_unchanged(number)
+
+    def _require_unchanged(self, *numbers: int) -> None:
+        """Raise if the file of a part is another than when the preparation began: texts would be mixed."""
+        for number in numbers:
+            part = self.parts[number]
+            if self.state.versions[number] != part.version:
+                raise SteepenError(
+                    f"{part.file} has changed since its preparation began; restore it, or begin again with "
+                    "--restart."
+                )
 
     def _tokenize(self, tokenizer: Tokenizer) -> None:
         """Tokenize a separate validation source as far as it is needed, then the training source."""
@@ -229,6 +243,7 @@ class TokenizationJob:
         self.progress(PrepareProgress(stage, state.characters, total, tokens, sum(state.documents.values())))
 
     def _finish(self, tokenizer: Tokenizer, dtype: str) -> None:
+        self._require_unchanged(*range(self.state.part + 1))  # one that was not read to its end too
         documents = self.state.documents
         if not documents["train"]:
             name, empty, val = self.source.description["name"], self.state.empty, documents["val"]
@@ -243,7 +258,7 @@ class TokenizationJob:
         blocks: dict[str, str] = {}
         for name, writer in self.writers.items():
             shards = [
-                Shard(self.directory / each.file, dtype, each.tokens, tokenizer.size)
+                Shard(self.directory / each.file, dtype, each.tokens, tokenizer.size, each.sha256)
                 for each in writer.finished
             ]
             blocks[name] = write_block_sums(self.directory, name, shards)

@@ -168,15 +168,14 @@ def load_network(checkpoint: RunCheckpoint, device: torch.device, precision: str
         raise SteepenError(
             f"{path} has {state.passes:,} passes, and its run at most {spec.schedule.max_passes:,}."
         )
-    try:
-        checkpoint.checkpoint.verify()
-    except CorruptCheckpoint as error:
-        raise SteepenError(f"{error} Use another checkpoint.") from error
     multipliers = spec.hyperparameters.multipliers
     network = build_on_meta(spec.shape, spec.arm, multipliers, spec.options, passes=state.passes)
     network = allocate(network, device)
-    with checkpoint.checkpoint.reader(device) as reader:
-        copy_weights(network, {name: reader.read("model", name) for name in reader.names("model")})
+    try:
+        with checkpoint.checkpoint.reader(device) as reader:
+            copy_weights(network, {name: reader.read("model", name) for name in reader.names("model")})
+    except CorruptCheckpoint as error:
+        raise SteepenError(f"{error} Use another checkpoint.") from error
     # Weights cast once give the same results as weights cast at every use, and are faster.
     return network.to(torch.bfloat16) if precision == "bf16" else network
 

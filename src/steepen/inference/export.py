@@ -14,7 +14,7 @@ from steepen.evaluation.load import LoadedRun, load
 from steepen.inference.hf_tokenizer import TOKENIZER_FILE, hugging_face_tokenizer
 from steepen.inference.model_card import model_card
 from steepen.inference.weights import digest, hugging_face_weights, network_weights
-from steepen.utils.files import UNENCODABLE
+from steepen.utils.files import UNENCODABLE, follow_umask
 
 FORMATS = ("hf", "safetensors")
 EXPORT_FORMAT = "steepen-export-1"
@@ -44,6 +44,8 @@ def export(
             write_hugging_face(loaded, partial, data_license)
         else:
             write_safetensors(loaded, partial)
+        for file in partial.glob("*.safetensors"):
+            follow_umask(file)
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -22,6 +22,7 @@ from steepen.launch.worker import PROGRAM, Attempt, TrainCommand
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunDirectory, RunStore
+from steepen.utils.files import file_version
 from steepen.utils.json_io import write_json
 
 MAX_RETRIES_WITHOUT_PROGRESS = 3  # retries in a row that saved no new checkpoint
@@ -101,7 +102,7 @@ class Job:
     run: RunDirectory
     handle: Any = None  # of the launcher's current attempt: a process, a Slurm job, a Ray task
     saved_step: int = -1  # of the newest checkpoint when this attempt began
-    earlier_failure: tuple[int, int] | None = None  # version of failure.json when this attempt began
+    earlier_failure: tuple[int, ...] | None = None  # version of failure.json when this attempt began
     retries_without_progress: int = 0  # attempts in a row that saved no new checkpoint
     retries: int = 0
 
@@ -159,7 +160,7 @@ class LauncherBase(ABC):
                     new.append(Job(spec, self.context.store.run(spec)))
                 for job in new:
                     job.saved_step = job.run.saved_step()
-                    job.earlier_failure = _file_version(job.run.failure_file)
+                    job.earlier_failure = file_version(job.run.failure_file)
                 running += new
                 if new:
                     self.start(new)
@@ -191,15 +192,6 @@ class LauncherBase(ABC):
                 return None
         _write_failure(job.run, result)
         return Outcome(job.spec, failure=result, retries=job.retries)
-
-
-def _file_version(path: Path) -> tuple[int, int] | None:
-    """Inode and modification time in ns, which differ after an atomic write; None if there is no file."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_mtime_ns
 
 
 def _write_failure(run: RunDirectory, failure: Failure) -> None:
@@ -256,7 +248,7 @@ def _failure_from_output(job: Job, attempt: Attempt) -> Failure:
         errors[-1] if errors else (lines[-1] if lines else f"it ended with exit code {attempt.exit_code}.")
     )
     known = job.run.failure()
-    if known is not None and _file_version(job.run.failure_file) != job.earlier_failure:
+    if known is not None and file_version(job.run.failure_file) != job.earlier_failure:
         return Failure(*known)
     if message.startswith("internal error: "):
         kind = message.removeprefix("internal error: ").partition(":")[0]

@@ -8,11 +8,13 @@ name is complete. Any number of ranks can read it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import threading
 import time
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +39,7 @@ from steepen.training.state_files import (
     tensor_key,
 )
 from steepen.utils.codec import from_builtins
-from steepen.utils.files import sha256_of_file
+from steepen.utils.files import file_version, follow_umask, sha256_of_file
 from steepen.utils.json_io import read_json, with_checksum, without_checksum, write_json
 from steepen.utils.validate import MAX_WHOLE, require
 
@@ -150,9 +152,17 @@ class Checkpoint:
         if found:
             raise CorruptCheckpoint(found[0])
 
-    def reader(self, device: torch.device | str = "cpu") -> StateReader:
-        """Open the files of tensors."""
-        return StateReader(self.files, device)
+    @contextlib.contextmanager
+    def reader(
+        self, device: torch.device | str = "cpu", world: World | None = None
+    ) -> Generator[StateReader]:
+        """Open the files of tensors, verified; raises CorruptCheckpoint too if they are altered meanwhile."""
+        before = [file_version(file) for file in self.files]
+        self.verify(world)
+        with StateReader(self.files, device) as reader:
+            yield reader
+        if before != [file_version(file) for file in self.files]:
+            self.verify()
 
 
 def write_checkpoint(
@@ -176,6 +186,7 @@ def write_checkpoint(
 
     def write_tensors() -> str:
         save_file(tensors, partial / name)
+        follow_umask(partial / name)
         sync(partial / name)
         return sha256_of_file(partial / name)
 

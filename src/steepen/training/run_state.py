@@ -98,9 +98,8 @@ def _load(
         raise CorruptCheckpoint(f"checkpoint {saved.path} belongs to another run ({training_progress.run}).")
     if not 1 <= training_progress.passes <= max(max(stage.passes) for stage in spec.schedule.stages):
         raise CorruptCheckpoint(f"checkpoint {saved.path} has more passes than the run.")
-    saved.verify(world)
     network, sources = _build(spec, training_progress.passes, grow_to)
-    with saved.reader() as reader:
+    with saved.reader(world=world) as reader:
         names = [name for name, _ in network.named_parameters()]
         stored = _LazyWeights(reader, {name: sources.get(name, name) for name in names})
         fill = weight_copier(network, stored)

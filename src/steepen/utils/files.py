@@ -7,8 +7,8 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import stat
-import tempfile
 from pathlib import Path
 
 from steepen.errors import SteepenError
@@ -18,10 +18,6 @@ TEMPORARY_SUFFIX = ".tmp"  # of the file that a process killed inside `write_ato
 
 # How text of half surrogate pairs, as of a path that is not UTF-8, is written: \udcff, which JSON reads back.
 UNENCODABLE = "backslashreplace"
-
-# The umask can only be read by setting it; do so at import, before there are threads.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -35,8 +31,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     handle, temporary = _locked_temporary_file(path)
     try:
         with os.fdopen(handle, "wb") as file:
-            # mkstemp makes it private; other users may share the directory
-            os.fchmod(handle, 0o666 & ~_UMASK)
             file.write(content.encode("utf-8", UNENCODABLE) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -49,12 +43,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def _locked_temporary_file(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, open and locked: the lock tells `remove_leftovers` that it is in use."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX)
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+        # With permissions as the umask says, unlike mkstemp: other users may share the directory.
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):  # a file system without locks; no lock is found there either
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if Path(name).exists():
-            return handle, Path(name)
+        if name.exists():
+            return handle, name
         os.close(handle)  # deleted before it was locked
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file that a library has made private the permissions of any new file beside it."""
+    handle, other = _locked_temporary_file(path)
+    path.chmod(stat.S_IMODE(os.fstat(handle).st_mode))
+    other.unlink()
+    os.close(handle)
 
 
 def remove_leftovers(directory: Path, name: str = "") -> None:
@@ -133,6 +137,15 @@ def sha256_of_file(path: Path) -> str:
     """Hex SHA-256 of a file, as `sha256sum` prints it."""
     with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_version(file: Path | int) -> tuple[int, ...] | None:
+    """What changes when a file (or an open one) is written or replaced; None if there is no file."""
+    try:
+        found = os.stat(file)  # noqa: PTH116  (also of a descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def sync_directory(path: Path) -> None:

@@ -38,7 +38,7 @@ def custom_source(source: str | SourceFunction) -> Source:
     if isinstance(result, Source):
         return result
     digest, documents, size = hashlib.sha256(), 0, 0
-    for text in _documents(function, name, 0):
+    for text in _documents(function, name, None, 0):
         digest.update(document_hash(text or ""))
         documents += 1
         size += len((text or "").encode("utf-8", "surrogatepass"))
@@ -49,18 +49,29 @@ def custom_source(source: str | SourceFunction) -> Source:
         "bytes": size,
         "sha256": digest.hexdigest(),
     }
-    return Source(description, size, [Part(name, partial(_documents, function, name))])
+    return Source(description, size, [Part(name, partial(_documents, function, name, digest.digest()))])
 
 
-def _documents(function: SourceFunction, name: str, start: int) -> Iterator[str | None]:
+def _documents(
+    function: SourceFunction, name: str, expected: bytes | None, start: int
+) -> Iterator[str | None]:
+    """The documents from number `start` on; raises if all of them are not those of the first pass."""
     result = function()
     assert not isinstance(result, Source)
+    digest = hashlib.sha256()
     for text in islice(result, start, None):
         if text is not None and not isinstance(text, str):
             raise SteepenError(
                 f"the data source {name!r} returned {type(text).__name__}, not str, as a document."
             )
-        yield text if text is None or text.strip() else None
+        document = text if text is None or text.strip() else None
+        digest.update(document_hash(document or ""))
+        yield document
+    if expected is not None and start == 0 and digest.digest() != expected:
+        raise SteepenError(
+            f"the data source {name!r} returned other documents than before; it must return the same ones in "
+            "the same order every time."
+        )
 
 
 def _name(source: SourceFunction) -> str:

@@ -22,7 +22,7 @@ def file_source(names: Sequence[str], options: ReadOptions) -> Source:
     files = sorted({file for name in names for file in _match(name)}, key=lambda file: file.as_posix())
     for file in files:
         check_readable(file)  # raise before an hour of work, not after it
-    parts = [Part(file.name, partial(read_documents, file, options)) for file in files]
+    parts = [Part(file.name, partial(read_documents, file, options), file) for file in files]
     listing = [[file.name, file.stat().st_size] for file in files]
     description = {
         "kind": "files",

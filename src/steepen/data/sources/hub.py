@@ -163,7 +163,7 @@ def _local_mirror(
             "like the Hub."
         )
     listed = tuple((file.relative_to(top).as_posix(), file.stat().st_size) for file in chosen)
-    parts = [Part(file.name, partial(read_documents, file, options)) for file in chosen]
+    parts = [Part(file.name, partial(read_documents, file, options), file) for file in chosen]
     size = sum(estimate_text_bytes(file, options) for file in chosen)
     return HubListing(repository, files.folder, None, listed), parts, size
 

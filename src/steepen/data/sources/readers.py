@@ -241,7 +241,7 @@ def _parquet(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path, memory_map=True)
+        return pq.ParquetFile(path)  # not mapped: a file that becomes shorter must not end the process
     except (OSError, pa.ArrowException) as error:
         raise SteepenError(f"cannot read {path} as Parquet ({_one_line(error)}).") from None
 

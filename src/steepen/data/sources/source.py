@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeAlias
 
 HASH_BYTES = 16  # length of a document's content hash
@@ -20,6 +21,15 @@ class Part:
 
     name: str
     documents: Callable[[int], Iterator[str | None]]
+    file: Path | None = None  # from which it is read, and which must stay as it is meanwhile
+
+    @property
+    def version(self) -> list[int] | None:
+        """Size and modification time of its file; None without one."""
+        if self.file is None:
+            return None
+        found = self.file.stat()
+        return [found.st_size, found.st_mtime_ns]
 
 
 @dataclass(frozen=True)
