@@ -146,7 +146,7 @@ def _curves(status: StudyStatus, directory: str) -> Panel | None:
     """Training loss over tokens of the running runs and of some finished ones."""
     from pathlib import Path
 
-    order = {"running": 0, "interrupted": 1, "finished": 2}
+    order = {"running": 0, "unknown": 1, "interrupted": 2, "finished": 3}
     rows = sorted((row for row in status.runs if row.status in order), key=lambda row: order[row.status])
     shown = rows[:CURVES]
     series: list[Series] = []
@@ -219,7 +219,7 @@ def _loss_panel(records: Sequence[RunRecord], law: ComputeResult | None) -> Pane
 
 def _run_table(rows: Sequence[RunRow]) -> Table:
     """Every requested run, the running ones first; the seed only where it differs."""
-    order = {"running": 0, "failed": 1, "interrupted": 2, "finished": 3, "waiting": 4}
+    order = {"running": 0, "unknown": 1, "failed": 2, "interrupted": 3, "finished": 4, "waiting": 5}
     ordered = sorted(rows, key=lambda row: (order[row.status], row.arm, row.flops))
     seeds = len({row.seed for row in rows}) > 1
     columns = ("status", "done", "arm", "depth", *(("seed",) if seeds else ()), "FLOPs", "loss", "tokens/s")

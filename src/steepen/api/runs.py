@@ -46,7 +46,7 @@ class Run(Result):
 
     @property
     def status(self) -> str:
-        """finished, running, failed, interrupted or waiting."""
+        """finished, running, failed, interrupted, waiting or unknown."""
         return self.fields["status"]
 
     @property

@@ -26,6 +26,7 @@ FIRST = ("arm", "depth", "seed", "parameters", "tokens", "flops", "loss", "corpu
 ROW_FIELDS = ("status", "run", "arm", "depth", "seed", "tokens", "flops", "loss", "tokens_per_second")
 STYLES = {
     "finished": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim",
+    "unknown": "magenta",
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def runs(
     arm: Annotated[str | None, typer.Option(help="Only this arm.")] = None,
     depth: Annotated[int | None, typer.Option(help="Only this depth.", min=1, max=10_000)] = None,
     status: Annotated[
-        str | None, typer.Option(help="Only finished, running, failed, interrupted or waiting.")
+        str | None, typer.Option(help="Only finished, running, failed, interrupted, waiting or unknown.")
     ] = None,
     where: Annotated[
         str | None,
@@ -248,11 +249,13 @@ def print_rows(rows: Sequence[RunRow], extra: Mapping[str, Sequence[Any]] | None
         if row.status == "failed":
             name = row.run if wide else row.run[:8]
             print(wrap_to_terminal(f"{name} failed: {row.cause}", sys.stdout))
+    for cause in {row.cause for row in rows if row.status == "unknown"}:
+        print(wrap_to_terminal(f"unknown: {cause}", sys.stdout))
 
 
 def _done(row: RunRow) -> str:
     """Steps done, in percent, of a run that has started and not finished."""
-    started = row.status in ("running", "interrupted") and row.steps and row.step is not None
+    started = row.status in ("running", "interrupted", "unknown") and row.steps and row.step is not None
     return f"{(row.step or 0) / (row.steps or 1):.0%}" if started else ""
 
 

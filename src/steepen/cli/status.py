@@ -107,7 +107,7 @@ def _show(study: str | None, studies: Path, runs: Path | None, as_json: bool) ->
     print(wrap_to_terminal(_headline(found), sys.stdout))
     if found.message:
         print(wrap_to_terminal(found.message, sys.stdout))
-    shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted")]
+    shown = [row for row in found.runs if row.status in ("running", "failed", "interrupted", "unknown")]
     if shown:
         print_rows(shown)
     return "running" if found.state == "running" else "ended"

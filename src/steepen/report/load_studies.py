@@ -59,9 +59,8 @@ def load_study(study: str, studies: Path, runs: Path | None = None) -> LoadedStu
     journal = Journal.read(folder)
     entry = journal.entry
     if entry.answer is None:
-        why = {"running": "it is still running", "killed": "it was killed"}.get(
-            journal.live_status, f"it {entry.status}"
-        )
+        live = {"running": "is still running", "killed": "was killed", "unknown": "may be running"}
+        why = f"it {live.get(journal.live_status, entry.status)}"
         message = f": {entry.message.rstrip('.')}" if entry.message else ""
         raise SteepenError(
             f"the study {entry.name} has no answer yet ({why}{message}); "

@@ -11,6 +11,7 @@ from typing import Literal
 
 from steepen.runs.store import RunDirectory, checkpoint_step
 
+REMOVING = ".removing-"
 What = Literal["checkpoints", "old checkpoints", "run"]
 
 
@@ -24,13 +25,18 @@ class Removal:
     bytes: int
 
     def apply(self) -> None:
-        """Remove it; the run's lock is held meanwhile, so that no process starts to train it."""
+        """Remove it; the run's lock is held meanwhile, so that no process starts to train it.
+
+        A whole run first gets a hidden name: who waits for its lock begins in a new directory.
+        """
+        root = self.run.path.parent
+        for left in root.glob(f"{REMOVING}*"):
+            if RunDirectory(left).busy() is False:  # it belongs to a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
         with self.run.lock():
             for path in self.paths:
-                if path != self.run.path:
-                    shutil.rmtree(path)
-        if self.what == "run":
-            shutil.rmtree(self.run.path)
+                hidden = root / f"{REMOVING}{path.name}"
+                shutil.rmtree(path.rename(hidden) if path == self.run.path else path)
 
 
 def directory_bytes(path: Path) -> int:
@@ -50,7 +56,7 @@ def directory_bytes(path: Path) -> int:
 
 def removable_checkpoints(run: RunDirectory, *, keep_final: bool = False) -> Removal | None:
     """The checkpoints of a run, or all but its newest; None if there are none, or it is being trained."""
-    if run.busy():
+    if run.busy() is not False:
         return None
     try:
         saved = sorted(path for path in run.checkpoints.iterdir() if _is_checkpoint(path))
@@ -70,13 +76,15 @@ def _is_checkpoint(path: Path) -> bool:
 
     `checkpoints` may be a link to a directory that holds other things.
     """
-    known = path.name.startswith((".writing-", ".removing-")) or path.name.endswith(".corrupt")
+    known = path.name.startswith((".writing-", REMOVING)) or path.name.endswith(".corrupt")
     return (known or checkpoint_step(path.name) >= 0) and path.is_dir() and not path.is_symlink()
 
 
 def removable_run(run: RunDirectory) -> Removal | None:
     """The whole directory of a run; None while it is being trained."""
-    return None if run.busy() else Removal(run, "run", (run.path,), directory_bytes(run.path))
+    if run.busy() is not False:
+        return None
+    return Removal(run, "run", (run.path,), directory_bytes(run.path))
 
 
 def total_bytes(removals: Iterable[Removal]) -> int:

@@ -19,8 +19,12 @@ from steepen.utils.validate import is_whole
 if TYPE_CHECKING:
     from steepen.runs.store import RunDirectory
 
-Status = Literal["finished", "running", "failed", "interrupted", "waiting"]
-STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "interrupted", "waiting")
+Status = Literal["finished", "running", "failed", "interrupted", "waiting", "unknown"]
+STATUSES: tuple[Status, ...] = ("finished", "running", "failed", "interrupted", "waiting", "unknown")
+CANNOT_TELL = (
+    "cannot tell from here whether a process is at it: its lock cannot be read, or it was begun on another "
+    "machine whose locks this file system does not show."
+)
 SORT_KEYS = ("arm", "depth", "seed", "tokens", "flops", "loss", "speed", "status", "finished")
 
 
@@ -70,14 +74,16 @@ def last_metrics(run: RunDirectory) -> dict[str, Any]:
 
 
 def status_of(run: RunDirectory) -> tuple[Status, tuple[str, str] | None]:
-    """Status and, for a failure, its kind and message, from the run's files and its lock."""
+    """Status and, if failed or unknown, kind and message of the cause, from the run's files and its lock."""
     if run.record_file.exists():
         return "finished", None
-    if run.busy():
+    if (busy := run.busy()) is True:
         return "running", None
     failure = run.failure()
     if failure is not None:
         return "failed", failure
+    if busy is None:
+        return "unknown", ("", CANNOT_TELL)
     begun = run.metrics_file.exists() or run.checkpoints.exists()
     return ("interrupted" if begun else "waiting"), None
 
@@ -145,7 +151,7 @@ def _unfinished_row(run: RunDirectory) -> RunRow | None:
         tokens=spec.tokens,
         flops=_expected_flops(spec),
         status=status,
-        cause="" if failure is None else f"{failure[0]}: {failure[1]}",
+        cause="" if failure is None else ": ".join(filter(None, failure)),
         failure_kind="" if failure is None else failure[0],
         loss=last.get("loss"),
         step=last.get("step", 0),

@@ -137,8 +137,8 @@ class RunDirectory:
                 )
             yield
 
-    def busy(self) -> bool:
-        """Whether a process, on this machine or another, is training this run."""
+    def busy(self) -> bool | None:
+        """Whether a process, on this machine or another, is training this run; None if it cannot be told."""
         return is_locked(self.lock_file)
 
 

@@ -152,15 +152,16 @@ class Journal:
         self._write(status="finished", answer=answer, message="")
 
     @property
-    def is_driven(self) -> bool:
-        """Whether some process is driving this study."""
-        return is_locked(self.folder / LOCK)
+    def is_driven(self) -> bool | None:
+        """Whether some process is driving this study; None if it cannot be told here."""
+        return is_locked(self.folder / LOCK, shared=True)
 
     @property
     def live_status(self) -> str:
-        """running, finished, failed, stopped, or killed (running, but no process holds the lock)."""
-        status = self.entry.status
-        return "killed" if status == "running" and not self.is_driven else status
+        """running, finished, failed, stopped, killed (running, but no process holds the lock) or unknown."""
+        if self.entry.status != "running":
+            return self.entry.status
+        return {True: "running", False: "killed", None: "unknown"}[self.is_driven]
 
     def runs_directory(self, given: Path | None = None) -> Path:
         """Where the study's runs are: as given, where the journal says, or beside the study if it has moved.
@@ -202,7 +203,7 @@ def list_preparing(studies: Path) -> list[str]:
     return sorted(
         lock.parent.name
         for lock in studies.glob(f"*/{LOCK}")
-        if not (lock.parent / JOURNAL).exists() and is_locked(lock)
+        if not (lock.parent / JOURNAL).exists() and is_locked(lock, shared=True)
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steepen.launch.cost_estimate import makespan
-from steepen.runs.status import STATUSES, RunRow
+from steepen.runs.status import CANNOT_TELL, STATUSES, RunRow
 from steepen.runs.store import RunDirectory, RunStore
 from steepen.studies.driver.journal import Journal, RequestedRun
 from steepen.utils.formatting import format_duration
@@ -20,7 +20,7 @@ class StudyStatus:
     """Progress of a study: the runs it has requested so far, by status."""
 
     name: str
-    state: str
+    state: str  # `Journal.live_status`
     message: str
     options: dict[str, Any]
     batches: int
@@ -57,7 +57,7 @@ def study_status(journal: Journal, runs_directory: Path | None = None) -> StudyS
     return StudyStatus(
         name=entry.name,
         state=journal.live_status,
-        message=entry.message,
+        message=entry.message or (CANNOT_TELL if journal.live_status == "unknown" else ""),
         options=entry.options,
         batches=entry.batches,
         counts={status: counts[status] for status in STATUSES},
