@@ -26,7 +26,7 @@ from paper_studies import PaperStudies
 
 from steepen.model.arms import ARMS
 from steepen.report.figure import figure_files
-from steepen.report.table_files import to_csv
+from steepen.results.render import to_csv
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Panel, Table
 from steepen.studies.driver.journal import Journal

@@ -39,16 +39,18 @@ ALLOWED: dict[str, set[str]] = {
     "laws": {"utils"},
     "studies": {
         *(*MODEL_CONFIG, *OPTIM_CONFIG, "recipe", "runs", "launch", "laws", "evaluation.core.suite", "utils"),
+        "results",
     },
-    "report": {"laws", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
+    "report": {"laws", "results", "runs", "studies", "evaluation.core.suite", "evaluation.forecast", "utils"},
+    "results": {"utils"},
     "cli": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("distributed", "inference", "utils", "api"),
+        *("distributed", "inference", "results", "utils", "api"),
     },
     # What `import steepen` offers, lazily.
     "api": {
         *("data", "model", "recipe", "runs", "launch", "training", "evaluation", "studies", "laws", "report"),
-        *("inference", "utils"),
+        *("inference", "results", "utils"),
     },
 }
 PACKAGES = set(ALLOWED)
@@ -60,6 +62,7 @@ TORCH_FREE = [
     "studies",
     "report",
     "recipe",
+    "results",
     "utils",
     *sorted(MODEL_CONFIG | OPTIM_CONFIG | DISTRIBUTED_CONFIG),
 ]

@@ -24,7 +24,7 @@ from steepen.cli.app import main
 from steepen.errors import UsageError, show
 from steepen.launch.worker import TrainCommand, TrainProcess
 from steepen.report.contents import figure_csv
-from steepen.report.table_files import to_csv
+from steepen.results.render import to_csv
 from steepen.runs.spec import RunSpec
 from steepen.runs.store import RunStore
 from steepen.studies.answer import Answer, Axis, Panel, Series, Table

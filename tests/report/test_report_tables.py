@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from steepen.report.load_studies import LoadedStudy
-from steepen.report.table_files import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.report.terminal import print_answer
+from steepen.results.render import formatted_rows, numeric_columns, to_csv, to_markdown
 from steepen.studies.answer import Table
 from steepen.utils.formatting import format_column, format_value, pretty_exponents
 

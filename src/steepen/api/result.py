@@ -51,7 +51,7 @@ class Result(ABC):
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """A booktabs table of the rows, rounded for people; within a float where a caption is given."""
-        from steepen.report.table_files import to_latex
+        from steepen.results.render import to_latex
 
         table = self._table(caption)
         notes = f"% {FRAGILE}\n" if _has_mark(table) else ""
@@ -59,7 +59,7 @@ class Result(ABC):
 
     def write_table(self, path: str | Path) -> Path:
         """Write the rows as .tex (booktabs), .md (both rounded) or .csv (every column and digit)."""
-        from steepen.report.table_files import to_csv, to_markdown
+        from steepen.results.render import to_csv, to_markdown
         from steepen.studies.answer import Table
         from steepen.utils.files import write_atomically
 
@@ -94,7 +94,7 @@ class Result(ABC):
         return self.summary()
 
     def _repr_html_(self) -> str:
-        from steepen.report.table_files import formatted_rows, numeric_columns
+        from steepen.results.render import formatted_rows, numeric_columns
 
         table = self._table()
         right = [' style="text-align:right"' if numeric else "" for numeric in numeric_columns(table)]

@@ -165,7 +165,7 @@ def _ordered(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the table that `steepen fit` reads, one line per run."""
-    from steepen.report.table_files import to_csv
+    from steepen.results.render import to_csv
     from steepen.studies.answer import Table
     from steepen.utils.files import write_atomically
 

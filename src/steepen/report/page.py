@@ -21,7 +21,7 @@ from steepen.report.page_figure import MANY_PANELS, page_panels
 from steepen.report.provenance import provenance_rows, run_title
 from steepen.report.select_verdicts import primary_verdicts, secondary_verdicts
 from steepen.report.summary import ANSWER_COLUMN, answer_words
-from steepen.report.table_files import formatted_rows, numeric_columns
+from steepen.results.render import formatted_rows, numeric_columns
 from steepen.runs.record import RunRecord
 from steepen.studies.answer import Series, StudyVerdict, Table
 from steepen.utils.formatting import format_value, is_number

@@ -12,7 +12,7 @@ from steepen.laws.hypotheses.nested_models import Growth
 from steepen.report.colours import ARM_TITLES, arm_colour, arm_key
 from steepen.report.curves import ladder_title
 from steepen.report.select_verdicts import primary_verdicts
-from steepen.report.table_files import formatted_rows, numeric_columns
+from steepen.results.render import formatted_rows, numeric_columns
 from steepen.studies.answer import Answer, Table
 from steepen.utils.console import SafeConsole
 

@@ -13,7 +13,7 @@ from steepen.report.figure import figure_files
 from steepen.report.figure_style import FORMATS, Format
 from steepen.report.load_studies import LoadedStudy, arm_titles, load_study
 from steepen.report.page import render_page
-from steepen.report.table_files import to_csv, to_latex, to_markdown
+from steepen.results.render import to_csv, to_latex, to_markdown
 from steepen.studies.answer import Panel, Table
 from steepen.utils.files import write_atomically
 

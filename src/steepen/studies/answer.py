@@ -5,102 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from steepen.laws.fits.compute_law import ArmLaw
 from steepen.laws.fits.drift import AffineLaw, Drift
 from steepen.laws.fits.isoflop import IsoflopFit, PowerLawFit
 from steepen.laws.verdict.evidence import Verdict
 from steepen.recipe.recipe_file import RecipeFile
+from steepen.results.panel import Axis, Panel, Role, Scale, Series
+from steepen.results.table import Table
 from steepen.runs.record import RunRecord
 from steepen.runs.spec import RunSpec
 from steepen.utils.codec import from_builtins, to_builtins
 
-Scale = Literal["linear", "log"]
-Role = Literal[
-    "measured",
-    "fit",  # a law, parabola or band fitted to measurements
-    "extrapolated",  # a fit beyond the measurements
-    "optimum",  # the minimum of a sweep, inside its range
-    "censored",  # the best measured point of a sweep whose minimum lies outside its range
-    "held_out",  # a run that took part in no fit
-    "control",
+__all__ = [
+    "Answer",
+    "Axis",
+    "Fit",
+    "Panel",
+    "Role",
+    "Scale",
+    "Series",
+    "Study",
+    "StudyFit",
+    "StudyVerdict",
+    "Table",
 ]
+
 # JSON cannot represent these; they are written as strings inside verdicts and fits.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis of a panel."""
-
-    label: str
-    scale: Scale = "linear"
-    reverse: bool = False
-    names: tuple[str, ...] = ()  # of the values 0, 1, 2, …, instead of numbers
-    limits: tuple[float, float] | None = None  # None: everything drawn is inside
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points, a line, a band or bars of one curve.
-
-    Series with the same `arm`, `variant`, `family` and `level` are one curve, with one colour and one label.
-    Without an arm and a level, series with the same `label` are. Bars stand on the axis that has `names`:
-    beside each other where several series share a place.
-    """
-
-    label: str  # the curve's name: an arm, "d8", "1e17 FLOPs"
-    kind: Literal["points", "line", "band", "bars"]
-    x: tuple[float, ...]
-    y: tuple[float, ...]  # of a band: its lower edge
-    y_high: tuple[float, ...] = ()  # of a band: its upper edge
-    arm: str | None = None  # decides the colour, the same on every figure
-    variant: str = ""  # which of several ladders of an arm: another recipe or optimizer
-    level: float | None = None  # value that orders the curves of a family: decides the shade
-    family: str = ""  # what the level is: "depth", "passes", "FLOPs"; each family has shades of its own
-    role: Role = "measured"
-    note: str = ""  # the legend's text for this kind of line or marker, overriding the role's word
-    detail: str = ""  # a value of this curve alone, such as its exponent
-    style: Literal["solid", "dashed", "dotted"] = "solid"
-    filled: bool = True
-    marker: Literal["circle", "star", "square", "diamond", "triangle", "cross", "block"] = "circle"
-    runs: tuple[str, ...] = ()  # run hashes, point by point
-    low: tuple[float, ...] = ()  # error bars of points and bars, point by point: the lower ends …
-    high: tuple[float, ...] = ()  # … and the upper ends, along y (along x where y has names)
-    texts: tuple[str, ...] = ()  # what each point is, shown on hover: "hellaswag", "d12"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One set of axes. `lines` are labelled vertical or horizontal reference lines.
-
-    Panels of an answer with the same `group` are one figure, titled with it: a grid of `columns` (0: as many
-    as fit) with one legend. `share` gives the panels of a group the same range of an axis.
-    """
-
-    title: str
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-    lines: tuple[tuple[Literal["x", "y"], float, str], ...] = ()
-    caption: str = ""
-    group: str = ""
-    columns: int = 0
-    share: Literal["", "x", "y", "xy"] = ""
-    lead: bool = False  # shown first: the figure that answers the study's question
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under column names. Cells hold numbers; the report formats them."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    caption: str = ""
-    per_run: bool = False  # one row per run: written to the report, not to the terminal
-    arm_column: int | None = None  # the column of arm names, which the report colours
 
 
 @dataclass(frozen=True)

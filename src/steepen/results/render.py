@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from steepen.studies.answer import Table
+from steepen.results.table import Table
 from steepen.utils.formatting import format_column, is_number
 
 
